@@ -1,0 +1,33 @@
+"""Every part there is, by role and kind. ``compose parts``, the JSON schema, the README's table and the laws read this list.
+
+A new part adds its line to the union of its role (in the role's own ``__init__`` or file) and is everywhere from then on.
+"""
+
+from __future__ import annotations
+
+from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
+from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
+from blocks.gates import GATES, GateConfig
+from blocks.memories import MEMORIES, MemoryConfig
+from blocks.part import Part
+from blocks.positions import POSITIONS, PositionConfig
+from blocks.reads import READS, ReadConfig
+
+__all__ = [
+    "CATALOGUE",
+    "ConvolutionConfig",
+    "FeatureMapConfig",
+    "GateConfig",
+    "MemoryConfig",
+    "PositionConfig",
+    "ReadConfig",
+]
+
+CATALOGUE: dict[str, dict[str, type[Part]]] = {
+    "position": POSITIONS,
+    "convolution": CONVOLUTIONS,
+    "feature map": FEATURE_MAPS,
+    "gate": GATES,
+    "memory": MEMORIES,
+    "read": READS,
+}

@@ -1,0 +1,114 @@
+"""What every feature map shares: an optional learned map of each head, one or two sides, and whose weights they are."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from blocks import initialise
+from blocks.flow import accumulating, repeat_heads
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Part, Per
+
+
+class FeatureMap(Part):
+    """φ(x) = f(u), or f(u) ‖ f(-u) where two-sided, with u = x, xW, xW + x (skip), each plus b (bias)."""
+
+    role: ClassVar[str] = "feature map"
+    positive: ClassVar[bool] = True
+    """Features are never negative, so queries and keys have a mass."""
+    exponential: ClassVar[bool] = False
+    """The fast forms take the logarithms of the features."""
+
+    linear: bool = False
+    """A learned matrix for each head comes first."""
+    dim: PositiveInt | None = None
+    """Columns of that matrix. Left out: the head dimension."""
+    bias: bool = False
+    skip: bool = False
+    """Add the input to what the matrix makes of it."""
+    two_sided: bool = False
+    """Put f(-u) beside f(u): twice the features."""
+    share: Literal["none", "qk"] = "none"
+    """qk: queries and keys have the same matrix."""
+    per: Per = "query_head"
+    """Whose matrices the keys have: one a query head or one a key head. Queries have one a query head, unless shared."""
+    init: Literal["identity", "random"] = "identity"
+    """identity: u = x at the start (W is zero where the skip already brings x)."""
+
+    @model_validator(mode="after")
+    def _matrix_options_need_a_matrix(self) -> Self:
+        options = ("dim", "bias", "skip", "share", "per", "init")
+        said = [name for name in options if getattr(self, name) != FeatureMap.model_fields[name].default]
+        if not self.linear and said:
+            raise ValueError(f"{', '.join(said)} shape the learned matrix, and there is none: set linear: true or leave them out")
+        return self
+
+    def activate(self, inputs: Tensor) -> Tensor:
+        """f, elementwise or over the last dimension: the definition."""
+        raise NotImplementedError
+
+    def log_activate(self, inputs: Tensor) -> Tensor:
+        """log f, for exponential maps."""
+        raise NotImplementedError
+
+    def resolved(self, shape: Shape) -> Self:
+        """The same map with its dimension written out."""
+        return self.model_copy(update={"dim": self.dim or shape.head_dim}) if self.linear else self
+
+    def features(self, shape: Shape) -> int:
+        """F."""
+        return ((self.dim if self.linear else None) or shape.head_dim) * (2 if self.two_sided else 1)
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        """Heads of the keys' features where the keys come in with ``incoming`` heads."""
+        return shape.heads if self.linear and self.per == "query_head" else incoming
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        if not self.linear:
+            return {}
+        own = shape.heads if self.per == "query_head" else shape.key_heads
+        rows = {"": own} if self.share == "qk" else {"query_": shape.heads, "key_": own}
+        columns = self.dim or shape.head_dim
+        start = initialise.constant(0.0) if self.skip else initialise.identity
+        start = initialise.normal(shape.head_dim) if self.init == "random" else start
+        fresh = {f"{side}weight": Fresh((heads, shape.head_dim, columns), start) for side, heads in rows.items()}
+        if self.bias:
+            zero = initialise.constant(0.0)
+            fresh |= {f"{side}bias": Fresh((heads, columns), zero) for side, heads in rows.items()}
+        return fresh
+
+    def flops(self, shape: Shape) -> int:
+        keys = self.key_heads(shape, shape.convolved_heads or shape.key_heads)
+        matrix = 2 * shape.head_dim * (self.dim or shape.head_dim) if self.linear else 0
+        return (shape.heads + keys) * (matrix + self.features(shape))
+
+    def map(
+        self,
+        parameters: Parameters,
+        query: Float[Tensor, "B T H D"],
+        key: Float[Tensor, "B T N D"],
+        *,
+        logarithm: bool = False,
+    ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T M F"]]:
+        """Features of queries and keys, in the accumulating dtype; their logarithms where asked for."""
+        activate = self.log_activate if logarithm else self.activate
+        answers = []
+        prefixes = ("", "") if self.share == "qk" else ("query_", "key_")
+        for side, inputs in zip(prefixes, (query, key), strict=True):
+            mapped = inputs.to(accumulating(inputs.dtype))
+            if self.linear:
+                mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
+            sides = (mapped, -mapped) if self.two_sided else (mapped,)
+            answers.append(torch.cat([activate(one) for one in sides], dim=-1))
+        return answers[0], answers[1]
+
+    def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        heads = max(weight.shape[0], inputs.shape[2])
+        inputs = repeat_heads(inputs, heads)
+        weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
+        mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
+        if bias is not None:
+            mapped = mapped + bias.to(inputs.dtype).repeat_interleave(heads // bias.shape[0], dim=0)
+        return mapped + inputs if self.skip else mapped

@@ -1,0 +1,20 @@
+"""Gates: how fast a state forgets. One line below is all that a new one adds to the catalogue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from blocks.gates.channel import PerChannel
+from blocks.gates.constant import Constant
+from blocks.gates.head import PerHead
+from blocks.gates.none import NoGate
+from blocks.part import bare, kinds
+
+GateConfig = Annotated[
+    NoGate | Constant | PerHead | PerChannel,
+    Field(discriminator="kind"),
+    BeforeValidator(bare),
+]
+GATES = kinds(GateConfig)

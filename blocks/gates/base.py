@@ -1,0 +1,27 @@
+"""What every gate answers: how much of a state survives one token, as a natural logarithm."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from blocks.legend import Float, Shape, Tensor
+from blocks.part import Parameters, Part
+
+DecayRank = Literal["none", "head", "channel"]
+
+
+class Gate(Part):
+    """A gate owns no kernel: a recurrence asks for its decay's rank alone, so a new gate runs on every kernel of that rank."""
+
+    role: ClassVar[str] = "gate"
+    rank_of_decay: ClassVar[DecayRank]
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        """State heads that this gate asks for where the keys come in with ``incoming`` heads."""
+        return incoming
+
+    def log_decay(
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape
+    ) -> Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None:
+        """log α_t ≤ 0, one a state head (rank head) or one a feature of it (rank channel); None: nothing decays."""
+        raise NotImplementedError

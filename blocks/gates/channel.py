@@ -1,0 +1,62 @@
+"""Gated linear attention's decay: data-dependent, one for each feature, through a matrix of low rank."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from blocks import initialise
+from blocks.flow import accumulating
+from blocks.gates.base import DecayRank, Gate
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Per
+
+
+class PerChannel(Gate):
+    """log α_t = logsigmoid(x_t W₁ W₂ + b) / temperature, one number a feature of each state head.
+
+    As a matrix the gate is G_t = α_tᵀ 1: all value columns of a feature decay alike (LAWCAT, eq. 4).
+    """
+
+    equation: ClassVar[str] = "log α_t = logsigmoid(x_t W₁ W₂ + b) / τ, W₁: C × rank, W₂: rank × (heads · F)"
+    source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4; LAWCAT, eq. 4 and table 8"
+    rank_of_decay: ClassVar[DecayRank] = "channel"
+    kind: Literal["channel"] = "channel"
+    rank: PositiveInt | Literal["full"] = 16
+    """Columns of W₁; full: one matrix."""
+    temperature: PositiveFloat = 16.0
+    """τ: the larger, the slower the state forgets at the start."""
+    bias: float = 0.0
+    """b at the start."""
+    per: Per = "query_head"
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        return shape.heads if self.per == "query_head" else incoming
+
+    def columns(self, shape: Shape) -> int:
+        """Decays a token: one a feature of each of the gate's own heads."""
+        return (shape.heads if self.per == "query_head" else shape.key_heads) * shape.features
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        width, columns = shape.hidden_size, self.columns(shape)
+        bias = {"bias": Fresh((columns,), initialise.constant(self.bias))}
+        if self.rank == "full":
+            return {"weight": Fresh((columns, width), initialise.normal(width))} | bias
+        return {
+            "down": Fresh((self.rank, width), initialise.normal(width)),
+            "up": Fresh((columns, self.rank), initialise.normal(self.rank)),
+        } | bias
+
+    def flops(self, shape: Shape) -> int:
+        width, columns = shape.hidden_size, self.columns(shape)
+        return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
+        logits = hidden
+        for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
+            logits = logits @ parameters[matrix].T
+        logits = (logits + parameters["bias"]).to(accumulating(hidden.dtype))
+        decay = torch.nn.functional.logsigmoid(logits) / self.temperature
+        decay = decay.unflatten(-1, (-1, shape.features))
+        return decay.repeat_interleave(shape.state_heads // decay.shape[2], dim=2)

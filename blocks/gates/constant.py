@@ -1,0 +1,27 @@
+"""RetNet's decay: a constant for each head."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from blocks.gates.base import DecayRank, Gate
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Parameters
+
+
+class Constant(Gate):
+    """α_h = 1 - 2^(-exponent - h) for the state head h = 0, 1, … of its group: each remembers twice as long as the one before."""
+
+    equation: ClassVar[str] = "α_h = 1 - 2^(-exponent - h)"
+    source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621, eq. 8"
+    rank_of_decay: ClassVar[DecayRank] = "head"
+    kind: Literal["constant"] = "constant"
+    exponent: PositiveFloat = 5.0
+    """5: the first head forgets a 32nd part at each token."""
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
+        heads = torch.arange(shape.state_heads, device=hidden.device, dtype=torch.float64)
+        log_decay = torch.log1p(-torch.exp2(-self.exponent - heads))
+        return log_decay.to(torch.promote_types(hidden.dtype, torch.float32)).expand(*hidden.shape[:2], -1)

@@ -1,0 +1,48 @@
+"""A data-dependent decay for each head."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from blocks import initialise
+from blocks.flow import accumulating
+from blocks.gates.base import DecayRank, Gate
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Per
+
+
+class PerHead(Gate):
+    """log α_t = logsigmoid(x_t W + b) / temperature, one number a head."""
+
+    equation: ClassVar[str] = "log α_t = logsigmoid(x_t W + b) / τ, W: C × heads"
+    source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4, with one decay a head"
+    rank_of_decay: ClassVar[DecayRank] = "head"
+    kind: Literal["head"] = "head"
+    temperature: PositiveFloat = 16.0
+    """τ: the larger, the slower the state forgets at the start."""
+    bias: float = 0.0
+    """b at the start."""
+    per: Per = "query_head"
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        return shape.heads if self.per == "query_head" else incoming
+
+    def _own_heads(self, shape: Shape) -> int:
+        return shape.heads if self.per == "query_head" else shape.key_heads
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        heads = self._own_heads(shape)
+        return {
+            "weight": Fresh((heads, shape.hidden_size), initialise.normal(shape.hidden_size)),
+            "bias": Fresh((heads,), initialise.constant(self.bias)),
+        }
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * shape.hidden_size * self._own_heads(shape)
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
+        logits = hidden @ parameters["weight"].T + parameters["bias"]
+        decay = torch.nn.functional.logsigmoid(logits.to(accumulating(hidden.dtype))) / self.temperature
+        return decay.repeat_interleave(shape.state_heads // decay.shape[2], dim=2)

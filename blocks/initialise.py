@@ -1,0 +1,44 @@
+"""How fresh parameters start. Each function fills its tensor in place from a generator and knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from blocks.legend import Tensor, torch
+
+Fill = Callable[["Tensor", "torch.Generator | None"], object]
+
+
+def _constant(tensor: Tensor, _generator: torch.Generator | None, *, value: float) -> None:
+    tensor.fill_(value)
+
+
+def _normal(tensor: Tensor, generator: torch.Generator | None, *, deviation: float) -> None:
+    tensor.normal_(0.0, deviation, generator=generator)
+
+
+def _identity(tensor: Tensor, _generator: torch.Generator | None) -> None:
+    tensor.copy_(torch.eye(*tensor.shape[-2:], dtype=tensor.dtype, device=tensor.device).expand_as(tensor))
+
+
+def _current_token(tensor: Tensor, _generator: torch.Generator | None) -> None:
+    tensor.zero_()
+    tensor[..., -1] = 1.0
+
+
+def constant(value: float) -> Fill:
+    """Every entry is ``value``."""
+    return partial(_constant, value=value)
+
+
+def normal(fan_in: int) -> Fill:
+    """Normal with standard deviation ``fan_in ** -0.5``: a unit input gives a unit output."""
+    return partial(_normal, deviation=fan_in**-0.5)
+
+
+identity: Fill = _identity
+"""The last two dimensions are an identity matrix, cut or padded with zeros."""
+
+current_token: Fill = _current_token
+"""The last tap is 1, the others 0: the convolution starts as the identity."""

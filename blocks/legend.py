@@ -1,0 +1,57 @@
+"""The letters, layouts and units that every block uses.
+
+B  batch rows                      T  tokens of this call            S  pairs that a memory can see
+H  query heads of the group        K  key/value heads of the group   N  state heads (K or H)
+D  head dimension                  F  features of a map              V  value dimension
+C  width of the hidden state       W  window size
+
+Layout is ``B T H D``. Query head ``h`` reads key head ``h // (H // K)``. A decay is a natural logarithm, at most 0. A mass is
+kept as its natural logarithm, ``lse``. States accumulate in float32 (float64 where the inputs are float64); pairs keep the
+dtype of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Bool, Float, Int
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+
+    class _Torch:
+        """Imports torch at its first use: a spec is read, checked and explained without it."""
+
+        def __getattr__(self, name: str) -> Any:
+            import torch
+
+            return getattr(torch, name)
+
+    torch = _Torch()
+    # Annotations are checked where torch is there before the blocks are (the tests see to it).
+    Tensor = sys.modules["torch"].Tensor if "torch" in sys.modules else Any
+
+__all__ = ["Bool", "Float", "Int", "Shape", "Tensor", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes around one part of one group of heads, known before anything is built.
+
+    hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
+    on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
+    exponential: the features are given by their logarithms.
+    """
+
+    hidden_size: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    features: int = 0
+    state_heads: int = 0
+    convolved_heads: int = 0
+    exponential: bool = False

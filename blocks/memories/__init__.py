@@ -1,0 +1,19 @@
+"""Memories: what holds past pairs. One line below is all that a new one adds to the catalogue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from blocks.memories.full import Full
+from blocks.memories.state import StateMemory
+from blocks.memories.window import Window
+from blocks.part import bare, kinds
+
+MemoryConfig = Annotated[
+    Full | Window | StateMemory,
+    Field(discriminator="kind"),
+    BeforeValidator(bare),
+]
+MEMORIES = kinds(MemoryConfig)

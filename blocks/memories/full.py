@@ -1,0 +1,80 @@
+"""Everything, exactly: softmax attention with a cache that grows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from blocks.flow import Pairs, Partial, Tokens
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.base import Memory
+from blocks.part import Parameters, Slot, State
+from blocks.positions import NoPosition
+from blocks.softmax import dense
+
+
+class Full(Memory):
+    """Softmax over every pair of the document. Nothing falls out, and the state grows by one pair a token."""
+
+    equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t"
+    source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, eq. 1"
+    bounded: ClassVar[bool] = False
+    reads: ClassVar[Literal["pairs", "features"]] = "pairs"
+    kind: Literal["full"] = "full"
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        """The empty state; ``grown`` says what it is after some tokens."""
+        return self.grown(shape, 0)
+
+    def grown(self, shape: Shape, tokens: int) -> dict[str, Slot]:
+        """The state after ``tokens`` tokens. Keys are kept rotated."""
+        pair = (tokens, shape.key_heads, shape.head_dim)
+        return {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
+
+    def attend(
+        self,
+        parameters: Parameters,
+        query: Float[Tensor, "B T H D"],
+        pairs: Pairs,
+        tokens: Tokens,
+        state: State,
+        *,
+        form: str,
+        mass: bool,
+    ) -> tuple[Partial, State, None]:
+        """Answer the queries. Where no mass is asked for, PyTorch's own attention does it."""
+        turn = self.position or NoPosition()
+        query = turn.rotate(query, tokens.position)
+        earlier = state["key"].shape[1]
+        key = torch.cat((state["key"], turn.rotate(pairs.key, pairs.position)), dim=1)
+        value = torch.cat((state["value"], pairs.value), dim=1)
+        position = torch.cat((state["position"], pairs.position), dim=1)
+        if form == "torch" and not mass:
+            partial = Partial(self._native(query, key, value, position, tokens, earlier), lse=None)
+        else:
+            partial = dense(query, key, value, self._visible(position, tokens, earlier))
+        if tokens.segment is not None:
+            segment = tokens.extended_segment(earlier)
+            position = position.masked_fill(segment != tokens.last_segment(), -1)
+        state = {"key": key, "value": value, "position": position}
+        return replace(partial, logit=self.logit(parameters, partial.output)), state, None
+
+    def _visible(self, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
+        entry = torch.arange(position.shape[1], device=position.device)
+        visible = (position >= 0)[:, None] & (entry <= entry[earlier:, None])
+        segment = tokens.extended_segment(earlier)
+        return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
+
+    def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
+        # Padding stands behind the real tokens, so the causal mask alone hides it from them.
+        plain = earlier == 0 and tokens.segment is None
+        mask = None
+        if not plain:
+            entry = torch.arange(position.shape[1], device=position.device)
+            # A padding query sees itself: a row without any entry would be NaN.
+            mask = (self._visible(position, tokens, earlier) | (entry == entry[earlier:, None]))[:, None]
+        states = (states.transpose(1, 2) for states in (query, key, value))
+        output = torch.nn.functional.scaled_dot_product_attention(
+            *states, attn_mask=mask, is_causal=plain, enable_gqa=query.shape[2] != key.shape[2]
+        )
+        return output.transpose(1, 2)

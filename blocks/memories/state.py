@@ -1,0 +1,102 @@
+"""All the past in a matrix of fixed size: linear attention, gated or not."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from blocks.flow import Features, Partial, Tokens, accumulating, repeat_heads
+from blocks.gates import GateConfig
+from blocks.gates.none import NoGate
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.base import Memory
+from blocks.part import Parameters, Slot, State
+from blocks.recurrences import additive
+from blocks.recurrences.stabilised import stabilise
+
+
+class StateMemory(Memory):
+    """S_t = D_t S_{t-1} + φ(k)ᵀ v of the pair that enters at t, read by φ(q_t).
+
+    Normalised, o_t = φ(q_t) S_t / φ(q_t)·z_t with lse_t = log φ(q_t)·z_t: the normaliser z is the same recurrence on a column
+    of ones, the last column of the state (LAWCAT's eq. 8 for its gate of rank one). Not normalised, o_t = φ(q_t) S_t, a raw
+    numerator. Decay runs on clock time, whether a pair enters or not. A mass of 0 answers 0 with lse -inf.
+    """
+
+    equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
+    source: ClassVar[str] = "LoLCATs (workshop), eq. 4 and 5; LAWCAT, eq. 4 to 8"
+    bounded: ClassVar[bool] = False
+    reads: ClassVar[Literal["pairs", "features"]] = "features"
+    decay_ranks: ClassVar[frozenset[str]] = additive.DECAY_RANKS
+    kind: Literal["state"] = "state"
+    gate: GateConfig = NoGate()
+    """How fast it forgets."""
+    normalise: bool = True
+    """Divide by the mass. Without it the answer is a raw numerator, which only a sum can take beside other memories."""
+
+    def has_mass(self) -> bool:
+        return self.normalise
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
+        slots = {"state": Slot((shape.state_heads, shape.features, shape.head_dim + self.normalise), "state")}
+        if shape.exponential:
+            slots["maximum"] = Slot((shape.state_heads, shape.features), "state", -math.inf)
+        return slots
+
+    def flops(self, shape: Shape) -> int:
+        entry = 2 * shape.features * (shape.head_dim + self.normalise)
+        decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
+        return entry * (shape.state_heads + shape.heads) + decay * shape.state_heads
+
+    def recall(
+        self,
+        parameters: Parameters,
+        query: Float[Tensor, "B T H F"],
+        pairs: Features,
+        log_decay: Tensor | None,
+        tokens: Tokens,
+        state: State,
+        *,
+        form: str,
+    ) -> tuple[Partial, State]:
+        """Take the pair that enters at each token, if any, and answer the token's query.
+
+        query and the pairs' keys are features; with a ``maximum`` in the state, the logarithms of features.
+        """
+        exponential = "maximum" in state
+        state_heads, dtype = state["state"].shape[1], pairs.value.dtype
+        if log_decay is not None and tokens.valid is not None:
+            log_decay = log_decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
+        key = repeat_heads(pairs.key, state_heads)
+        key = key.masked_fill(~pairs.present[..., None, None], -math.inf if exponential else 0.0)
+        value = pairs.value.to(accumulating(dtype))
+        if self.normalise:
+            value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
+
+        carried: State = {}
+        matrix, log_scale = state["state"], query.new_zeros(query.shape[:3])
+        if exponential and form == "reference":
+            query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
+            carried["maximum"] = torch.zeros_like(state["maximum"])
+        elif exponential:
+            stable = stabilise(query, key, log_decay, tokens.segment, state["maximum"])
+            query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
+            carried["maximum"] = stable.maximum
+        elif self.normalise:
+            # A query's own scale cancels in the quotient; taking it out keeps products of small features in range.
+            largest = query.detach().amax(-1, keepdim=True)
+            largest = largest.masked_fill(largest == 0, 1.0)
+            query, log_scale = query / largest, largest.log().squeeze(-1)
+        output, carried["state"] = additive.FORMS[form](query, key, value, log_decay, tokens.segment, matrix)
+        return self._answer(output, log_scale, parameters, dtype), carried
+
+    def _answer(self, output: Tensor, log_scale: Tensor, parameters: Parameters, dtype: torch.dtype) -> Partial:
+        logit = self.logit(parameters, output)
+        if not self.normalise:
+            return Partial((output * log_scale[..., None].exp()).to(dtype), None, logit)
+        numerator, mass = output[..., :-1], output[..., -1]
+        empty = mass <= 0
+        mass = mass.masked_fill(empty, 1.0)
+        lse = (mass.log() + log_scale).masked_fill(empty, -math.inf)
+        return Partial((numerator / mass[..., None]).masked_fill(empty[..., None], 0.0).to(dtype), lse, logit)

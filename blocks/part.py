@@ -1,0 +1,85 @@
+"""What a part is: a closed, frozen schema with the mathematics beside it.
+
+A part declares its parameters and its state before anything is built, and computes with plain functions of tensors: parameters
+and state go in, outputs and the new state come out. It owns no tensor, so a spec can be checked and explained without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from blocks.legend import Shape, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+Per = Literal["query_head", "key_head"]
+Parameters = Mapping[str, "Tensor"]
+State = dict[str, "Tensor"]
+
+
+class Closed(BaseModel):
+    """A frozen schema that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A parameter that no checkpoint brings: its shape, and how to fill it in place with a generator of the seed."""
+
+    shape: tuple[int, ...]
+    fill: Callable[[torch.Tensor, torch.Generator | None], object]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a state, per batch row. dtype "pairs" is the model's own, "state" is the accumulating one."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["pairs", "state", "int64"]
+    empty: float = 0.0
+
+    def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:
+        """Bytes of one batch row, where one number of a pair (of a state) takes ``pair_bytes`` (``state_bytes``)."""
+        return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]
+
+
+class Part(Closed):
+    """Base of every part in the catalogue. ``kind`` names it in a spec."""
+
+    role: ClassVar[str]
+    equation: ClassVar[str]
+    source: ClassVar[str]
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        """The fresh parameters, by name."""
+        return {}
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        """The tensors that are handed from call to call, by name, for one batch row."""
+        return {}
+
+    def flops(self, shape: Shape) -> int:
+        """Floating-point operations per token, a multiply-add counted as two."""
+        return 0
+
+
+def bare(value: Any) -> Any:
+    """A bare word ``x`` stands for ``{kind: x}``."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def kinds(union: Any) -> dict[str, type[Part]]:
+    """The parts of a role's union, by kind: ``kinds(GateConfig)["channel"]``."""
+    alternatives = get_args(get_args(union)[0]) or (get_args(union)[0],)
+    return {get_args(part.model_fields["kind"].annotation)[0]: part for part in alternatives}

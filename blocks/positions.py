@@ -1,0 +1,77 @@
+"""Where a token stands: how queries and keys are turned before they meet."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+
+from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.part import Closed, Part, bare, kinds
+
+
+class Llama3Scaling(Closed):
+    """Llama 3's stretching of the slow frequencies (Grattafiori et al. 2024, as in its released code)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat
+    low_frequency_factor: PositiveFloat
+    high_frequency_factor: PositiveFloat
+    original_length: PositiveInt
+    """Positions of the training before the stretch."""
+
+
+class NoPosition(Part):
+    """Queries and keys meet as they are."""
+
+    role: ClassVar[str] = "position"
+    equation: ClassVar[str] = "q_t, k_s"
+    source: ClassVar[str] = "Haviv et al. 2022, arXiv:2203.16634"
+    kind: Literal["none"] = "none"
+
+    def rotate(self, states: Tensor, position: Tensor) -> Tensor:
+        """Return ``states`` unchanged."""
+        return states
+
+
+class Rope(Part):
+    """Rotary positions in the two-halves layout of Llama checkpoints."""
+
+    role: ClassVar[str] = "position"
+    equation: ClassVar[str] = "(x_i + j·x_{i+D/2}) · exp(j · t · θ^(-2i/D)), i < D/2"
+    source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
+    kind: Literal["rope"] = "rope"
+    theta: PositiveFloat | None = None
+    """Base of the frequencies. Left out: the source model's own theta and scaling."""
+    scaling: Llama3Scaling | None = None
+
+    def frequencies(self, head_dim: int) -> Float[Tensor, " D/2"]:
+        """Radians per position, in float32 as the checkpoints' own code computes them."""
+        if self.theta is None:
+            raise ValueError("theta is not resolved: resolve the spec against a source, or set position.theta")
+        inverse = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+        if self.scaling is None:
+            return inverse
+        s = self.scaling
+        wavelength = 2 * math.pi / inverse
+        blend = (s.original_length / wavelength - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor)
+        blended = (1 - blend) * inverse / s.factor + blend * inverse
+        slow = wavelength > s.original_length / s.low_frequency_factor
+        fast = wavelength < s.original_length / s.high_frequency_factor
+        return torch.where(slow, inverse / s.factor, torch.where(fast, inverse, blended))
+
+    def rotate(self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"]) -> Float[Tensor, "B T H D"]:
+        """Turn each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
+        angles = position[..., None].float() * self.frequencies(states.shape[-1]).to(states.device)
+        angles = torch.cat((angles, angles), dim=-1)[:, :, None]
+        first, second = states.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return states * angles.cos().to(states.dtype) + turned * angles.sin().to(states.dtype)
+
+    def flops(self, shape: Shape) -> int:
+        return 3 * (shape.heads + shape.key_heads) * shape.head_dim
+
+
+PositionConfig = Annotated[NoPosition | Rope, Field(discriminator="kind"), BeforeValidator(bare)]
+POSITIONS = kinds(PositionConfig)

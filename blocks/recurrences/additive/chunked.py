@@ -1,0 +1,140 @@
+"""Chunks: quadratic inside a chunk, the recurrence between chunks. The form of training and prefill on any device.
+
+Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token. Where a decay
+is given per feature the product is split into q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G stays above
+``STEEPEST``; where it falls below, short chunks take the differences G_i - G_j themselves, all of them at most 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blocks.legend import Float, Int, Tensor, torch
+
+CHUNK = 64
+PAIRWISE_CHUNK = 16
+SPAN = 4096
+"""Tokens whose chunk states are held at once: memory does not grow with T beyond it."""
+STEEPEST = -40.0
+"""exp(40) leaves float32 room for keys and queries on either side."""
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Any number of tokens, span by span."""
+    outputs = []
+    for start in range(0, query.shape[1], SPAN):
+        span = slice(start, start + SPAN)
+        decay = None if log_decay is None else log_decay[:, span]
+        document = None
+        if segment is not None:
+            document = segment[:, span] - (segment[:, start - 1, None] if start else 0)
+        output, state = _span(query[:, span], key[:, span], value[:, span], decay, document, state)
+        outputs.append(output)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
+
+
+def _span(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, segment: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Letters beside the legend's: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
+    length = query.shape[1]
+    pairwise = log_decay is not None and log_decay.dim() == 4 and _steep(log_decay)
+    chunk = PAIRWISE_CHUNK if pairwise else min(CHUNK, 1 << (length - 1).bit_length())
+    count = math.ceil(length / chunk)
+    heads, state_heads, key_heads = query.shape[2], key.shape[2], value.shape[2]
+    reads, shares = heads // state_heads, state_heads // key_heads
+
+    # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
+    queries = _chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
+    keys = _chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+    values = _chunks(value, count, chunk, (key_heads,)).permute(0, 3, 1, 2, 4)
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
+    to_end, from_start, whole = keys, queries, None
+
+    if log_decay is None:
+        weights = queries.flatten(4, 5) @ keys.mT
+        weights = weights.unflatten(4, (reads, chunk)).masked_fill(~causal, 0)
+    elif log_decay.dim() == 3:
+        total = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2).cumsum(-1)
+        between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -math.inf).exp()
+        weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
+        from_start = queries * total.exp()[..., None, :, None]
+        to_end = keys * (total[..., -1:] - total).exp()[..., None]
+        whole = total[..., -1].exp()[..., None, None]
+    else:
+        total = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5).cumsum(-2)
+        from_start = queries * total.exp()[..., None, :, :]
+        to_end = keys * (total[..., -1:, :] - total).exp()
+        whole = total[..., -1, :].exp()[..., None]
+        if pairwise:
+            weights = _pairwise(queries, keys, total, causal)
+        else:
+            weights = (from_start.flatten(4, 5) @ (keys * (-total).exp()).mT).unflatten(4, (reads, chunk))
+            weights = weights.masked_fill(~causal, 0)
+
+    continues = None
+    if segment is not None:
+        document = torch.cat((segment, segment[:, -1:].expand(-1, count * chunk - length)), dim=1).unflatten(1, (count, chunk))
+        before = torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)
+        same = document[..., :, None] == document[..., None, :]
+        weights = weights * same[:, None, :, None, None]
+        from_start = from_start * (document == before[..., None])[:, None, :, None, None, :, None]
+        to_end = to_end * (document == document[..., -1:])[:, None, :, None, :, None]
+        continues = (document[..., -1] == before)[:, None, :, None, None, None]
+
+    added = (to_end.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
+    entering, state = _scan(added, whole, continues, state.unflatten(1, (key_heads, shares)))
+    output = weights.flatten(3, 5) @ values
+    output = output.unflatten(3, (shares, reads * chunk)) + from_start.flatten(4, 5) @ entering
+    output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
+    return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
+
+
+def _chunks(states: Tensor, count: int, chunk: int, groups: tuple[int, ...]) -> Tensor:
+    """``B T h …`` to ``B n c groups… …``, the last chunk filled with zeros."""
+    missing = count * chunk - states.shape[1]
+    if missing:
+        states = torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1)
+    return states.unflatten(2, groups).unflatten(1, (count, chunk))
+
+
+def _steep(log_decay: Float[Tensor, "B T N F"]) -> bool:
+    """Whether some feature decays below ``STEEPEST`` within a chunk."""
+    with torch.no_grad():
+        missing = -log_decay.shape[1] % CHUNK
+        padded = torch.cat((log_decay, log_decay.new_zeros(log_decay.shape[0], missing, *log_decay.shape[2:])), dim=1)
+        return bool(padded.unflatten(1, (-1, CHUNK)).sum(2).min() < STEEPEST)
+
+
+def _pairwise(queries: Tensor, keys: Tensor, total: Tensor, causal: Tensor) -> Tensor:
+    """Σ_f q_if k_jf exp(G_if - G_jf): every exponent at most 0."""
+    between = (total[..., :, None, :] - total[..., None, :, :]).masked_fill(~causal[..., None], -math.inf).exp()
+    return torch.einsum("bknrqif,bknrjf,bknrijf->bknrqij", queries, keys, between)
+
+
+def _scan(
+    added: Float[Tensor, "B K n R F V"],
+    whole: Tensor | None,
+    continues: Tensor | None,
+    state: Float[Tensor, "B K R F V"],
+) -> tuple[Float[Tensor, "B K n R F V"], Float[Tensor, "B K R F V"]]:
+    """The states that enter each chunk, and the one that leaves the last."""
+    if whole is None and continues is None:
+        sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
+        return sums[:, :, :-1], sums[:, :, -1]
+    entering = []
+    for index in range(added.shape[2]):
+        entering.append(state)
+        if whole is not None:
+            state = state * whole[:, :, index]
+        if continues is not None:
+            state = state * continues[:, :, index]
+        state = state + added[:, :, index]
+    return torch.stack(entering, dim=2), state

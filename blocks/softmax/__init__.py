@@ -1,0 +1,13 @@
+"""Bounded softmax: exact attention over pairs that are held as they are, answered with its log-sum-exp.
+
+    query  B T H D      key  B S K D      value  B S K D      output  B T H D, lse  B T H
+
+Logits are q·k / √D and are computed in the accumulating dtype. A query that sees nothing gets output 0 and lse -inf.
+"""
+
+from __future__ import annotations
+
+from blocks.softmax.dense import dense
+from blocks.softmax.windowed import windowed
+
+__all__ = ["dense", "windowed"]

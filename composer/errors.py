@@ -1,0 +1,30 @@
+"""Errors that a user can mend. Each says what is wrong, where, what was expected and what to do; the command line exits with 2."""
+
+from __future__ import annotations
+
+
+class ComposerError(Exception):
+    """Base of all of them: shown as its message alone, never as a traceback."""
+
+
+class SpecError(ComposerError):
+    """The YAML document is not a spec. The message names file, line, column and path."""
+
+
+class GraphError(SpecError):
+    """The spec is well formed but cannot mean anything.
+
+    path: where in the spec, such as ``("head", "memory", 1, "gate")``. ``composer.spec.reading`` adds file and line to it.
+    """
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SourceError(ComposerError):
+    """The model to build from cannot be read, or is of a family that no converter knows."""
+
+
+class BuildError(ComposerError):
+    """The weights do not cover the model, or the output cannot be written."""

@@ -1,0 +1,87 @@
+"""The cache of a composed model: for each layer the states of its memories, batch first."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from blocks.part import State
+
+SEEN = "seen"
+
+
+class StateLayer(CacheLayerMixin):
+    """The states of one layer, by ``<head>.<part>.<tensor>``, and the number of columns that went through it."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: State = {}
+        self.columns = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
+        raise NotImplementedError("states are written by the layer itself")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("states are written by the layer itself")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns so far, padding included, as generation counts them."""
+        return self.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        raise NotImplementedError("a state cannot forget its last tokens: keep a copy of the cache from before them")
+
+    def reset(self) -> None:
+        self.tensors, self.columns = {}, 0
+
+    def offload(self) -> None:
+        self.tensors = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self.tensors.items()}
+
+    def prefetch(self) -> NoReturn:
+        raise NotImplementedError("states are not offloaded: they are small")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.tensors = {name: tensor[indices.to(tensor.device)] for name, tensor in self.tensors.items()}
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
+
+
+class ComposedCache(Cache):
+    """One ``StateLayer`` a layer. The first also counts the real tokens of each row."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(layers)])
+
+    def state(self, layer: int) -> StateLayer:
+        """The states of one layer."""
+        held = self.layers[layer]
+        assert isinstance(held, StateLayer)
+        return held
+
+    def seen(self, batch: int, device: torch.device) -> Tensor:
+        """Real tokens of each row so far: ``B``, int64."""
+        counted = self.state(0).tensors.get(SEEN)
+        return torch.zeros(batch, dtype=torch.int64, device=device) if counted is None else counted
+
+    def bytes(self) -> int:
+        """Bytes of all states, counters included."""
+        return sum(tensor.nbytes for layer in range(len(self.layers)) for tensor in self.state(layer).tensors.values())

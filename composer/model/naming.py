@@ -1,0 +1,37 @@
+"""What the fresh parameters of a resolved spec are called, and what they are, before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blocks.legend import Shape
+from blocks.part import Fresh, Part
+from composer.graph.graph import build_graph, parts
+from composer.spec.document import HeadSpec
+from composer.spec.resolve import Resolved
+
+PREFIX = "model.layers.{layer}.self_attn.composed.{head}."
+
+
+def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
+    """The parts of a head that have parameters, each once: module name, part, shape."""
+    graph, seen = build_graph(head, shape), set()
+    for node, part, own in parts(graph):
+        module = graph.nodes[node]["module"]
+        if module not in seen and part.parameters(own):
+            yield module, part, own
+        seen.add(module)
+
+
+def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
+    """The fresh parameters of one group of heads, called ``<module>.<tensor>``."""
+    return {f"{module}.{name}": fresh for module, part, own in modules(head, shape) for name, fresh in part.parameters(own).items()}
+
+
+def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
+    """All of them, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
+    return {
+        PREFIX.format(layer=layer, head=group.head) + name: fresh
+        for layer, group, head, shape in resolved.groups()
+        for name, fresh in head_parameters(head, shape).items()
+    }

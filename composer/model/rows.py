@@ -1,0 +1,90 @@
+"""Padding and packed documents, made plain at the model's door: inside, real tokens come first and documents are numbered."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blocks.flow import Tokens
+
+
+class Rows:
+    """How the columns that a user hands in stand inside: each row's real tokens in front, its padding behind them."""
+
+    def __init__(
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        *,
+        seen: Tensor | None,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> None:
+        """seen: ``B``, real tokens in the state so far; None: there is no state. mask: ``B S``, 1 is real; its last T columns
+        are this call's. positions: ``B T``; a 0 starts a document. cu_seqlens: ``N + 1`` bounds of documents in a single row."""
+        self._order = self._inverse = None
+        valid = _valid(mask, batch, length)
+        if valid is not None:
+            self._order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
+            self._inverse = self._order.argsort(dim=1)
+            valid = valid.gather(1, self._order)
+        count = torch.arange(length, device=device).expand(batch, length)
+        if cu_seqlens is not None:
+            if positions is None:
+                positions = _packed_positions(cu_seqlens, batch, length, count)
+            else:
+                raise ValueError("cu_seqlens and position_ids both say where documents start: pass one of them")
+        if positions is None:
+            position = count if seen is None else count + seen[:, None]
+            segment = None
+        else:
+            position = self.inward(positions.to(device).expand(batch, length))
+            segment = _segments(position, valid, started=seen is not None)
+        self.tokens = Tokens(position, segment, valid)
+        self.real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
+
+    def inward(self, states: Tensor) -> Tensor:
+        """``B T …`` as handed in to ``B T …`` with the padding behind."""
+        return states if self._order is None else _take(states, self._order)
+
+    def outward(self, states: Tensor) -> Tensor:
+        """The way back."""
+        return states if self._inverse is None else _take(states, self._inverse)
+
+
+def _take(states: Tensor, order: Tensor) -> Tensor:
+    index = order.view(*order.shape, *[1] * (states.dim() - 2)).expand_as(states)
+    return states.gather(1, index)
+
+
+def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    if mask is None:
+        return None
+    if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < length:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}; expected 2 dimensions, {batch} rows and at least {length} "
+            "columns, 1 for a real token and 0 for padding"
+        )
+    valid = mask[:, -length:].bool()
+    return None if bool(valid.all()) else valid
+
+
+def _packed_positions(cu_seqlens: Tensor, batch: int, length: int, count: Tensor) -> Tensor:
+    bounds = cu_seqlens.to(count.device, torch.int64)
+    if batch != 1 or int(bounds[0]) != 0 or int(bounds[-1]) != length or bool((bounds.diff() <= 0).any()):
+        raise ValueError(
+            f"cu_seqlens must rise from 0 to the length of one packed row; got {bounds.tolist()} for a batch of {batch} × {length}"
+        )
+    return count - bounds[torch.searchsorted(bounds, count.contiguous(), right=True) - 1]
+
+
+def _segments(position: Tensor, valid: Tensor | None, *, started: bool) -> Tensor | None:
+    starts = position == 0
+    if valid is not None:
+        starts = starts & valid
+    if not started:
+        # An empty state continues as well as it starts, and without segments the kernels have less to do.
+        starts = torch.cat((torch.zeros_like(starts[:, :1]), starts[:, 1:]), dim=1)
+    return starts.cumsum(1) if bool(starts.any()) else None

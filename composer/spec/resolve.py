@@ -1,0 +1,188 @@
+"""A spec meets a source model and becomes a complete document: layer by layer, every default and dimension written out.
+
+The hash of that document is what the spec *means*: names, papers and recipe are left out of it, so the same heads have the same
+hash whatever they are called, in whatever order they were written and through whatever chain of ``extends``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from blocks.legend import Shape
+from blocks.memories.window import Window
+from blocks.part import Closed
+from blocks.positions import Llama3Scaling, NoPosition, Rope
+from blocks.reads import Shared, Sum
+from composer.errors import GraphError
+from composer.graph.rules import checked_graph
+from composer.spec.document import HeadSpec, Name, Recipe, Spec
+
+Path = tuple[str | int, ...]
+
+
+class Dimensions(Closed):
+    """What a source model brings to a spec."""
+
+    hidden_size: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    key_heads: PositiveInt
+    head_dim: PositiveInt
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None = None
+
+    def shape(self, heads: int) -> Shape:
+        """The shape of a group of ``heads`` query heads, which take whole key groups."""
+        key_heads = heads * self.key_heads // self.heads
+        return Shape(hidden_size=self.hidden_size, heads=heads, key_heads=key_heads, head_dim=self.head_dim)
+
+
+class Group(Closed):
+    """Consecutive heads of one layer that are composed alike."""
+
+    head: Name
+    heads: PositiveInt
+    key_heads: PositiveInt
+
+
+class Resolved(Closed):
+    """A spec with nothing left open. ``heads`` are complete; ``layers`` says which of them each layer has."""
+
+    compose: Literal[1]
+    name: str
+    paper: str | None = None
+    dimensions: Dimensions
+    heads: dict[Name, HeadSpec]
+    layers: tuple[tuple[Group, ...], ...]
+    recipe: Recipe | None = Field(default=None)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
+        heads = {name: _nameless(head.model_dump(mode="json")) for name, head in self.heads.items()}
+        layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
+        size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling"})
+        meaning = {"compose": self.compose, "dimensions": size, "layers": layers}
+        text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def groups(self) -> Iterator[tuple[int, Group, HeadSpec, Shape]]:
+        """Every group of every layer: layer, group, its head, its shape."""
+        for index, layer in enumerate(self.layers):
+            for group in layer:
+                yield index, group, self.heads[group.head], self.dimensions.shape(group.heads)
+
+
+def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
+    """Write out everything that ``spec`` leaves to the source. Raises GraphError where the result cannot mean anything."""
+    heads = dict(spec.heads)
+    if spec.head is not None:
+        if "head" in heads:
+            raise GraphError("`head:` is itself called head; give this one another name", ("heads", "head"))
+        heads["head"] = spec.head
+    layers = _layers(spec, dimensions, heads)
+    used = {group.head for layer in layers for group in layer}
+    for name in heads:
+        if name not in used:
+            where: Path = ("head",) if name == "head" else ("heads", name)
+            raise GraphError("no layer uses this head; remove it, or name it in `layers`", where)
+    complete: dict[str, HeadSpec] = {}
+    for name, head in heads.items():
+        path: Path = ("head",) if name == "head" and spec.head is not None else ("heads", name)
+        complete[name] = _complete(head, dimensions)
+        for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
+            checked_graph(complete[name], dimensions.shape(size), path)
+    return Resolved(
+        compose=spec.compose,
+        name=spec.name,
+        paper=spec.paper,
+        dimensions=dimensions,
+        heads=complete,
+        layers=layers,
+        recipe=spec.recipe,
+    )
+
+
+def _complete(head: HeadSpec, dimensions: Dimensions) -> HeadSpec:
+    """The head with every default that depends on the source or on its place written out."""
+    last = len(head.memory) - 1
+    memories = []
+    for memory in head.memory:
+        position = memory.position or head.position
+        if isinstance(position, Rope) and position.theta is None:
+            position = Rope(theta=dimensions.rope_theta, scaling=dimensions.rope_scaling)
+        changes: dict[str, Any] = {"position": position, "name": memory.name or memory.kind}
+        # Under `parallel` nothing receives what a window evicts, as long as another memory keeps every pair.
+        if isinstance(memory, Window) and head.flow == "parallel" and not all(other.bounded for other in head.memory):
+            changes["evict"] = "drop"
+        memories.append(memory.model_copy(update=changes))
+    read = head.read
+    if isinstance(read, Sum) and all(memory.has_mass() for memory in memories):
+        read = Shared()
+    return head.model_copy(
+        update={
+            # Each memory has its own by now.
+            "position": NoPosition(),
+            "feature_map": head.feature_map and head.feature_map.resolved(dimensions.shape(dimensions.heads)),
+            "memory": tuple(memories),
+            "read": None if last == 0 else read or Shared(),
+        }
+    )
+
+
+def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
+    """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
+    chosen: list[str | dict[str, int] | None] = ["head" if spec.head is not None else None] * dimensions.layers
+    origin: list[Path] = [("head",)] * dimensions.layers
+    for number, rule in enumerate(spec.layers):
+        for layer in _at(rule.at, dimensions.layers, ("layers", number, "at")):
+            chosen[layer], origin[layer] = rule.use, ("layers", number, "use")
+    groups = []
+    for layer, use in enumerate(chosen):
+        if use is None:
+            raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
+        groups.append(_groups(use, dimensions, heads, origin[layer]))
+    return tuple(groups)
+
+
+def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
+    if isinstance(at, str):
+        if at == "all":
+            return list(range(layers))
+        start, end, step = ([int(text) if text else None for text in at.split(":")] + [None])[:3]
+        if step == 0:
+            raise GraphError("a step of 0 never arrives", path)
+        return list(range(layers))[start:end:step]
+    numbers = (at,) if isinstance(at, int) else at
+    for number in numbers:
+        if not -layers <= number < layers:
+            raise GraphError(f"layer {number} is not there: the source has {layers} layers, {-layers} to {layers - 1}", path)
+    return [number % layers for number in numbers]
+
+
+def _groups(use: str | dict[str, int], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
+    counts = {use: dimensions.heads} if isinstance(use, str) else use
+    per_key = dimensions.heads // dimensions.key_heads
+    for name, count in counts.items():
+        if name not in heads:
+            raise GraphError(f'there is no head "{name}"; there are: {", ".join(heads) or "none"}', path)
+        if count % per_key:
+            raise GraphError(
+                f'"{name}" takes {count} query heads, and {per_key} of them share each key head: take a multiple of {per_key}', path
+            )
+    if sum(counts.values()) != dimensions.heads:
+        raise GraphError(
+            f"these groups have {sum(counts.values())} query heads together, and the layer has {dimensions.heads}", path
+        )
+    return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
+
+
+def _nameless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nameless(item) for key, item in value.items() if key != "name"}
+    return [_nameless(item) for item in value] if isinstance(value, list) else value
