@@ -59,7 +59,7 @@ class Convolution(Part):
         slots = (heads[name] for name in self.inputs)
         return {name: Slot((self.kernel - 1, count, shape.head_dim), "pairs") for name, count in slots}
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         heads = {"q": shape.heads, "k": self.key_heads(shape)}
         return 2 * self.kernel * shape.head_dim * sum(heads[name] for name in self.inputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Tokens:
     segment: Int[Tensor, "B T"] | None = None
     valid: Bool[Tensor, "B T"] | None = None
 
-    def tail(self, extended: Float[Tensor, "B P+T ..."], count: int) -> Tensor:
+    def tail(self, extended: Shaped[Tensor, "B E ..."], count: int) -> Tensor:
         """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
         if self.valid is None:
             return extended[:, extended.shape[1] - count :]
@@ -29,7 +29,7 @@ class Tokens:
         index = index.view(*index.shape, *[1] * (extended.dim() - 2)).expand(-1, -1, *extended.shape[2:])
         return extended.gather(1, index)
 
-    def extended_segment(self, count: int) -> Int[Tensor, "B P+T"] | None:
+    def extended_segment(self, count: int) -> Int[Tensor, "B E"] | None:
         """Segments of ``count`` earlier entries (they belong to the document that the state belongs to) and of the call's."""
         if self.segment is None:
             return None

@@ -3,7 +3,7 @@
 B  batch rows                      T  tokens of this call            S  pairs that a memory can see
 H  query heads of the group        K  key/value heads of the group   N  state heads (K or H)
 D  head dimension                  F  features of a map              V  value dimension
-C  width of the hidden state       W  window size
+C  width of the hidden state       W  window size                    E  earlier entries and this call's
 
 Layout is ``B T H D``. Query head ``h`` reads key head ``h // (H // K)``. A decay is a natural logarithm, at most 0. A mass is
 kept as its natural logarithm, ``lse``. States accumulate in float32 (float64 where the inputs are float64); pairs keep the
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ else:
     # Annotations are checked where torch is there before the blocks are (the tests see to it).
     Tensor = sys.modules["torch"].Tensor if "torch" in sys.modules else Any
 
-__all__ = ["Bool", "Float", "Int", "Shape", "Tensor", "torch"]
+__all__ = ["Bool", "Float", "Int", "Shape", "Shaped", "Tensor", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)

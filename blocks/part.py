@@ -60,6 +60,8 @@ class Part(Closed):
     role: ClassVar[str]
     equation: ClassVar[str]
     source: ClassVar[str]
+    forms: ClassVar[dict[str, str]] = {"reference": "as defined", "torch": "as defined"}
+    """How each backend computes it, in words."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """The fresh parameters, by name."""
@@ -69,9 +71,13 @@ class Part(Closed):
         """The tensors that are handed from call to call, by name, for one batch row."""
         return {}
 
-    def flops(self, shape: Shape) -> int:
-        """Floating-point operations per token, a multiply-add counted as two."""
+    def flops(self, shape: Shape, tokens: int) -> int:
+        """Floating-point operations of one token in decode, after ``tokens`` others; a multiply-add counts as two."""
         return 0
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """The same for a token of a prefill of ``tokens``, on average, in the chunked form."""
+        return self.flops(shape, tokens)
 
 
 def bare(value: Any) -> Any:

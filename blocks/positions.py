@@ -46,7 +46,7 @@ class Rope(Part):
     """Base of the frequencies. Left out: the source model's own theta and scaling."""
     scaling: Llama3Scaling | None = None
 
-    def frequencies(self, head_dim: int) -> Float[Tensor, " D/2"]:
+    def frequencies(self, head_dim: int) -> Float[Tensor, " half"]:
         """Radians per position, in float32 as the checkpoints' own code computes them."""
         if self.theta is None:
             raise ValueError("theta is not resolved: resolve the spec against a source, or set position.theta")
@@ -69,7 +69,7 @@ class Rope(Part):
         turned = torch.cat((-second, first), dim=-1)
         return states * angles.cos().to(states.dtype) + turned * angles.sin().to(states.dtype)
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim
 
 

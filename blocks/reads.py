@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from blocks.flow import Partial
+from blocks.flow import Partial, accumulating
 from blocks.legend import Float, Tensor, torch
 from blocks.part import Part, bare, kinds
 
@@ -50,10 +50,10 @@ class Mixture(Read):
     kind: Literal["mixture"] = "mixture"
 
     def combine(self, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
-        none = partials[0].output.new_zeros(())
+        output = partials[0].output
+        none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
         logits = [none if partial.logit is None else partial.logit for partial in partials]
-        shape = torch.broadcast_shapes(partials[0].output.shape[2:3], *(logit.shape for logit in logits))
-        weights = torch.stack([logit.expand(shape) for logit in logits], dim=-1).softmax(-1)
+        weights = torch.stack(logits, dim=-1).softmax(-1)
         return _weighted(partials, weights)
 
 
@@ -77,7 +77,7 @@ def _mass(partial: Partial) -> Float[Tensor, "B T H"]:
     assert partial.lse is not None, "the graph lets no raw numerator into a shared denominator"
     if partial.logit is None:
         return partial.lse
-    return partial.lse + torch.nn.functional.logsigmoid(partial.logit.to(partial.lse.dtype))
+    return partial.lse + torch.nn.functional.logsigmoid(partial.logit)
 
 
 def _scaled(partial: Partial) -> Tensor:

@@ -1,7 +1,7 @@
 """Registers the model with transformers' Auto classes, without importing transformers before somebody else does.
 
-``import composer`` is all that a user has to write. Where transformers' tables are loaded already, the model enters them at once;
-where they are not, it enters them at the moment that they are loaded.
+``import composer`` is all that a user has to write, before or after transformers. The table of configurations gets an entry that
+loads our classes when somebody asks for it: not while transformers itself is still being imported, where they could not load.
 """
 
 from __future__ import annotations
@@ -9,72 +9,74 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+TABLE = "transformers.models.auto.configuration_auto"
+MODEL_TYPE = "composed"
 
 
-def _register_configuration() -> None:
-    from transformers.models.auto.configuration_auto import AutoConfig
+class _Entries(dict[str, Any]):
+    """The configurations that were registered from outside, ours among them, which is loaded when it is asked for."""
 
-    from composer.model.configuration import ComposedConfig
+    def __contains__(self, key: object) -> bool:
+        return key == MODEL_TYPE or super().__contains__(key)
 
-    AutoConfig.register("composed", ComposedConfig, exist_ok=True)
+    def __missing__(self, key: str) -> Any:
+        if key != MODEL_TYPE:
+            raise KeyError(key)
+        from transformers import AutoModel, AutoModelForCausalLM
+
+        from composer.model.configuration import ComposedConfig
+        from composer.model.modeling import ComposedForCausalLM, ComposedModel
+
+        self[MODEL_TYPE] = ComposedConfig
+        AutoModel.register(ComposedConfig, ComposedModel, exist_ok=True)
+        AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)
+        return ComposedConfig
 
 
-def _register_model() -> None:
-    from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
-
-    from composer.model.configuration import ComposedConfig
-    from composer.model.modeling import ComposedForCausalLM, ComposedModel
-
-    AutoModel.register(ComposedConfig, ComposedModel, exist_ok=True)
-    AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)
-
-
-TABLES: dict[str, Callable[[], None]] = {
-    "transformers.models.auto.configuration_auto": _register_configuration,
-    "transformers.models.auto.modeling_auto": _register_model,
-}
+def _enter(table: ModuleType) -> None:
+    mapping = table.CONFIG_MAPPING
+    if not isinstance(mapping._extra_content, _Entries):
+        mapping._extra_content = _Entries(mapping._extra_content)
 
 
 class _AfterLoading(importlib.abc.Loader):
-    """A module's own loader, with one more thing done at the end."""
+    """The table's own loader, with our entry made at the end."""
 
-    def __init__(self, loader: importlib.abc.Loader, register: Callable[[], None]) -> None:
-        self._loader, self._register = loader, register
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._register()
+        _enter(module)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds the tables as usual, and gives them the loader above."""
+    """Finds the table as usual, and gives it the loader above."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in TABLES:
+        if fullname != TABLE:
             return None
         sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            sys.meta_path.insert(0, self)
+        spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _AfterLoading(spec.loader, TABLES[fullname])
+            spec.loader = _AfterLoading(spec.loader)
         return spec
 
 
 def register() -> None:
-    """Enter the Auto classes, now or as soon as they are there."""
-    for table, enter in TABLES.items():
-        if table in sys.modules:
-            enter()
-    if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+    """Enter the table of configurations, now or as soon as it is loaded."""
+    if TABLE in sys.modules:
+        _enter(sys.modules[TABLE])
+    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher())

@@ -79,7 +79,7 @@ class FeatureMap(Part):
             fresh |= {f"{side}bias": Fresh((heads, columns), zero) for side, heads in rows.items()}
         return fresh
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         keys = self.key_heads(shape, shape.convolved_heads or shape.key_heads)
         matrix = 2 * shape.head_dim * (self.dim or shape.head_dim) if self.linear else 0
         return (shape.heads + keys) * (matrix + self.features(shape))

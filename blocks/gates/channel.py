@@ -48,7 +48,7 @@ class PerChannel(Gate):
             "up": Fresh((columns, self.rank), initialise.normal(self.rank)),
         } | bias
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         width, columns = shape.hidden_size, self.columns(shape)
         return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
 

@@ -39,7 +39,7 @@ class PerHead(Gate):
             "bias": Fresh((heads,), initialise.constant(self.bias)),
         }
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self._own_heads(shape)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:

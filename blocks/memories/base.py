@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from blocks import initialise
-from blocks.legend import Float, Shape, Tensor, torch
+from blocks.flow import accumulating
+from blocks.legend import Float, Shape, Tensor
 from blocks.part import Fresh, Parameters, Part
 from blocks.positions import PositionConfig
 
@@ -41,11 +42,11 @@ class Memory(Part):
             return {}
         return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
 
-    def logit(self, parameters: Parameters, like: Tensor) -> Float[Tensor, " H"] | None:
-        """The weight before its sigmoid."""
+    def logit(self, parameters: Parameters, output: Float[Tensor, "B T H V"]) -> Float[Tensor, " H"] | None:
+        """The weight before its sigmoid, for the heads of ``output``, in the accumulating dtype."""
         if self.weight is None:
             return None
         if self.weight == "learned":
-            return parameters["weight"].to(like.dtype)
+            return parameters["weight"].to(accumulating(output.dtype))
         fixed = math.log(self.weight) - math.log1p(-self.weight)
-        return torch.full((1,), fixed, dtype=like.dtype, device=like.device)
+        return output.new_full(output.shape[2:3], fixed, dtype=accumulating(output.dtype))

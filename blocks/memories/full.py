@@ -20,6 +20,10 @@ class Full(Memory):
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, eq. 1"
     bounded: ClassVar[bool] = False
     reads: ClassVar[Literal["pairs", "features"]] = "pairs"
+    forms: ClassVar[dict[str, str]] = {
+        "reference": "all pairs, masked",
+        "torch": "blocks of 512 queries; scaled_dot_product_attention",
+    }
     kind: Literal["full"] = "full"
 
     def state(self, shape: Shape) -> dict[str, Slot]:
@@ -31,6 +35,12 @@ class Full(Memory):
         pair = (tokens, shape.key_heads, shape.head_dim)
         return {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
 
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 4 * (tokens + 1) * shape.heads * shape.head_dim
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        return 2 * (tokens + 1) * shape.heads * shape.head_dim
+
     def attend(
         self,
         parameters: Parameters,
@@ -40,16 +50,16 @@ class Full(Memory):
         state: State,
         *,
         form: str,
-        mass: bool,
+        plain: bool,
     ) -> tuple[Partial, State, None]:
-        """Answer the queries. Where no mass is asked for, PyTorch's own attention does it."""
+        """Answer the queries. plain: every token brings its pair and nobody asks for the mass; PyTorch's own attention does it."""
         turn = self.position or NoPosition()
         query = turn.rotate(query, tokens.position)
         earlier = state["key"].shape[1]
         key = torch.cat((state["key"], turn.rotate(pairs.key, pairs.position)), dim=1)
         value = torch.cat((state["value"], pairs.value), dim=1)
         position = torch.cat((state["position"], pairs.position), dim=1)
-        if form == "torch" and not mass:
+        if form == "torch" and plain:
             partial = Partial(self._native(query, key, value, position, tokens, earlier), lse=None)
         else:
             partial = dense(query, key, value, self._visible(position, tokens, earlier))
@@ -67,14 +77,14 @@ class Full(Memory):
 
     def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
         # Padding stands behind the real tokens, so the causal mask alone hides it from them.
-        plain = earlier == 0 and tokens.segment is None
+        causal = earlier == 0 and tokens.segment is None
         mask = None
-        if not plain:
+        if not causal:
             entry = torch.arange(position.shape[1], device=position.device)
             # A padding query sees itself: a row without any entry would be NaN.
             mask = (self._visible(position, tokens, earlier) | (entry == entry[earlier:, None]))[:, None]
         states = (states.transpose(1, 2) for states in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
-            *states, attn_mask=mask, is_causal=plain, enable_gqa=query.shape[2] != key.shape[2]
+            *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
         )
         return output.transpose(1, 2)

@@ -22,6 +22,10 @@ class Window(Memory):
     source: ClassVar[str] = "LoLCATs, arXiv:2410.10254; workshop paper, eq. 8"
     bounded: ClassVar[bool] = True
     reads: ClassVar[Literal["pairs", "features"]] = "pairs"
+    forms: ClassVar[dict[str, str]] = {
+        "reference": "all pairs of a call, masked",
+        "torch": "blocks of queries against their own and the previous window",
+    }
     kind: Literal["window"] = "window"
     size: PositiveInt = 64
     """Pairs that it holds, the current token's included."""
@@ -35,7 +39,7 @@ class Window(Memory):
             slots["convolved"] = Slot((self.size, shape.convolved_heads, shape.head_dim), "pairs")
         return slots
 
-    def flops(self, shape: Shape) -> int:
+    def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * self.size * shape.heads * shape.head_dim
 
     def attend(
@@ -47,7 +51,6 @@ class Window(Memory):
         state: State,
         *,
         form: str,
-        mass: bool,
     ) -> tuple[Partial, State, Pairs]:
         """Answer the queries, and say which pair falls at each token (position -1: none)."""
         length = query.shape[1]

@@ -14,10 +14,10 @@ BLOCK = 64
 
 def windowed(
     query: Float[Tensor, "B T H D"],
-    key: Float[Tensor, "B W+T K D"],
-    value: Float[Tensor, "B W+T K D"],
-    present: Bool[Tensor, "B W+T"] | None,
-    segment: Int[Tensor, "B W+T"] | None,
+    key: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K D"],
+    present: Bool[Tensor, "B E"] | None,
+    segment: Int[Tensor, "B E"] | None,
     size: int,
 ) -> Partial:
     """Query t stands at entry W + t and sees the last ``size`` = W entries up to it, of its own document.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import networkx
 
-from blocks.gates.base import Gate
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.memories.state import StateMemory
@@ -136,6 +135,6 @@ def needs_mass(graph: HeadGraph, node: str) -> bool:
     return any(read is not None and not read.leaves_masses_out for read in reads)
 
 
-def gates(graph: HeadGraph) -> list[tuple[str, Gate, Shape]]:
-    """The gates that decay something."""
-    return [(node, part, shape) for node, part, shape in parts(graph, Gate) if isinstance(part, Gate)]
+def is_plain(graph: HeadGraph, node: str) -> bool:
+    """Whether this memory sees every pair as it comes, and nobody asks for its mass."""
+    return feed(graph, node, "pairs") == [("pairs", "pairs")] and not needs_mass(graph, node)

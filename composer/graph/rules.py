@@ -15,6 +15,18 @@ from composer.graph.graph import HeadGraph, build_graph
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
 
+# What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
+RESERVED = frozenset(
+    """
+    add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches eval extra_repr
+    float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys load_state_dict modules mtia
+    named_buffers named_children named_modules named_parameters parameters pop register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory smart_apply
+    state_dict to to_empty training train type update values xpu zero_grad
+    """.split()  # noqa: SIM905 - a list literal would fill the screen
+)
 Problem = tuple[str, tuple[str | int, ...]]
 
 
@@ -34,12 +46,13 @@ def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen: set[str] = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "feature_map"}
     for index, memory in enumerate(head.memory):
         name = memory.name or memory.kind
-        if name in seen:
-            yield (
-                f'two things in this head would be called "{name}"; give this memory a `name:` of its own',
-                ("memory", index),
-            )
-        seen |= {name, f"{name}_features", f"{name}_gate"}
+        own = {name, f"{name}_features", f"{name}_gate"}
+        if name in RESERVED:
+            yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
+        if own & seen:
+            taken = ", ".join(sorted(own & seen))
+            yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
+        seen |= own
 
 
 def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:

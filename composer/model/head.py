@@ -24,7 +24,7 @@ from blocks.memories.window import Window
 from blocks.part import Fresh, Part, State
 from blocks.positions import NoPosition
 from blocks.reads import Read
-from composer.graph.graph import HeadGraph, build_graph, feed, needs_mass, parts
+from composer.graph.graph import HeadGraph, build_graph, feed, is_plain, parts
 from composer.spec.document import HeadSpec
 
 Backend = Literal["reference", "torch"]
@@ -179,11 +179,12 @@ def _gate(graph: HeadGraph, node: str, module: PartModule) -> Call:
 
 
 def _exact(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (query,), (pairs,), mass = feed(graph, node, "query"), feed(graph, node, "pairs"), needs_mass(graph, node)
+    (query,), (pairs,) = feed(graph, node, "query"), feed(graph, node, "pairs")
+    options = {"plain": is_plain(graph, node)} if isinstance(graph.nodes[node]["part"], Full) else {}
 
     def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
         state = _own(values["state"], node)
-        partial_, state, fallen = module(values[query], values[pairs], tokens, state, form=backend, mass=mass)
+        partial_, state, fallen = module(values[query], values[pairs], tokens, state, form=backend, **options)
         values[node, "partial"], values[node, "pairs"] = partial_, fallen
         _keep(carried, node, state)
 

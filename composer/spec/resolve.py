@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from blocks.legend import Shape
 from blocks.memories.window import Window
@@ -19,7 +19,7 @@ from blocks.part import Closed
 from blocks.positions import Llama3Scaling, NoPosition, Rope
 from blocks.reads import Shared, Sum
 from composer.errors import GraphError
-from composer.graph.rules import checked_graph
+from composer.graph.rules import RESERVED, checked_graph
 from composer.spec.document import HeadSpec, Name, Recipe, Spec
 
 Path = tuple[str | int, ...]
@@ -35,6 +35,12 @@ class Dimensions(Closed):
     head_dim: PositiveInt
     rope_theta: float
     rope_scaling: Llama3Scaling | None = None
+
+    @model_validator(mode="after")
+    def _heads_share_evenly(self) -> Self:
+        if self.heads % self.key_heads:
+            raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
+        return self
 
     def shape(self, heads: int) -> Shape:
         """The shape of a group of ``heads`` query heads, which take whole key groups."""
@@ -87,13 +93,13 @@ def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
         heads["head"] = spec.head
     layers = _layers(spec, dimensions, heads)
     used = {group.head for layer in layers for group in layer}
-    for name in heads:
-        if name not in used:
-            where: Path = ("head",) if name == "head" else ("heads", name)
-            raise GraphError("no layer uses this head; remove it, or name it in `layers`", where)
     complete: dict[str, HeadSpec] = {}
     for name, head in heads.items():
         path: Path = ("head",) if name == "head" and spec.head is not None else ("heads", name)
+        if name not in used:
+            raise GraphError("no layer uses this head; remove it, or name it in `layers`", path)
+        if name in RESERVED:
+            raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
         complete[name] = _complete(head, dimensions)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
             checked_graph(complete[name], dimensions.shape(size), path)
@@ -115,7 +121,7 @@ def _complete(head: HeadSpec, dimensions: Dimensions) -> HeadSpec:
     for memory in head.memory:
         position = memory.position or head.position
         if isinstance(position, Rope) and position.theta is None:
-            position = Rope(theta=dimensions.rope_theta, scaling=dimensions.rope_scaling)
+            position = Rope(theta=dimensions.rope_theta, scaling=position.scaling or dimensions.rope_scaling)
         changes: dict[str, Any] = {"position": position, "name": memory.name or memory.kind}
         # Under `parallel` nothing receives what a window evicts, as long as another memory keeps every pair.
         if isinstance(memory, Window) and head.flow == "parallel" and not all(other.bounded for other in head.memory):
@@ -138,15 +144,18 @@ def _complete(head: HeadSpec, dimensions: Dimensions) -> HeadSpec:
 def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
     """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
     chosen: list[str | dict[str, int] | None] = ["head" if spec.head is not None else None] * dimensions.layers
-    origin: list[Path] = [("head",)] * dimensions.layers
     for number, rule in enumerate(spec.layers):
-        for layer in _at(rule.at, dimensions.layers, ("layers", number, "at")):
-            chosen[layer], origin[layer] = rule.use, ("layers", number, "use")
+        named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
+        if not named:
+            raise GraphError(f"this names none of the source's {dimensions.layers} layers", ("layers", number, "at"))
+        _groups(rule.use, dimensions, heads, ("layers", number, "use"))
+        for layer in named:
+            chosen[layer] = rule.use
     groups = []
     for layer, use in enumerate(chosen):
         if use is None:
             raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-        groups.append(_groups(use, dimensions, heads, origin[layer]))
+        groups.append(_groups(use, dimensions, heads, ("layers",)))
     return tuple(groups)
 
 

@@ -1,0 +1,37 @@
+# make demo    build two students from the teacher that ships with the repo, explain them, let them write
+# make test    the tests
+# make check   formatting, lint, types
+# make gpu     what needs a CUDA device
+# Each makes the virtual environment first, where it is not there or out of date. PYTHON= and VENV= override.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check gpu clean
+
+demo: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
+
+test: $(READY)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+gpu: $(READY)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
+	$(BIN)/python -m pytest -m gpu $(TESTS)
+
+clean:
+	rm -rf build-output dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+# The pin of torch in constraints.txt keeps the resolver from newer builds, which bring gigabytes along.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,256 @@
+"""How long a build takes for a model of Llama-3.2-1B's size, what it writes, how much memory it takes, and how a copy does
+against ``cp``.
+
+    python benchmarks/build_1b.py --cache /some/large/disk
+
+makes a random checkpoint with that model's exact config (bfloat16, three files, 2.47 GB) in the cache folder, once, and builds
+from it next to it. Every build is a process of its own; seconds are counted after its imports. Copies and ``cp`` take turns,
+and both end with an fsync of every file. Results go to ``benchmarks/results/build_1b.json``; ``--clean`` removes the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+RESULTS = ROOT / "benchmarks" / "results" / "build_1b.json"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+}
+LARGEST_SHARD = 10**9
+
+
+def make_checkpoint(folder: Path) -> None:
+    """Writes the random checkpoint tensor by tensor, if it is not there yet."""
+    if (folder / "model.safetensors.index.json").exists():
+        return
+    from composer.build.stream import Piece, write_shard
+    from converters.canonical import expected_tensors
+    from converters.llama import read_config
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shards: list[list[Piece]] = [[]]
+    size = 0
+    for name, shape in expected_tensors(read_config(CONFIG, [])).items():
+        bytes_of_it = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        if size + bytes_of_it > LARGEST_SHARD:
+            shards.append([])
+            size = 0
+        size += bytes_of_it
+        shards[-1].append(Piece(name, "bfloat16", shape, lambda shape=shape: _random(shape)))
+    weight_map = {}
+    for number, pieces in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_shard(folder / file, pieces, lambda _: None)
+        weight_map.update({piece.name: file for piece in pieces})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _random(shape: tuple[int, ...]) -> Iterator[memoryview]:
+    import torch
+
+    from composer.build.stream import as_bytes
+
+    if len(shape) == 1:
+        yield as_bytes(torch.ones(shape, dtype=torch.bfloat16))
+        return
+    rows = max(1, 2**22 // shape[1])
+    for first in range(0, shape[0], rows):
+        yield as_bytes((torch.randn(min(rows, shape[0] - first), shape[1]) * 0.02).to(torch.bfloat16))
+
+
+def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
+    """One build in this process: what the parent asks a child for."""
+    import torch  # noqa: F401 - its import is not the build's time
+
+    from composer.build.build import build_folder
+    from composer.build.dimensions import dimensions
+    from composer.build.sources import open_model
+    from composer.spec.loading import load_spec
+    from composer.spec.resolve import resolve
+
+    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    spec = load_spec(spec_name)
+    opened = open_model(source)
+    document = spec.model_dump(mode="json", exclude_unset=True)
+    report = build_folder(resolve(spec, dimensions(opened.trunk)), opened, out, spec_document=document, copy=copy)
+    seconds = time.perf_counter() - began
+    own = [path.stat() for path in out.rglob("*") if path.is_file() and path.stat().st_nlink == 1]
+    return {
+        "seconds": seconds,
+        "fresh_bytes": report.plan.fresh_bytes,
+        "fresh_parameters": report.plan.fresh_bytes // 2,
+        "bytes_on_disk": sum(stat.st_size for stat in own),
+        "bytes_shared": report.bytes_shared,
+        "peak_rss": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "rss_after_imports": 1024 * imported,
+    }
+
+
+def in_a_child(spec: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", spec, str(source), str(out), *(["--copy"] if copy else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shutil.rmtree(out)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cp(source: Path, out: Path) -> float:
+    """Seconds of ``cp`` for the same files, until they are on the disk."""
+    out.mkdir()
+    began = time.perf_counter()
+    subprocess.run(["cp", *map(str, sorted(source.glob("*.safetensors"))), str(out)], check=True)
+    for path in (*out.iterdir(), out):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(out)
+    return seconds
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that holds a folder, from the kernel's table."""
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    holding = [(point, kind) for point, kind in mounts if folder.is_relative_to(point)]
+    return max(holding, key=lambda entry: len(entry[0]))[1]
+
+
+def warm(source: Path) -> None:
+    """Reads the source once, so that no run pays for the first reading."""
+    from composer.build.contents import blocks
+
+    for path in source.glob("*.safetensors"):
+        for _ in blocks(path):
+            pass
+
+
+def measure(cache: Path, spec: str, runs: int) -> dict[str, Any]:
+    source, out = cache / "llama-1b", cache / "out"
+    make_checkpoint(source)
+    shutil.rmtree(out, ignore_errors=True)
+    total = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    warm(source)
+    links = [in_a_child(spec, source, out, copy=False) for _ in range(runs)]
+    copies, by_cp = [], []
+    for number in range(runs):
+        for turn in (0, 1):
+            os.sync()
+            if (number + turn) % 2:
+                by_cp.append(cp(source, out))
+            else:
+                copies.append(in_a_child(spec, source, out, copy=True))
+    return {
+        "spec": spec,
+        "source_bytes": total,
+        "source_files": len(list(source.glob("*.safetensors"))),
+        "file_system": file_system(cache.resolve()),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "runs": runs,
+        "link": links,
+        "copy": copies,
+        "cp_seconds": by_cp,
+        "copy_to_cp_speed": statistics.median(by_cp) / statistics.median(run["seconds"] for run in copies),
+    }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def table(result: dict[str, Any]) -> str:
+    def row(what: str, seconds: list[float], runs: list[dict[str, Any]] | None) -> str:
+        median, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f}"
+        speed = f"{result['source_bytes'] / median / 1e9:.2f}"
+        if runs is None:
+            return f"| {what} | {median:.2f} | {spread} | {speed} | {result['source_bytes'] / 1e6:,.1f} | |"
+        rss = max(run["peak_rss"] for run in runs) / 1e6
+        written = runs[0]["bytes_on_disk"] / 1e6
+        return f"| {what} | {median:.2f} | {spread} | {speed if written > 1000 else ''} | {written:,.1f} | {rss:.0f} |"
+
+    head = [
+        f"`compose build {result['spec']}` from {result['source_bytes'] / 1e9:.2f} GB in {result['source_files']} files, "
+        f"{result['file_system']}, {result['cpu']}, {result['cores']} cores, {result['runs']} runs each. "
+        f"Fresh parameters: {result['link'][0]['fresh_parameters']:,} ({result['link'][0]['fresh_bytes'] / 1e6:.1f} MB).",
+        "",
+        "| | median s | s | GB/s | written MB | peak RSS MB |",
+        "|---|---|---|---|---|---|",
+        row("build, linked", [run["seconds"] for run in result["link"]], result["link"]),
+        row("build, `--copy`", [run["seconds"] for run in result["copy"]], result["copy"]),
+        row("`cp` and fsync", result["cp_seconds"], None),
+        "",
+        f"`--copy` runs at {result['copy_to_cp_speed']:.2f} of `cp`'s speed.",
+    ]
+    return "\n".join(head)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=Path("build_1b_cache"), help="a folder with 6 GB of room")
+    parser.add_argument("--spec", default="lawcat")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--clean", action="store_true", help="remove the checkpoint afterwards")
+    parser.add_argument("--child", nargs=3, metavar=("SPEC", "SOURCE", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--copy", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        spec, source, out = given.child
+        print(json.dumps(build_once(spec, Path(source), Path(out), given.copy)))
+        return
+    result = measure(given.cache, given.spec, given.runs)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
+    if given.clean:
+        shutil.rmtree(given.cache / "llama-1b")
+
+
+if __name__ == "__main__":
+    main()

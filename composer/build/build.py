@@ -1,0 +1,226 @@
+"""A resolved spec and a source become a folder that ``from_pretrained`` loads: links, streams, and a few small files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from blocks.part import Closed
+from composer.build.card import model_card
+from composer.build.check import problems_of
+from composer.build.contents import sha256
+from composer.build.dimensions import dimensions
+from composer.build.output import check_output, whole_or_nothing
+from composer.build.place import copy_file, place
+from composer.build.plan import FRESH_FILE, Plan, ShardPlan, make_plan
+from composer.build.record import (
+    RECORD,
+    Record,
+    StoredFile,
+    known_sha256,
+    record_of,
+    stored_file,
+    stored_source,
+    versions,
+    write_json,
+    write_text,
+)
+from composer.build.stream import fresh_piece, inherited_piece, write_shard
+from composer.errors import BuildError
+from composer.spec.resolve import Resolved
+from converters.source import INDEX, Source
+from converters.trunk import Dtype
+
+HASHED_ANYWAY = 256 * 2**20
+"""Bytes of unchanged files up to which they are read and hashed unasked: a matter of a few tenths of a second."""
+
+Progress = Callable[[str, int, int], None]
+"""Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
+
+
+class BuildReport(Closed):
+    """What a build did, or would do. ``bytes_shared`` are in files that the output has in common with its source."""
+
+    out: Path
+    dry_run: bool
+    spec_hash: str
+    plan: Plan
+    files: dict[str, StoredFile]
+    bytes_written: int
+    bytes_shared: int
+    seconds: float
+
+
+def build_folder(
+    resolved: Resolved,
+    source: Source,
+    out: str | os.PathLike[str],
+    *,
+    spec_document: Mapping[str, Any],
+    dtype: Dtype | None = None,
+    seed: int = 0,
+    copy: bool = False,
+    hash_contents: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Builds ``resolved`` from ``source`` into the folder ``out``, which appears whole or not at all.
+
+    spec_document: the spec as it was read, to be stored. dtype: turns every tensor into it; None keeps each as it is.
+    seed: of the fresh parameters. copy: gives the output bytes of its own instead of links to the source's.
+    hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
+    small models (``HASHED_ANYWAY``) are hashed in any case.
+    force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing.
+    Raises ``BuildError``; the source is only ever read.
+    """
+    from composer.model.stored import config_dict
+
+    began = time.perf_counter()
+    target = check_output(Path(out), source, force=force)
+    if resolved.dimensions != dimensions(source.trunk):
+        raise BuildError(f"The spec was resolved against another model than {source.folder}. Resolve it against this one.")
+    plan = make_plan(resolved, source, dtype)
+    trunk = replace(source.trunk, dtype=plan.dtype)
+    config = config_dict(trunk, resolved, plan.dtype)
+    if dry_run:
+        return _report(target, resolved, plan, {}, 0, began, dry_run=True)
+    _check_space(target, source, plan, copy)
+
+    with whole_or_nothing(target) as folder:
+        writer = _Writer(folder, source, resolved, plan, copy, hash_contents, seed, progress or _silent)
+        files = writer.weights()
+        small = writer.small_files()
+        write_json(folder / INDEX, _index(plan))
+        write_json(folder / "config.json", config)
+        record = Record(
+            spec=dict(spec_document),
+            resolved=resolved,
+            spec_hash=resolved.hash,
+            source=stored_source(source, writer.student),
+            seed=seed,
+            trunk=asdict(trunk),
+            plan=plan,
+            files=files,
+            versions=versions(),
+        )
+        write_json(folder / RECORD, record.model_dump(mode="json"))
+        write_text(folder / "README.md", model_card(record, target.name))
+        if problems := problems_of(folder, resolved, plan):
+            raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
+    return _report(target, resolved, plan, files, small, began, dry_run=False)
+
+
+class _Writer:
+    """One build's writing of weights and small files into a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        resolved: Resolved,
+        plan: Plan,
+        copy: bool,
+        hash_contents: bool,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self.folder, self.source, self.resolved, self.plan = folder, source, resolved, plan
+        self.copy, self.hash_contents, self.seed, self.progress = copy, hash_contents, seed, progress
+        self.student = record_of(source)
+
+    def weights(self) -> dict[str, StoredFile]:
+        files: dict[str, StoredFile] = {}
+        for shard in self.plan.shards:
+            if shard.output is not None:
+                files[shard.output] = self._linked(shard) if shard.action == "link" else self._rewritten(shard)
+        if self.plan.fresh:
+            files[FRESH_FILE] = self._fresh()
+        return files
+
+    def small_files(self) -> int:
+        """Copies them, never links: what is saved into the output later writes through a link. The bytes of them all."""
+        for name in self.source.small_files:
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            copy_file(self.source.folder / name, self.folder / name)
+        return sum((self.folder / name).stat().st_size for name in self.source.small_files)
+
+    def _linked(self, shard: ShardPlan) -> StoredFile:
+        origin, target = self.source.shards[shard.file].file, self.folder / str(shard.output)
+        how = place(origin, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
+        contents = known_sha256(self.source, self.student, shard.file)
+        if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
+            contents = sha256(target)
+        return stored_file(target, how, origin=origin, contents=contents)
+
+    def _rewritten(self, shard: ShardPlan) -> StoredFile:
+        target = self.folder / str(shard.output)
+        tensors = self.source.tensors
+        pieces = [
+            inherited_piece(name, tensors[entry.tensor], entry.dtype)
+            for name, entry in self.plan.inherited.items()
+            if entry.file == shard.file
+        ]
+        contents = write_shard(target, pieces, self._moved(target.name, shard.bytes))
+        return stored_file(target, "rewritten", origin=None, contents=contents)
+
+    def _fresh(self) -> StoredFile:
+        from composer.model.naming import fresh_parameters
+
+        target = self.folder / FRESH_FILE
+        wanted = fresh_parameters(self.resolved)
+        pieces = [fresh_piece(name, wanted[name], entry.dtype, self.seed) for name, entry in self.plan.fresh.items()]
+        contents = write_shard(target, pieces, self._moved(target.name, self.plan.fresh_bytes))
+        return stored_file(target, "written", origin=None, contents=contents)
+
+    def _moved(self, name: str, total: int) -> Callable[[int], None]:
+        done = 0
+
+        def moved(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress(name, done, total)
+
+        return moved
+
+
+def _index(plan: Plan) -> dict[str, Any]:
+    return {
+        "metadata": {"format": "pt", "total_size": plan.total_bytes},
+        "weight_map": {name: entry.output for name, entry in plan.parameters.items()},
+    }
+
+
+def _check_space(target: Path, source: Source, plan: Plan, copy: bool) -> None:
+    """Says so before the first byte where the disk cannot take what is sure to be written."""
+    parent = next(parent for parent in target.parents if parent.exists())
+    elsewhere = source.folder.stat().st_dev != parent.stat().st_dev
+    needed = plan.bytes("rewrite") + plan.fresh_bytes + (plan.bytes("link") if copy or elsewhere else 0)
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise BuildError(f"No space left for {target}: it needs {needed:,} bytes, and {free:,} are free at {parent}.")
+
+
+def _report(
+    out: Path, resolved: Resolved, plan: Plan, files: dict[str, StoredFile], small: int, began: float, *, dry_run: bool
+) -> BuildReport:
+    shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
+    return BuildReport(
+        out=out,
+        dry_run=dry_run,
+        spec_hash=resolved.hash,
+        plan=plan,
+        files=files,
+        bytes_written=sum(file.bytes for file in files.values()) - shared + small,
+        bytes_shared=shared,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _silent(_name: str, _done: int, _total: int) -> None:
+    pass

@@ -1,0 +1,42 @@
+"""The contents of weight files, read block by block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from converters.shard import Tensor
+
+BLOCK = 16 * 2**20
+"""Bytes that are held at a time; a multiple of every element's size."""
+
+
+def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
+    """The bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
+    buffer = bytearray(BLOCK)
+    left = (file.stat().st_size if end is None else end) - start
+    with file.open("rb") as stream:
+        stream.seek(start)
+        while left > 0:
+            count = stream.readinto(memoryview(buffer)[: min(BLOCK, left)])
+            if not count:
+                raise OSError(f"{file} ends {left:,} bytes early")
+            left -= count
+            yield memoryview(buffer)[:count]
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a whole file."""
+    digest = hashlib.sha256()
+    for block in blocks(file):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def same_contents(one: Tensor, other: Tensor) -> bool:
+    """Whether two stored tensors hold the same bytes."""
+    if one.bytes != other.bytes or one.dtype != other.dtype:
+        return False
+    pairs = zip(blocks(one.file, one.start, one.end), blocks(other.file, other.start, other.end), strict=True)
+    return all(left == right for left, right in pairs)

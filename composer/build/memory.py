@@ -1,0 +1,90 @@
+"""A student from a model that is in memory already, without a folder in between."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from composer.build.dimensions import dimensions
+from composer.build.plan import Assignment, assign
+from composer.build.stream import filled
+from composer.errors import BuildError, SourceError
+from composer.spec.resolve import Resolved
+from converters.canonical import EMBEDDING, OUTPUT
+from converters.coverage import cover
+from converters.errors import ConverterError
+from converters.families import family_of
+from converters.trunk import Trunk
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from composer.model.configuration import ComposedConfig
+    from composer.model.modeling import ComposedForCausalLM
+
+
+def trunk_of(model: PreTrainedModel) -> Trunk:
+    """The trunk of a model in memory, in the dtype it has there. Raises ``SourceError``."""
+    config = model.config.to_dict()
+    try:
+        trunk = family_of(config).read_config(config, [])
+        return replace(trunk, dtype=str(model.dtype).removeprefix("torch."))
+    except ConverterError as error:
+        raise SourceError(str(error)) from error
+
+
+def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 0, share: bool = False) -> ComposedForCausalLM:
+    """A composed model with the weights of ``model``, on its device and in its dtype, in evaluation mode.
+
+    model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has
+    them, too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at
+    the price that whatever trains one trains the other. Raises ``SourceError`` and ``BuildError``.
+    """
+    from composer.model.configuration import ComposedConfig
+    from composer.model.modeling import ComposedForCausalLM
+    from composer.model.stored import config_dict
+
+    trunk = trunk_of(model)
+    if resolved.dimensions != dimensions(trunk):
+        raise BuildError("The spec was resolved against another model than this one. Resolve it against this one.")
+    source = model.state_dict()
+    assignment = _assignment(resolved, model, trunk, source)
+
+    device = source[assignment.inherited[EMBEDDING]].device
+    weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
+    for name, fresh in assignment.fresh.items():
+        weights[name] = filled(name, fresh, trunk.dtype, seed).to(device)
+    if trunk.tied_embeddings:
+        weights[OUTPUT] = weights[EMBEDDING]
+
+    student = _empty(ComposedForCausalLM, ComposedConfig(**config_dict(trunk, resolved, trunk.dtype)))
+    student.load_state_dict(weights, strict=True, assign=True)
+    student.tie_weights()
+    if model.generation_config is not None:
+        student.generation_config = copy.deepcopy(model.generation_config)
+    return student.eval()
+
+
+def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Trunk, source: Mapping[str, torch.Tensor]) -> Assignment:
+    import torch
+
+    for name, tensor in source.items():
+        if tensor.is_meta or not tensor.is_floating_point():
+            kind = "is not in memory (offloaded)" if tensor.is_meta else f"is {tensor.dtype}, not a floating type"
+            raise SourceError(f"{name} {kind}. Load the model whole and without quantisation, or build from its folder.")
+    try:
+        covered = cover(family_of(model.config.to_dict()), trunk, source)
+    except ConverterError as error:
+        raise SourceError(str(error)) from error
+    return assign(resolved, covered, source, same=lambda one, other: torch.equal(source[one], source[other]))
+
+
+def _empty(model_class: type[ComposedForCausalLM], config: ComposedConfig) -> ComposedForCausalLM:
+    """The model without memory for its weights, which are assigned to it afterwards."""
+    import torch
+
+    with torch.device("meta"):
+        return model_class(config)

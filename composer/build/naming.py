@@ -1,0 +1,13 @@
+"""The folder that a build writes when it is not told another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.source import Source
+
+
+def default_output(spec_name: str, source: Source) -> Path:
+    """``<spec>-<source>`` in the current folder: ``lawcat-Llama-3.2-1B``."""
+    name = source.repo_id.rsplit("/", 1)[-1] if source.repo_id else source.folder.name
+    return Path(f"{spec_name}-{name}")

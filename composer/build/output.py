@@ -1,0 +1,171 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from composer.errors import BuildError
+from converters.source import Source
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
+    """The absolute path to write to. Raises ``BuildError`` where that would touch the source or what is not to be replaced."""
+    out = out.expanduser().resolve()
+    if source is not None:
+        folder = source.folder.resolve()
+        if out == folder or folder in out.parents:
+            raise BuildError(f"The output {out} is the source, or lies inside it ({folder}). Choose another folder.")
+        touched = [folder, *(shard.file.resolve() for shard in source.shards.values())]
+        if any(out in path.parents for path in touched):
+            raise BuildError(f"The source {folder} lies inside the output {out}. Choose another folder.")
+    if not out.exists():
+        return out
+    if not out.is_dir():
+        raise BuildError(f"{out} is a file; expected a folder to write to.")
+    if any(out.iterdir()):
+        if not force:
+            raise BuildError(f"{out} exists already. Use --force to replace it, or choose another folder.")
+        if not (out / "config.json").is_file():
+            raise BuildError(f"{out} holds no config.json, so it is no model, and --force does not replace it.")
+    return out
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Path]:
+    """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
+
+    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced in one step where the system can exchange two folders, and removed after that. Ctrl-C
+    and SIGTERM end the build as errors do; file-system errors are raised as ``BuildError``.
+    """
+    partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
+    made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
+    done = False
+    with _sigterm_raises():
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            _sync_all(partial)
+            with _undisturbed():
+                replaced = _take_place(partial, out)
+                done = True
+                # From here on the output stands: what fails now is no failure of the build.
+                with suppress(OSError):
+                    _sync(out.parent)
+                shutil.rmtree(replaced, ignore_errors=True)
+        except OSError as error:
+            raise BuildError(_what_failed(error, out)) from error
+        finally:
+            with _undisturbed():
+                if not done:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    for parent in made:
+                        with suppress(OSError):
+                            parent.rmdir()
+
+
+def _take_place(partial: Path, out: Path) -> Path:
+    """Puts ``partial`` at ``out``, and says where what was there, if anything, stands now."""
+    if out.exists() and _exchanged(partial, out):
+        return partial
+    aside = partial.with_suffix(".replaced")
+    if out.exists():
+        out.rename(aside)
+    try:
+        partial.rename(out)
+    except BaseException:
+        if aside.exists():
+            aside.rename(out)
+        raise
+    return aside
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the two paths could be exchanged in one step: Linux's renameat2, where the file system has it."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
+def _sync_all(folder: Path) -> None:
+    """Waits until everything in the folder is on the disk. What is linked has been written by somebody else before."""
+    paths = list(folder.rglob("*"))
+    for path in paths:
+        if path.is_dir() or path.stat().st_nlink == 1:
+            _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or a folder's entries, are on the disk, where the system lets one ask for it."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Ends the process through its ``finally`` clauses, as Ctrl-C does, where nobody has asked for something else."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps a (second) Ctrl-C or SIGTERM out of the few steps that must not stop half-way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _what_failed(error: OSError, out: Path) -> str:
+    nothing = "Nothing was written, and the source is as it was."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(_existing(out)).free
+        return f"No space left for {out} ({free:,} bytes free there). {nothing}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"Not allowed to write {error.filename or out}: {error.strerror}. {nothing}"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"Writing {out} failed: {error.strerror or error}{where}. {nothing}"
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())

@@ -1,0 +1,95 @@
+"""Bringing an unchanged file into the output: a hard link, a clone that shares blocks, or a copy."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+How = Literal["linked", "cloned", "copied"]
+
+_FICLONE = 0x40049409
+_COPY_BLOCK = 64 * 2**20
+# What a file system, or a limit of it, answers where it cannot link or clone and a copy still may do.
+_NOT_HERE = {
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EACCES,
+    errno.EMLINK,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.EBADF,
+}
+
+
+def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> How:
+    """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows.
+
+    copy: True for bytes of its own, whatever could be shared. moved: told of bytes as they are copied.
+    """
+    source = source.resolve()
+    if not copy:
+        if _linked(source, target):
+            return "linked"
+        if _cloned(source, target):
+            return "cloned"
+    copy_file(source, target, moved)
+    return "copied"
+
+
+def copy_file(source: Path, target: Path, moved: Callable[[int], None] = lambda _: None) -> None:
+    """Copies contents, inside the kernel where it can."""
+    with source.open("rb") as reader, target.open("xb") as writer:
+        left = os.fstat(reader.fileno()).st_size
+        while left > 0:
+            count = _copied(reader.fileno(), writer.fileno(), min(_COPY_BLOCK, left))
+            if not count:
+                raise OSError(errno.EIO, f"{source} shrank while it was copied")
+            left -= count
+            moved(count)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        return False
+    return True
+
+
+def _cloned(source: Path, target: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    with source.open("rb") as reader, target.open("xb") as writer:
+        try:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+        except OSError as error:
+            target.unlink()
+            if error.errno not in _NOT_HERE:
+                raise
+            return False
+    return True
+
+
+def _copied(reader: int, writer: int, count: int) -> int:
+    """Copies up to ``count`` bytes from where both files stand; how many it were."""
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(reader, writer, count)
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+    block = memoryview(os.read(reader, count))
+    written = 0
+    while written < len(block):
+        written += os.write(writer, block[written:])
+    return written

@@ -1,0 +1,219 @@
+"""The weight plan: where every parameter of a student comes from, and what becomes of every tensor of its source.
+
+It is made from names and shapes alone, can be shown before anything is written, and is stored with the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from blocks.part import Closed, Fresh
+from composer.errors import BuildError
+from converters.canonical import EMBEDDING
+from converters.coverage import Covered, Shaped
+from converters.shard import BYTES, Shard
+from converters.source import Source
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from composer.spec.resolve import Resolved
+
+FRESH_FILE = "fresh.safetensors"
+
+
+class Inherited(Closed):
+    """A parameter whose values come from the source."""
+
+    kind: Literal["inherited"] = "inherited"
+    tensor: str
+    """The source's name of it."""
+    file: str
+    """The source's file that holds it."""
+    output: str
+    """The student's file that holds it."""
+    shape: tuple[int, ...]
+    dtype: Dtype
+
+
+class FreshParameter(Closed):
+    """A parameter that no checkpoint brings; its values follow from the seed and its name."""
+
+    kind: Literal["fresh"] = "fresh"
+    output: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+
+
+class Dropped(Closed):
+    """A tensor of the source that the student does without."""
+
+    file: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+class ShardPlan(Closed):
+    """What becomes of one of the source's files: linked as it is, rewritten tensor by tensor, or left behind."""
+
+    file: str
+    output: str | None
+    action: Literal["link", "rewrite", "leave"]
+    reason: str
+    bytes: int
+    """Size of the student's file, without its header where it is rewritten."""
+
+
+class Plan(Closed):
+    """Covers both sides: every parameter of the student, by its canonical name, and every tensor of the source."""
+
+    dtype: Dtype
+    """What the model computes in, and the type of fresh parameters."""
+    parameters: dict[str, Annotated[Inherited | FreshParameter, Field(discriminator="kind")]]
+    dropped: dict[str, Dropped]
+    shards: tuple[ShardPlan, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def inherited(self) -> dict[str, Inherited]:
+        return {name: entry for name, entry in self.parameters.items() if isinstance(entry, Inherited)}
+
+    @property
+    def fresh(self) -> dict[str, FreshParameter]:
+        return {name: entry for name, entry in self.parameters.items() if isinstance(entry, FreshParameter)}
+
+    def bytes(self, action: Literal["link", "rewrite"]) -> int:
+        """Bytes of the files that are linked, or rewritten."""
+        return sum(shard.bytes for shard in self.shards if shard.action == action)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(_bytes(entry.shape, entry.dtype) for entry in self.parameters.values())
+
+    @property
+    def fresh_bytes(self) -> int:
+        return sum(_bytes(entry.shape, entry.dtype) for entry in self.fresh.values())
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Coverage both ways, before files come into it. inherited: canonical name to the source's; dropped: its name to why."""
+
+    inherited: dict[str, str]
+    fresh: dict[str, Fresh]
+    dropped: dict[str, str]
+
+
+def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], same: Callable[[str, str], bool]) -> Assignment:
+    """Gives every parameter of the student its origin, and every tensor of the source its use or the reason it is dropped.
+
+    A student as a source keeps the parameters of its composed heads whose name and shape the new spec has, too.
+    same: whether two tensors of the source, named by it, hold the same values. Raises ``BuildError``.
+    """
+    from composer.model.naming import fresh_parameters
+
+    wanted = fresh_parameters(resolved)
+    kept = {name: own for name, own in covered.composed.items() if name in wanted and wanted[name].shape == tensors[own].shape}
+    dropped = dict(covered.passed_over)
+    for name, own in covered.composed.items():
+        if name not in kept:
+            dropped[own] = (
+                f"its shape is {list(tensors[own].shape)}, this spec's is {list(wanted[name].shape)}"
+                if name in wanted
+                else "this spec has no such parameter"
+            )
+    if covered.output_copy is not None:
+        if not same(covered.output_copy, covered.trunk[EMBEDDING]):
+            raise BuildError(
+                f"config.json ties the output to the embedding, but the source has a {covered.output_copy} that differs from "
+                f"{covered.trunk[EMBEDDING]}. If the output is a matrix of its own, set tie_word_embeddings to false there."
+            )
+        dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
+    return Assignment(
+        inherited={**covered.trunk, **kept},
+        fresh={name: fresh for name, fresh in wanted.items() if name not in kept},
+        dropped=dropped,
+    )
+
+
+def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) -> Plan:
+    """The plan for a folder. dtype: of every tensor; None keeps each tensor's own. Raises ``BuildError``."""
+    from composer.build.contents import same_contents
+
+    assignment = assign(
+        resolved,
+        source.covered,
+        source.tensors,
+        same=lambda one, other: same_contents(source.tensors[one], source.tensors[other]),
+    )
+    shards = _shard_plans(source, assignment, dtype)
+    output = {shard.file: shard.output or "" for shard in shards}
+    parameters: dict[str, Inherited | FreshParameter] = {}
+    for name, own in assignment.inherited.items():
+        tensor = source.tensors[own]
+        parameters[name] = Inherited(
+            tensor=own,
+            file=tensor.file.name,
+            output=output[tensor.file.name],
+            shape=tensor.shape,
+            dtype=dtype or tensor.dtype,
+        )
+    model_dtype = dtype or source.trunk.dtype
+    for name, fresh in assignment.fresh.items():
+        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=model_dtype)
+    return Plan(
+        dtype=model_dtype,
+        parameters=parameters,
+        dropped={
+            own: Dropped(file=source.tensors[own].file.name, shape=source.tensors[own].shape, reason=reason)
+            for own, reason in assignment.dropped.items()
+        },
+        shards=shards,
+        notes=source.notes,
+    )
+
+
+def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) -> tuple[ShardPlan, ...]:
+    canonical = {own: name for name, own in assignment.inherited.items()}
+    used = [file for file, shard in source.shards.items() if any(name in canonical for name in shard.tensors)]
+    plans = []
+    for file, shard in source.shards.items():
+        if file not in used:
+            plans.append(ShardPlan(file=file, output=None, action="leave", reason="nothing in it is used", bytes=0))
+            continue
+        output = f"source-{used.index(file) + 1}-of-{len(used)}.safetensors"
+        change = _change(shard, canonical, source.covered, dtype)
+        size = sum(_bytes(t.shape, dtype or t.dtype) for own, t in shard.tensors.items() if own in canonical)
+        plans.append(
+            ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size)
+            if change
+            else ShardPlan(file=file, output=output, action="link", reason="nothing in it changes", bytes=shard.bytes)
+        )
+    return tuple(plans)
+
+
+def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, dtype: Dtype | None) -> str:
+    """Why a file cannot stay as it is; empty where it can.
+
+    Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. What they
+    pass over by themselves, and a copy of a tied matrix, does not stand in the way of linking.
+    """
+    silent = {*covered.passed_over, covered.output_copy}
+    dropped = [own for own in shard.tensors if own not in canonical and own not in silent]
+    renamed = [own for own in shard.tensors if canonical.get(own, own) != own]
+    retyped = [own for own, tensor in shard.tensors.items() if dtype is not None and tensor.dtype != dtype]
+    reasons = [
+        f"{len(names)} {what}"
+        for names, what in ((retyped, f"turned into {dtype}"), (renamed, "renamed"), (dropped, "dropped"))
+        if names
+    ]
+    return ", ".join(reasons)
+
+
+def _bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
+    return math.prod(shape) * BYTES[dtype]

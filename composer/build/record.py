@@ -1,0 +1,151 @@
+"""What is stored with the weights, in ``composition.json``: what the model is, and how it came to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from blocks.part import Closed
+from composer.build.place import How
+from composer.build.plan import Plan
+from composer.errors import BuildError
+from composer.spec.resolve import Resolved
+from converters.hub import cached_sha256
+from converters.shard import read_shard
+from converters.source import Source
+
+RECORD = "composition.json"
+_PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
+
+
+class StoredFile(Closed):
+    """A weight file as it was when the build ended.
+
+    sha256 is None where nobody had read the contents: a file that was linked or copied without being hashed. Its size, its
+    header and its time stamp are kept instead.
+    """
+
+    how: How | Literal["written", "rewritten"]
+    origin: str | None
+    """The source's file behind it, for one that was linked, cloned or copied."""
+    bytes: int
+    header_sha256: str
+    sha256: str | None
+    device: int
+    inode: int
+    modified_ns: int
+
+
+class StoredSource(Closed):
+    """Where the weights come from. spec_hash: of the student that was the source, if it was one."""
+
+    family: str
+    folder: str
+    repo_id: str | None
+    revision: str | None
+    commit: str | None
+    config_sha256: str
+    spec_hash: str | None
+
+
+class Record(Closed):
+    """Enough to say exactly what a checkpoint is, and to check it."""
+
+    format: Literal[1] = 1
+    spec: dict[str, Any]
+    """The spec as a document, after ``extends`` and overrides."""
+    resolved: Resolved
+    spec_hash: str
+    source: StoredSource
+    seed: int
+    trunk: dict[str, Any]
+    """As ``config.json`` has it; its dtype is that of fresh parameters."""
+    plan: Plan
+    files: dict[str, StoredFile]
+    versions: dict[str, str]
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record of a folder; None where it has none. Raises ``BuildError`` where it is damaged."""
+    path = folder / RECORD
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BuildError(
+            f"{path} is damaged, or of another version of composer, at {where or 'its start'}: {first['msg']}."
+        ) from error
+
+
+def record_of(source: Source) -> Record | None:
+    """The record of a source that is itself a student."""
+    return read_record(source.folder) if source.family.model_type == "composed" else None
+
+
+def stored_source(source: Source, student: Record | None) -> StoredSource:
+    return StoredSource(
+        family=source.family.model_type,
+        folder=str(source.folder.resolve()),
+        repo_id=source.repo_id,
+        revision=source.revision,
+        commit=source.commit,
+        config_sha256=source.config_sha256,
+        spec_hash=student.spec_hash if student else None,
+    )
+
+
+def stored_file(path: Path, how: How | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None) -> StoredFile:
+    """What the record says of a file that stands at ``path``. contents: its SHA-256, where it is known."""
+    shard, stat = read_shard(path), path.stat()
+    return StoredFile(
+        how=how,
+        origin=None if origin is None else str(origin.resolve()),
+        bytes=shard.bytes,
+        header_sha256=shard.header_sha256,
+        sha256=contents,
+        device=stat.st_dev,
+        inode=stat.st_ino,
+        modified_ns=stat.st_mtime_ns,
+    )
+
+
+def known_sha256(source: Source, student: Record | None, file: str) -> str | None:
+    """The SHA-256 of a source's file where somebody has noted it: the Hub's cache, or the record of a student."""
+    shard = source.shards[file]
+    if (cached := cached_sha256(shard.file)) is not None:
+        return cached
+    stored = student.files.get(file) if student else None
+    if stored is None or (stored.bytes, stored.header_sha256) != (shard.bytes, shard.header_sha256):
+        return None
+    return stored.sha256
+
+
+def versions() -> dict[str, str]:
+    """Versions of what took part in the build, as far as they are installed as packages."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a new file."""
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)

@@ -1,0 +1,104 @@
+"""Writing a safetensors file tensor by tensor, so that memory stays at one block, or at one fresh parameter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blocks.part import Fresh
+from composer.build.contents import blocks
+from composer.errors import BuildError
+from converters.shard import BYTES, Tensor, header_bytes
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor to be written. contents: its bytes, block by block, made when they are asked for."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    contents: Callable[[], Iterator[memoryview]]
+
+
+def write_shard(target: Path, pieces: Sequence[Piece], moved: Callable[[int], None]) -> str:
+    """Writes the pieces, wide elements first to keep alignment; the SHA-256 of the file."""
+    ordered = sorted(pieces, key=lambda piece: -BYTES[piece.dtype])
+    header = header_bytes((piece.name, piece.dtype, piece.shape) for piece in ordered)
+    digest = hashlib.sha256(header)
+    with target.open("xb") as stream:
+        stream.write(header)
+        for piece in ordered:
+            for block in piece.contents():
+                stream.write(block)
+                digest.update(block)
+                moved(len(block))
+    return digest.hexdigest()
+
+
+def inherited_piece(name: str, tensor: Tensor, dtype: Dtype) -> Piece:
+    """A stored tensor under its new name, turned into ``dtype`` where it is of another."""
+
+    def contents() -> Iterator[memoryview]:
+        stored = blocks(tensor.file, tensor.start, tensor.end)
+        return stored if tensor.dtype == dtype else (_turned(name, block, tensor.dtype, dtype) for block in stored)
+
+    return Piece(name, dtype, tensor.shape, contents)
+
+
+def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> Piece:
+    """A fresh parameter, filled when it is written."""
+
+    def contents() -> Iterator[memoryview]:
+        yield as_bytes(filled(name, fresh, dtype, seed))
+
+    return Piece(name, dtype, fresh.shape, contents)
+
+
+def filled(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:
+    """The values of a fresh parameter: they follow from seed and name alone, whatever else the model has.
+
+    They are drawn in float32 and then turned into ``dtype``, so that models of two types start alike.
+    """
+    import torch
+
+    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+    tensor = torch.full(fresh.shape, float("nan"), dtype=torch.float32)
+    fresh.fill(tensor, generator)
+    tensor = tensor.to(getattr(torch, dtype))
+    if not torch.isfinite(tensor).all():
+        raise BuildError(f"The initial values of {name} are not all finite in {dtype}.")
+    return tensor
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU, as they lie in a file."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def as_tensor(block: memoryview, dtype: str) -> torch.Tensor:
+    """A block of a file as a flat tensor that shares its memory."""
+    import torch
+
+    return torch.frombuffer(block, dtype=getattr(torch, dtype))
+
+
+def _turned(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
+    import torch
+
+    tensor = as_tensor(block, dtype)
+    turned = tensor.to(getattr(torch, into))
+    if not torch.isfinite(turned).all() and torch.isfinite(tensor).all():
+        largest = tensor.abs().max().item()
+        raise BuildError(f"{name} holds values up to {largest:.4g}, too large for {into}. Choose another --dtype.")
+    return as_bytes(turned)

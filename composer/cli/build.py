@@ -1,0 +1,121 @@
+"""``compose build``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from composer.cli.options import From, Json, Revision, Set, SpecName
+from composer.cli.screen import heading, plural, print_json, print_table, progress, quantity, ranges, short_hashes, size
+from composer.spec.inherit import shown
+from converters.coverage import Shaped
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from composer.build.build import BuildReport
+    from composer.build.plan import Plan
+
+
+def build(
+    spec: SpecName,
+    source: From,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes; left out, SPEC-SOURCE here.")
+    ] = None,
+    settings: Set = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Turn every tensor into this type; left out, each keeps its own.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the fresh parameters.")] = 0,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the source's weights instead of linking to them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that stands there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
+    revision: Revision = None,
+    as_json: Json = False,
+) -> None:
+    """Build a model: the source's weights, the spec's heads.
+
+    The folder appears whole or not at all, and transformers loads it.
+    """
+    from composer.api import build_folder
+
+    with progress("writing") as moved:
+        report = build_folder(
+            spec,
+            source,
+            out,
+            overrides=settings or (),
+            revision=revision,
+            dtype=dtype,
+            seed=seed,
+            copy=copy,
+            force=force,
+            dry_run=dry_run,
+            progress=moved,
+        )
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    _print_plan(report.plan)
+    typer.echo()
+    if dry_run:
+        heading(f"Nothing was written; without --dry-run it would be {shown(report.out)}")
+        return
+    heading(f"Built {shown(report.out)}")
+    _print_files(report, seed)
+
+
+def _print_plan(plan: Plan) -> None:
+    """What becomes of each tensor: those that differ in their layer alone stand on one line."""
+    heading("Plan")
+    entries = {"inherited": plan.inherited, "fresh": plan.fresh, "dropped": plan.dropped}
+    print_table([(what, plural(len(some), "tensor"), _numbers(some.values())) for what, some in entries.items() if some])
+    heads = {name: entry for name, entry in plan.inherited.items() if ".composed." in name}
+    for title, some in (("Fresh", plan.fresh), ("Kept of the source's own heads", heads), ("Dropped", plan.dropped)):
+        if some:
+            typer.echo(f"  {title}:")
+            print_table(_grouped(some), right=(0,), indent=4, wrap=False)
+    for reason in {entry.reason: None for entry in plan.dropped.values()}:
+        typer.echo(f"    because {reason}")
+    typer.echo("  Files of the source:")
+    doing = {"link": "kept as it is", "rewrite": "rewritten", "leave": "left behind"}
+    print_table([(shard.file, doing[shard.action], f"({shard.reason})") for shard in plan.shards], indent=4, wrap=False)
+    for note in plan.notes:
+        typer.echo(f"  Note: {note}")
+
+
+def _print_files(report: BuildReport, seed: int) -> None:
+    print_table(
+        [
+            (name, size(file.bytes), file.how + (f" from {Path(file.origin).name}" if file.origin else ""))
+            for name, file in report.files.items()
+        ],
+        right=(1,),
+        wrap=False,
+    )
+    typer.echo(
+        f"  {size(report.bytes_written)} written, {size(report.bytes_shared)} shared with the source, {report.seconds:.1f} s"
+    )
+    typer.echo(short_hashes(f"  spec {report.spec_hash}"))
+    if report.plan.fresh:
+        typer.echo(f"  The fresh parameters are untrained (seed {seed}): do not expect the source's quality yet.")
+
+
+def _grouped(entries: Mapping[str, Shaped]) -> list[tuple[str, str, str]]:
+    """Count, shape and name; one row for the names that differ in their layer's number alone."""
+    layers: dict[tuple[str, str, str], list[int]] = {}
+    for name, entry in entries.items():
+        found = re.search(r"\blayers\.(\d+)\.", name)
+        start, end = found.span(1) if found else (len(name), len(name))
+        layers.setdefault((name[:start], name[end:], str(list(entry.shape))), []).append(int(name[start:end] or -1))
+    return [
+        (f"{len(where)} ×", shape, first + ("{" + ranges(where, "-", ",") + "}" if last else "") + last)
+        for (first, last, shape), where in layers.items()
+    ]
+
+
+def _numbers(entries: Iterable[Shaped]) -> str:
+    return f"{quantity(sum(math.prod(entry.shape) for entry in entries))} numbers"

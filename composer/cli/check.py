@@ -1,0 +1,94 @@
+"""``compose check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocks.catalogue import MemoryConfig
+from composer.cli.options import MaybeFrom, Revision
+from composer.cli.screen import plural, print_table, short_hashes
+from composer.errors import GraphError, SpecError
+from composer.spec.document import HeadSpec, Spec
+from composer.spec.loading import load_spec, locate
+from composer.spec.resolve import Dimensions, Resolved, resolve
+
+if TYPE_CHECKING:
+    from composer.spec.places import Path
+
+ANY = Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=1e4)
+"""Stands in for a source that is not named: no rule that a head breaks here depends on these sizes."""
+MISTAKE = 2
+
+
+def check(
+    specs: Annotated[list[str], typer.Argument(help="YAML files, or names of shipped specs.")],
+    source: MaybeFrom = None,
+    revision: Revision = None,
+) -> None:
+    """Check specs: every mistake, with its file, line and column.
+
+    With --from they are resolved against that source, too: its sizes and its number of layers and heads.
+    """
+    size = None
+    if source is not None:
+        from composer.build.dimensions import dimensions
+        from composer.build.sources import describe_model
+
+        size = dimensions(describe_model(source, revision).trunk)
+    good: list[tuple[str, str, str]] = []
+    mistakes: list[str] = []
+    for name in specs:
+        try:
+            spec = load_spec(name)
+            good.append(("ok", name, _said(spec, _resolved(spec, size))))
+        except SpecError as error:
+            mistakes.append(str(error))
+    if good:
+        print_table(good, indent=0)
+    if mistakes:
+        typer.echo("\n".join(mistakes), err=True)
+        typer.echo(f"{plural(len(mistakes), 'spec')} of {len(specs)} cannot be used", err=True)
+        raise typer.Exit(MISTAKE)
+    if source is None:
+        typer.echo("Layers and sizes are checked against a source: --from SOURCE")
+
+
+def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
+    """The spec on its source, or None where there is none and each head was checked alone. Raises SpecError."""
+    try:
+        if size is not None:
+            return resolve(spec, size)
+        for path, head in _heads(spec):
+            _check_alone(spec, path, head)
+    except GraphError as error:
+        raise locate(error, spec) from error
+    return None
+
+
+def _heads(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
+    if spec.head is not None:
+        yield ("head",), spec.head
+    yield from ((("heads", name), head) for name, head in spec.heads.items())
+
+
+def _check_alone(spec: Spec, path: Path, head: HeadSpec) -> None:
+    kept = head.feature_map.dim if head.feature_map is not None and head.feature_map.skip else None
+    size = ANY if kept is None else ANY.model_copy(update={"head_dim": kept})
+    try:
+        resolve(Spec(compose=spec.compose, name=spec.name, head=head), size)
+    except GraphError as error:
+        raise GraphError(str(error), (*path, *error.path[1:])) from error
+
+
+def _said(spec: Spec, resolved: Resolved | None) -> str:
+    if resolved is not None:
+        return short_hashes(f"{plural(len(resolved.layers), 'layer')}, hash {resolved.hash}")
+    heads = {path[-1]: (" → " if head.flow == "cascade" else " + ").join(map(_called, head.memory)) for path, head in _heads(spec)}
+    return "; ".join(f"{name}: {memories}" for name, memories in heads.items())
+
+
+def _called(memory: MemoryConfig) -> str:
+    return memory.name or memory.kind

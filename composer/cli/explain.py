@@ -1,0 +1,98 @@
+"""``compose explain``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from composer.cli.options import From, Json, Revision, Set, SpecName
+from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
+from composer.graph.explain import Explanation, GroupCost
+from composer.graph.lowering import Backend
+from converters.trunk import Dtype
+
+
+def explain(
+    spec: SpecName,
+    source: From,
+    seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length at which the source's KV cache is compared.")] = 4096,
+    device: Annotated[str, typer.Option(help="Where the model would run: cpu or cuda.")] = "cpu",
+    dtype: Annotated[Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own.")] = None,
+    backend: Annotated[Backend, typer.Option(help="reference is the definition, torch its fast forms on any device.")] = "torch",
+    settings: Set = None,
+    revision: Revision = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a spec costs on a source, before it is built.
+
+    Of each group of heads: parts, forms and why not faster ones, fresh parameters, bytes of state for one row of a batch,
+    operations, and the compression against the source's KV cache. It reads the source's config.json alone.
+    """
+    from composer.api import explain as explanation_of
+
+    answer = explanation_of(
+        spec,
+        source,
+        overrides=settings or (),
+        revision=revision,
+        sequence=seq,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+    )
+    if as_json:
+        print_json(answer.model_dump(mode="json"))
+        return
+    heading(f"{answer.name} on {source}")
+    typer.echo(short_hashes(f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}, spec {answer.hash}"))
+    for group in answer.groups:
+        _print_group(group)
+    _print_model(answer)
+
+
+def _print_group(group: GroupCost) -> None:
+    typer.echo()
+    layers = f"layer{'s' if len(group.layers) > 1 else ''} {ranges(group.layers)}"
+    heading(f"{group.head}: {plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')}) in {layers}")
+    print_table([(part.part, part.kind, part.form) for part in group.parts], headers=("part", "kind", "form"))
+    reasons: dict[str, list[str]] = {}
+    for part in group.parts:
+        reasons.setdefault(part.why_not_faster, []).append(part.part)
+    typer.echo("  Why not faster:")
+    print_table([("·", f"{', '.join(parts)}: {reason}") for reason, parts in reasons.items()], indent=4)
+    typer.echo("  In each of these layers:")
+    growth = "grows with the text" if group.state_grows else "the same at any length"
+    print_table(
+        [
+            ("fresh parameters", f"{group.fresh_parameters:,}"),
+            ("state", f"{size(group.state_bytes)}, {growth}"),
+            *_compared(group),
+        ],
+        indent=4,
+    )
+
+
+def _print_model(answer: Explanation) -> None:
+    typer.echo()
+    heading("The whole model")
+    growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
+    print_table(
+        [
+            ("fresh parameters", f"{answer.fresh_parameters:,}"),
+            ("state", f"{size(answer.state_bytes)}{growth}"),
+            *_compared(answer),
+        ]
+    )
+
+
+def _compared(cost: GroupCost | Explanation) -> list[tuple[str, str]]:
+    return [
+        ("source's KV cache", f"{size(cost.kv_cache_bytes)}"),
+        ("compression", f"{ratio(cost.compression)} in bytes, {ratio(cost.compression_lola)} as LoLA counts pairs"),
+        (
+            "FLOPs a token",
+            f"{quantity(cost.prefill_flops_per_token)} in prefill, {quantity(cost.decode_flops_per_token)} in decode, "
+            "beside the projections",
+        ),
+    ]

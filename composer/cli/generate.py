@@ -1,0 +1,66 @@
+"""``compose generate``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from composer.cli.options import Json
+from composer.cli.screen import print_json
+from composer.errors import ComposerError
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from; - reads it from stdin.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Let a built model go on from a prompt, and print both."""
+    if top_p < 1 and temperature == 0:
+        raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
+    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    import torch
+    import transformers
+
+    import composer
+
+    transformers.utils.logging.disable_progress_bar()
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise ComposerError(f'there is no device "{device}" here; there is cpu{", cuda" if torch.cuda.is_available() else ""}')
+    loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
+    tokenizer = _tokenizer(model)
+    tokens = tokenizer(text, return_tensors="pt").to(device)
+    count = tokens["input_ids"].shape[1]
+    if not count:
+        raise ComposerError("the prompt has no tokens: say something")
+    torch.manual_seed(seed)
+    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+    began = time.perf_counter()
+    answer = loaded.generate(
+        input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], max_new_tokens=max_new_tokens, **sampling
+    )[0]
+    seconds = time.perf_counter() - began
+    whole = tokenizer.decode(answer, skip_special_tokens=True)
+    if as_json:
+        new = tokenizer.decode(answer[count:], skip_special_tokens=True)
+        figures = {"prompt_tokens": count, "new_tokens": len(answer) - count, "seconds": round(seconds, 3)}
+        print_json({"prompt": text, "text": whole, "new_text": new, **figures})
+        return
+    typer.echo(whole)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ComposerError(f"{folder} has no tokenizer that transformers can read; copy the source's there ({error})") from error

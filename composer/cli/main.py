@@ -1,0 +1,71 @@
+"""``compose``: the commands together, and what becomes of errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import composer
+from composer.cli.build import build
+from composer.cli.check import check
+from composer.cli.explain import explain
+from composer.cli.generate import generate
+from composer.cli.new import new
+from composer.cli.parts import parts
+from composer.cli.schema import schema
+from composer.cli.show import show
+from composer.cli.verify import verify
+from composer.errors import ComposerError
+
+MISTAKE, INTERRUPTED = 2, 130
+
+
+class Commands(TyperGroup):
+    """A user's mistake ends in its message alone, on stderr, and in exit code 2; Ctrl-C in 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ComposerError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(MISTAKE) from error
+        except KeyboardInterrupt as error:
+            typer.echo("Interrupted.", err=True)
+            raise typer.Exit(INTERRUPTED) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Linear-attention language models made out of pretrained transformers, one YAML file a head.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"compose {composer.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
+
+
+for command in (build, new, check, show, parts, schema, explain, generate, verify):
+    app.command()(command)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="compose")

@@ -1,0 +1,136 @@
+"""What the commands print with: plain tables that fit 80 columns, sizes in words, progress where somebody is watching."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 80
+"""Columns where no terminal says otherwise."""
+WIDEST = 120
+UNBOUNDED = 10_000
+SHORT_HASH = 12
+
+
+def print_json(value: Any) -> None:
+    """The one thing on stdout for a program to read."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def console() -> Console:
+    """Styled on a terminal, plain elsewhere; never narrower than its words need."""
+    from rich.console import Console
+
+    screen = Console(highlight=False, emoji=False, markup=False)
+    screen.width = min(screen.width, WIDEST) if screen.is_terminal else WIDTH
+    return screen
+
+
+def heading(text: str) -> None:
+    console().print(text, style="bold", soft_wrap=True)
+
+
+def print_table(
+    rows: Iterable[Sequence[str]],
+    *,
+    headers: Sequence[str] = (),
+    right: Sequence[int] = (),
+    indent: int = 2,
+    wrap: bool = True,
+) -> None:
+    """Columns without lines. Only the last one wraps, and that only where ``wrap``. right: the columns of figures."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    rows = [tuple(row) for row in rows]
+    columns = max((len(row) for row in (headers, *rows)), default=0)
+    table = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index in range(columns):
+        last = index == columns - 1
+        table.add_column(
+            headers[index] if headers else "",
+            justify="right" if index in right else "left",
+            no_wrap=not last,
+            overflow="fold",
+            min_width=None if last else max((len(row[index]) for row in (headers, *rows) if row), default=0),
+        )
+    for row in rows:
+        table.add_row(*row)
+    screen = console()
+    if not wrap:
+        screen.width = UNBOUNDED
+    with screen.capture() as captured:
+        screen.print(Padding(table, (0, 0, 0, indent)))
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def size(count: float) -> str:
+    """Bytes in words: 1.5 KiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def quantity(count: float) -> str:
+    """A number in words: 1.5 million."""
+    for unit, scale in ((" billion", 1e9), (" million", 1e6)):
+        if abs(count) >= scale:
+            return f"{count / scale:.2f}{unit}"
+    return f"{count:,.0f}"
+
+
+def ratio(factor: float) -> str:
+    """How many times as small: 19.5×."""
+    return f"{factor:,.2f}×" if factor < 10 else f"{factor:,.1f}×" if factor < 1000 else f"{factor:,.0f}×"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def ranges(numbers: Sequence[int], to: str = " to ", comma: str = ", ") -> str:
+    """0 to 3, 6."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return comma.join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)
+
+
+def short_hashes(text: str) -> str:
+    """Whole hashes are for --json."""
+    return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr while files move, if stderr is a terminal; gone afterwards."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def moved(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        yield moved

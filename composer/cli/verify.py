@@ -1,0 +1,40 @@
+"""``compose verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from composer.cli.options import Json
+from composer.cli.screen import heading, plural, print_json, print_table, progress, short_hashes
+
+MISMATCH = 1
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
+    as_json: Json = False,
+) -> None:
+    """Check a built model against its record.
+
+    Spec, coverage, shapes, hashes of contents, finite values. The exit code is 1 where something does not match.
+    """
+    from composer.build.verify import verify as checks_of
+
+    with progress("reading") as moved:
+        report = checks_of(model, moved)
+    if as_json:
+        print_json({**report.model_dump(mode="json"), "ok": report.ok})
+    else:
+        rows = [(check.outcome, check.what, check.subject, short_hashes(check.detail)) for check in report.checks]
+        print_table(rows, headers=("outcome", "what", "of", ""), indent=0)
+        typer.echo()
+        unchecked = f"; {len(report.unchecked)} could not be checked" if report.unchecked else ""
+        good = f"{model} is what its record says{unchecked}"
+        heading(
+            good if report.ok else f"{model} does not match its record: {plural(len(report.failed), 'check')} failed{unchecked}"
+        )
+    if not report.ok:
+        raise typer.Exit(MISMATCH)

@@ -1,0 +1,29 @@
+"""A built model from its folder, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from composer.errors import SourceError
+from composer.model.modeling import ComposedForCausalLM
+
+
+def load_model(folder: Path, dtype: str | None, device: str) -> ComposedForCausalLM:
+    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
+    if json.loads(config.read_text()).get("model_type") != "composed":
+        raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
+    kind = "auto" if dtype is None else getattr(torch, dtype)
+    answer: Any = ComposedForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+    loaded, report = cast("tuple[ComposedForCausalLM, dict[str, Any]]", answer)
+    if report["missing_keys"] or report["mismatched_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+    torch.nn.Module.to(loaded, device)
+    return loaded.eval()

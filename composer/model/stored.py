@@ -1,0 +1,40 @@
+"""The ``config.json`` of a composed model, written without transformers: a build needs neither it nor its import time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer.spec.resolve import Resolved
+from converters.trunk import Trunk
+
+
+def config_dict(trunk: Trunk, resolved: Resolved, dtype: str) -> dict[str, Any]:
+    """Llama's fields for the trunk, and the resolved spec beside them, as ``ComposedConfig`` reads them."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": trunk.rope_theta}
+    if trunk.rope_scaling is not None:
+        rope |= {"rope_type": "llama3", **trunk.rope_scaling}
+    return {
+        "architectures": ["ComposedForCausalLM"],
+        "model_type": "composed",
+        "vocab_size": trunk.vocabulary_size,
+        "hidden_size": trunk.hidden_size,
+        "intermediate_size": trunk.intermediate_size,
+        "num_hidden_layers": trunk.layers,
+        "num_attention_heads": trunk.heads,
+        "num_key_value_heads": trunk.key_heads,
+        "head_dim": trunk.head_dim,
+        "hidden_act": trunk.activation,
+        "rms_norm_eps": trunk.norm_epsilon,
+        "attention_bias": trunk.attention_bias,
+        "mlp_bias": trunk.mlp_bias,
+        "tie_word_embeddings": trunk.tied_embeddings,
+        "rope_parameters": rope,
+        "max_position_embeddings": trunk.max_positions,
+        "initializer_range": trunk.initializer_range,
+        "bos_token_id": trunk.bos_token_id,
+        "eos_token_id": trunk.eos_token_id,
+        "pad_token_id": trunk.pad_token_id,
+        "dtype": dtype,
+        "spec": resolved.model_dump(mode="json"),
+        "spec_hash": resolved.hash,
+    }

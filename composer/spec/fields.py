@@ -1,0 +1,65 @@
+"""What the closed schemas say about a path: which alternatives stand there, and which keys they know.
+
+Annotations are walked as pydantic leaves them on a model's fields: Annotated, unions, tuples, dicts and models.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Alternatives = tuple[Any, ...]
+"""The types that may stand at one place of the document; None is left out."""
+
+
+def alternatives(annotation: Any) -> Alternatives:
+    """Flatten unions: ``A | Annotated[B | C, …] | None`` gives ``(A, B, C)``."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(kind for member in get_args(annotation) for kind in alternatives(member))
+    return () if annotation in (None, type(None)) else (annotation,)
+
+
+def under(here: Alternatives, step: str | int) -> Alternatives:
+    """What may stand under a key or an index of any of the alternatives."""
+    found: list[Any] = []
+    for kind in here:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if is_model(kind):
+            found += alternatives(kind.model_fields[step].annotation) if step in kind.model_fields else ()
+        elif origin is dict and isinstance(step, str):
+            found += alternatives(arguments[1])
+        elif origin in (tuple, list) and isinstance(step, int):
+            found += (one for argument in arguments if argument is not Ellipsis for one in alternatives(argument))
+    return tuple(found)
+
+
+def is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def parts(here: Alternatives) -> dict[str, type[BaseModel]]:
+    """The parts among the alternatives, by their ``kind``."""
+    return {word: model for model in here if is_model(model) for word in kind_words(model)}
+
+
+def kind_words(model: type[BaseModel]) -> tuple[str, ...]:
+    """The words of a model's ``kind``; none where it is no part."""
+    field = model.model_fields.get("kind")
+    return get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
+
+
+def fields(here: Alternatives) -> dict[str, FieldInfo]:
+    """The keys that the models among the alternatives know."""
+    return {name: field for model in here if is_model(model) for name, field in model.model_fields.items()}
+
+
+def choices(here: Alternatives) -> list[str]:
+    """The words of the Literals among the alternatives."""
+    literals: Iterable[Any] = (kind for kind in here if get_origin(kind) is Literal)
+    return [word for literal in literals for word in get_args(literal) if isinstance(word, str)]

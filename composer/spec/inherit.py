@@ -1,0 +1,114 @@
+"""``extends``: a document over its parent. Mappings merge, lists are replaced, null removes, a part of another kind starts anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from composer.errors import SpecError
+from composer.spec.fields import Alternatives, parts, under
+from composer.spec.places import Node, at, brief, nearest
+from composer.spec.reading import read_file
+from composer.spec.shipped import shipped_specs
+
+OWN = ("compose", "name")
+"""Keys that every file says itself."""
+
+
+def merged(base: Node, over: Node, here: Alternatives) -> Node:
+    """``over`` said on top of ``base``. here: the schema's alternatives at this place; where they are parts, x is {kind: x}."""
+    first, second = (spelled(base), spelled(over)) if parts(here) else (base, over)
+    if not isinstance(first.value, dict) or not isinstance(second.value, dict):
+        return over
+    items = dict(first.value)
+    before, after = items.get("kind"), second.value.get("kind")
+    if before and after and before.value != after.value:
+        return over
+    for key, node in second.value.items():
+        if key not in items:
+            items[key] = node
+        elif node.value is None:
+            del items[key]
+        else:
+            items[key] = merged(items[key], node, under(here, key))
+    return Node(items, over.place or base.place, over.key or base.key)
+
+
+def spelled(node: Node) -> Node:
+    """A bare word as the mapping it stands for."""
+    if isinstance(node.value, str):
+        return Node({"kind": Node(node.value, node.place)}, node.place, node.key)
+    return node
+
+
+def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> Node:
+    """The document with everything that it extends. folder: where its own relative names start. Raises SpecError."""
+    said = document.child("extends")
+    own = _without(document, ("extends",))
+    if said is None:
+        return own
+    if not isinstance(said.value, str):
+        raise SpecError(at(said.where, ("extends",), "expected a file, or the name of a shipped spec"))
+    path = find_spec(said.value, folder)
+    if path is None:
+        through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""
+        raise SpecError(at(said.where, ("extends",), not_found(said.value, folder) + through))
+    if path.resolve() in (file.resolve() for file in chain):
+        raise SpecError(at(said.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
+    parent = read_file(path, shown(path))
+    _check_own(parent, own)
+    base = inherited(parent, path.parent, here, (*chain, path))
+    return merged(_without(base, OWN), own, here)
+
+
+def _without(document: Node, keys: tuple[str, ...]) -> Node:
+    assert isinstance(document.value, dict)
+    return Node({key: node for key, node in document.value.items() if key not in keys}, document.place)
+
+
+def _check_own(parent: Node, child: Node) -> None:
+    """Defaults belong to a version of the document: a chain has one."""
+    for key in OWN:
+        if parent.child(key) is None:
+            raise SpecError(at(parent.where, (key,), "missing: every file says its own"))
+    ours, theirs = child.child("compose"), parent.child("compose")
+    if ours and theirs and ours.value != theirs.value:
+        message = f"this is version {theirs.value}, and {ours.where or 'what extends it'} is version {ours.value}"
+        raise SpecError(at(theirs.where, ("compose",), message))
+
+
+def find_spec(said: str, folder: Path) -> Path | None:
+    """A file of this name (relative to ``folder``), else the shipped spec of this name, with or without ``.yaml``."""
+    path = folder / said
+    if os.path.exists(path) and not os.path.isdir(path):
+        return path
+    return shipped_specs().get(said.removesuffix(".yaml"))
+
+
+def not_found(said: str, folder: Path) -> str:
+    """Say that there is no such spec, and which comes nearest."""
+    if os.path.isdir(folder / said):
+        return f"{brief(said)} is a folder; a spec is one YAML file"
+    shipped = list(shipped_specs())
+    directory, name = os.path.split(said)
+    beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]
+    guess = nearest(said, (*beside, *shipped)) or nearest(name.removesuffix(".yaml"), shipped)
+    where = "here" if shown(folder) == "." else f"in {shown(folder)}"
+    return f"no file {brief(said)} {where}, and no shipped spec of that name{guess or '.'} Shipped: {', '.join(shipped) or 'none'}"
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(".yaml"))
+    except (OSError, ValueError):  # no folder, or a name that none can have
+        return []
+
+
+def shown(path: Path) -> str:
+    """A file as messages name it: relative to the working folder where it lies inside."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else relative
+
+
+def _arrows(chain: tuple[Path, ...]) -> str:
+    return " → ".join(shown(path) for path in chain)

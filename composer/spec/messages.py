@@ -1,0 +1,230 @@
+"""What is wrong with a document, in plain words: where it stands, what was said, what was expected, and the nearest name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from composer.errors import SpecError
+from composer.spec.fields import Alternatives, choices, fields, is_model, parts, under
+from composer.spec.places import Node, Path, Place, at, brief, nearest
+
+PATTERNS = {
+    r"^[a-z][a-z0-9_-]*$": "a name (lower-case letters, digits, - and _, a letter first)",
+    r"^[a-z][a-z0-9_]*$": "a name (lower-case letters, digits and _, a letter first)",
+    r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$": "`all` or a range such as 0:8:2",
+}
+"""The patterns of the schemas in plain words."""
+NUMBERS = ("int_type", "float_type")
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """One of pydantic's errors, on the document.
+
+    path: without the union tags of pydantic's ``loc``. here: the alternatives at the path; around: those of its parent.
+    fork: steps of the path above the first union without a ``kind``, whose alternatives each complain; None where there is none.
+    """
+
+    error: Any
+    path: Path
+    here: Alternatives
+    around: Alternatives
+    fork: int | None
+    of_key: bool
+
+    @property
+    def type(self) -> str:
+        return self.error["type"]
+
+    @property
+    def given(self) -> Any:
+        return self.error["input"]
+
+    @property
+    def context(self) -> dict[str, Any]:
+        return self.error.get("ctx", {})
+
+    @property
+    def key(self) -> str:
+        return str(self.path[-1]) if self.path else ""
+
+    @property
+    def description(self) -> str:
+        """The docstring of the field."""
+        field = fields(self.around).get(self.key)
+        return (field.description or "").replace("``", "`") if field else ""
+
+
+def spec_error(error: ValidationError, document: Node, model: type[BaseModel]) -> SpecError:
+    """All that is wrong, one line each, in the order of the document."""
+    faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
+    lines = [(_place(fault, document), fault.path, _message(fault, others)) for fault, others in _settled(faults)]
+    lines.sort(key=lambda line: (line[0].file, line[0].line or 0, line[0].column or 0) if line[0] else ("", 0, 0))
+    return SpecError("\n".join(at(*line) for line in lines))
+
+
+def _fault(error: Any, document: Node, model: type[BaseModel]) -> Fault:
+    """Walk ``loc`` through schema and document: tags of parts narrow, labels of other unions are skipped."""
+    path: Path = ()
+    here: Alternatives = (model,)
+    around: Alternatives = ()
+    fork, of_key = None, False
+    node: Node | None = document
+    loc = error["loc"]
+    for number, step in enumerate(loc):
+        known = parts(here)
+        last = number == len(loc) - 1
+        said = node.child(step) if node else None
+        if step in known:
+            here = (known[step],)
+        elif step == "[key]":
+            of_key = True
+        elif said is not None or isinstance(step, int) or (last and error["type"] in ("missing", "extra_forbidden")):
+            path, around, here, node = (*path, step), here, under(here, step), said
+        elif step == "kind":  # of a bare word
+            path, around, here = (*path, step), here, under(here, step)
+        elif fork is None:
+            fork = len(path)
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        path = (*path, "kind")
+    return Fault(error, path, here, around, fork, of_key)
+
+
+def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
+    """Each fault to tell, with those of its union's other alternatives; what only follows from another fault is dropped."""
+    told: list[Fault] = []
+    for fault in faults:
+        if fault.type == "too_short" and len(fault.given) >= fault.context["min_length"]:
+            continue  # its items failed, each with its own message
+        rivals = [one for one in faults if fault.fork is not None and one.path[: one.fork] == fault.path[: fault.fork]]
+        deepest = max((len(one.path) for one in rivals), default=0)
+        if len(fault.path) >= deepest and fault not in told:
+            others = [one for one in rivals if one.path == fault.path and one is not fault]
+            told += others
+            yield fault, others
+
+
+def _place(fault: Fault, document: Node) -> Place | None:
+    node, key = document, False
+    for step in fault.path:
+        child = node.child(step)
+        if child is None:
+            break
+        node, key = child, True
+    if key and (fault.of_key or fault.type == "extra_forbidden"):
+        return node.key or node.place
+    return node.where
+
+
+def _message(fault: Fault, others: list[Fault]) -> str:
+    if fault.type in _WHOLE:
+        return _WHOLE[fault.type](fault)
+    if fault.type in ("value_error", "assertion_error"):
+        return str(fault.context["error"])
+    *most, last = dict.fromkeys(_expected(one) for one in (fault, *others))
+    wanted = f"{', '.join(most)} or {last}" if most else last
+    if fault.given is None:
+        return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
+    hint = nearest(fault.given, choices(fault.here)) or _unquoted(fault) if isinstance(fault.given, str) else ""
+    if others and not hint and fault.description:
+        hint = f". {fault.description}"
+    return f"expected {wanted}, got {brief(fault.given)}{hint}"
+
+
+def _unknown_key(fault: Fault) -> str:
+    top = ["extends"] if len(fault.path) == 1 else []
+    known = sorted([*fields(fault.around), *top], key=lambda name: name != "kind")
+    guess = nearest(fault.key, known)
+    if not guess:
+        homes = [name for name in known if fault.key in fields(under(fault.around, name))]
+        guess = f'; it belongs under "{homes[0]}".' if homes else "."
+    return f"unknown key {brief(fault.key)}{guess} Known keys: {', '.join(known)}"
+
+
+def _missing(fault: Fault) -> str:
+    return f"missing. {fault.description or f'Expected {_expected(fault)}.'}"
+
+
+def _unknown_kind(fault: Fault) -> str:
+    known = list(parts(fault.here))
+    tag = fault.given.get("kind") if isinstance(fault.given, dict) else fault.given
+    return f"unknown kind {brief(tag)}{nearest(tag, known) or '.'} Known kinds: {', '.join(known)}"
+
+
+def _no_kind(fault: Fault) -> str:
+    return f"missing. Known kinds: {', '.join(parts(fault.here))}"
+
+
+_WHOLE: dict[str, Callable[[Fault], str]] = {
+    "extra_forbidden": _unknown_key,
+    "missing": _missing,
+    "union_tag_invalid": _unknown_kind,
+    "union_tag_not_found": _no_kind,
+}
+
+
+def _expected(fault: Fault) -> str:
+    """What was expected, in words that fit after that one."""
+    words = _EXPECTED.get(fault.type)
+    if words is None:
+        return fault.error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    context = {name: int(bound) if bound in (0, 1) else bound for name, bound in fault.context.items()}
+    return words(fault) if callable(words) else words.format(**context)
+
+
+def _mapping(fault: Fault) -> str:
+    known = list(parts(fault.here))
+    if known:
+        return f"a part ({', '.join(known)}) or a mapping with its `kind`"
+    keys = ", ".join(name for model in fault.here if is_model(model) for name in model.model_fields)
+    return f"a mapping with the keys {keys}" if keys else "a mapping"
+
+
+def _one_of(fault: Fault) -> str:
+    return fault.context["expected"].replace("'", '"')
+
+
+def _fitting(fault: Fault) -> str:
+    pattern = fault.context["pattern"]
+    return PATTERNS.get(pattern, f"text that fits {pattern}")
+
+
+def _unquoted(fault: Fault) -> str:
+    """A number in quotes, or with underscores as in Python, is text in YAML 1.2."""
+    text = fault.given.replace("_", "")
+    return f"; write {text}" if fault.type in NUMBERS and _NUMBER.fullmatch(text) else ""
+
+
+_EXPECTED: dict[str, str | Callable[[Fault], str]] = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "string_pattern_mismatch": _fitting,
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "literal_error": _one_of,
+    "greater_than": "a number greater than {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number less than {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
+    "dict_type": _mapping,
+    "model_type": _mapping,
+    "model_attributes_type": _mapping,
+}

@@ -1,0 +1,64 @@
+"""``--set path=value``: what a child document would say, and items of lists by their index."""
+
+from __future__ import annotations
+
+import re
+
+from composer.errors import SpecError
+from composer.spec.fields import Alternatives, parts, under
+from composer.spec.inherit import merged, spelled
+from composer.spec.places import Node, Path, Place, at, brief
+from composer.spec.reading import read_value
+
+
+def overridden(document: Node, override: str, here: Alternatives) -> Node:
+    """The document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
+
+    ``head.memory.0.size=32`` says the same as a child with that memory's size; lists keep their other items; null removes.
+    """
+    said = f"--set {override}"
+    path, found, text = override.partition("=")
+    steps = path.replace("[", ".").replace("]", "").strip().split(".")
+    if not found or not all(steps):
+        raise SpecError(f"{said}: expected path=value, such as head.memory.0.size=32")
+    if steps == ["extends"]:
+        raise SpecError(f"{said}: extends is settled before overrides: say it in a file")
+    return merged(document, _child(document, steps, read_value(text, said), here, Place(said)), here)
+
+
+def _child(node: Node | None, steps: list[str], value: Node, here: Alternatives, said: Place, done: Path = ()) -> Node:
+    """What a child says at this place, so that merging it over ``node`` sets the rest of the path."""
+    if not steps:
+        return value
+    step, rest = steps[0], steps[1:]
+    if node is not None and isinstance(node.value, tuple):
+        index = _index(node.value, step, said, done)
+        inside, path = under(here, index), (*done, index)
+        before, item, after = node.value[:index], node.value[index], node.value[index + 1 :]
+        if not rest and value.value is None:
+            return Node((*before, *after), node.place, node.key)
+        new = merged(item, _child(item, rest, value, inside, said, path), inside)
+        return Node((*before, new, *after), node.place, node.key)
+    if node is not None and parts(here):
+        node = spelled(node)
+    if node is not None and node.value is not None and not isinstance(node.value, dict):
+        raise SpecError(at(said, done, f'is {brief(node.value)} and has no key "{step}"'))
+    if re.fullmatch(r"-?\d+", step):
+        raise SpecError(at(said, done, f"has no item {step}: it is no list"))
+    child = node.child(step) if node is not None else None
+    new = _child(child, rest, value, under(here, step), said, (*done, step))
+    if not rest or child is None or child.value is None:
+        new = Node(new.value, said, said)
+    return Node({step: new})
+
+
+def _index(items: tuple[Node, ...], step: str, said: Place, done: Path) -> int:
+    """An index of the list, counted from its start."""
+    count = len(items)
+    choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"
+    if not re.fullmatch(r"-?\d{1,9}", step):
+        raise SpecError(at(said, done, f'is a list of {count}: say an index ({choices}), not "{step}"'))
+    index = int(step)
+    if not -count <= index < count:
+        raise SpecError(at(said, done, f"has no item {step}; its items are {choices}"))
+    return index % count

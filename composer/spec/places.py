@@ -1,0 +1,139 @@
+"""A document as a tree that remembers where each value was said, through ``extends`` and overrides."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from composer.errors import SpecError
+
+Path = tuple[str | int, ...]
+Scalar = str | int | float | bool | None
+
+DEEPEST = 64
+"""Levels of nesting that a document may have; a spec needs eight."""
+LONGEST = 80
+"""Characters of a value that a message shows."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file (or ``--set …``) with the line and the column, both from 1, where it has them."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value of a document. place: where the value starts; key: where its key starts."""
+
+    value: Scalar | dict[str, Node] | tuple[Node, ...]
+    place: Place | None = None
+    key: Place | None = None
+
+    @property
+    def where(self) -> Place | None:
+        """The value, or its key where the value starts on a later line."""
+        if self.key and self.place and (self.key.file, self.key.line) != (self.place.file, self.place.line):
+            return self.key
+        return self.place or self.key
+
+    def child(self, step: str | int) -> Node | None:
+        """What stands under a key or an index, or None."""
+        if isinstance(self.value, dict):
+            return self.value.get(step) if isinstance(step, str) else None
+        if isinstance(self.value, tuple) and isinstance(step, int) and -len(self.value) <= step < len(self.value):
+            return self.value[step]
+        return None
+
+
+class Places:
+    """Where each path of a spec was said. Any two are equal: a spec is what it says, not where."""
+
+    def __init__(self, root: Node | None = None) -> None:
+        self.root = root
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Places)
+
+    def __hash__(self) -> int:
+        return hash(Places)
+
+    def find(self, path: Path) -> Place | None:
+        """The place of ``path``, or of the nearest thing around it that the document says."""
+        node, place = self.root, None
+        for step in (None, *path):
+            node = node.child(step) if node and step is not None else node
+            if node is None:
+                break
+            place = node.where or place
+        return place
+
+
+def dotted(path: Path) -> str:
+    """``("head", "memory", 0, "size")`` as ``head.memory[0].size``."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            word = step if re.fullmatch(r"[\w-]+", step) else brief(step)
+            text += f".{word}" if text else word
+    return text
+
+
+def at(place: Place | None, path: Path, message: str) -> str:
+    """``file:line:column  path: message``, without the parts that are not known."""
+    spot = f"{dotted(path)}: {message}" if path else message
+    return f"{place}  {spot}" if place else spot
+
+
+def brief(value: object) -> str:
+    """A value as messages show it, on one line."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = text if text.isprintable() else json.dumps(value, default=repr)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`` did you mean "size"?`` with a semicolon before it, or nothing."""
+    near = difflib.get_close_matches(str(word)[:LONGEST], list(known), n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def plain(node: Node) -> Any:
+    """The document without its places: mappings, tuples and scalars."""
+    if isinstance(node.value, dict):
+        return {key: plain(value) for key, value in node.value.items()}
+    if isinstance(node.value, tuple):
+        return tuple(plain(value) for value in node.value)
+    return node.value
+
+
+def from_plain(data: object, path: Path = ()) -> Node:
+    """A document that comes from Python and stands in no file. Raises SpecError on what YAML could not say."""
+    if len(path) > DEEPEST:
+        raise SpecError(at(None, path[:4], f"nested deeper than {DEEPEST} levels"))
+    if isinstance(data, Mapping):
+        for key in data:
+            if not isinstance(key, str):
+                raise SpecError(at(None, path, f"a key must be text, got {brief(key)}"))
+        return Node({key: from_plain(value, (*path, key)) for key, value in data.items()})
+    if isinstance(data, list | tuple):
+        return Node(tuple(from_plain(value, (*path, index)) for index, value in enumerate(data)))
+    if data is None or isinstance(data, str | bool | int | float):
+        return Node(data)
+    raise SpecError(at(None, path, f"expected a mapping, a list, text, a number, true, false or null, got {brief(data)}"))

@@ -1,0 +1,208 @@
+"""YAML text becomes a document: YAML 1.2's core schema, no repeated keys, and the place of every key and value.
+
+PyYAML follows YAML 1.1, where ``1e-3`` is text and ``on`` is true. Anchors, tags and merge keys are refused: ``extends`` and
+``heads`` say the same in a way that an error can point at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from composer.errors import SpecError
+from composer.spec.places import DEEPEST, Node, Place, brief
+
+# Beside what YAML forbids: the line breaks of YAML 1.1 that 1.2 and editors do not count as such.
+FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+LARGEST = 2**63
+LONGEST = 32
+"""Characters of a whole number that are read at all."""
+
+_TAG = "tag:yaml.org,2002:"
+_CORE = {
+    "null": re.compile(r"(?:null|Null|NULL|~|)\Z"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    "int": re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"),
+    "float": re.compile(
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+}
+_PLAINER = {
+    "mapping values are not allowed here": "a `:` where no key can stand: is a space missing after another one?",
+    "found unexpected end of stream": "a quote is not closed",
+    "could not find expected ':'": "a key without `: ` after it",
+    "'<stream end>'": "the end of the file",
+    "<block end>": "the end of the block",
+}
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """Good YAML that a spec does without."""
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML up to its node tree, with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  PyYAML's own attribute
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        problem = None
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            problem = "anchors and aliases (& and *) are no part of a spec: use `extends`, or name the head under `heads`"
+        elif event.tag is not None:
+            problem = f"tags ({brief(event.tag)}) are no part of a spec: leave it out"
+        elif self.depth >= DEEPEST:
+            problem = f"nested deeper than {DEEPEST} levels"
+        if problem:
+            raise _Refused(problem=problem, problem_mark=event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+for _name, _pattern in _CORE.items():
+    _Composer.add_implicit_resolver(_TAG + _name, _pattern, None)
+
+
+def read_file(path: Path, shown: str) -> Node:
+    """Read one spec. shown: how messages name the file. Raises SpecError."""
+    try:
+        content = path.read_bytes()
+    except IsADirectoryError:
+        raise SpecError(f"{shown}: a folder; a spec is one YAML file") from None
+    except FileNotFoundError:
+        raise SpecError(f"{shown}: there is no such file") from None
+    except OSError as error:
+        raise SpecError(f"{shown}: cannot be read: {error.strerror or error}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise SpecError(f"{Place(shown, line, column)}  not UTF-8: save the file in that encoding") from None
+    return read_text(text, shown)
+
+
+def read_text(text: str, shown: str) -> Node:
+    """Read the text of one spec, a mapping at its top. shown: what messages call it. Raises SpecError."""
+    root = _Document(text, shown).read()
+    if root is None:
+        raise SpecError(f"{Place(shown, 1, 1)}  empty: a spec begins with `compose: 1`")
+    if not isinstance(root.value, dict):
+        given = "a list" if isinstance(root.value, tuple) else json.dumps(root.value, ensure_ascii=False)
+        raise SpecError(f"{root.place}  expected a mapping that begins with `compose: 1`, got {given}")
+    return root
+
+
+def read_value(text: str, said: str) -> Node:
+    """Read the value of an override; every place in it is ``said``. Raises SpecError."""
+    root = _Document(text, said, lines=False).read()
+    if root is None:
+        raise SpecError(f"{said}: nothing stands after `=`; to remove a key, say null")
+    return root
+
+
+class _Document:
+    """One text on its way from characters to a Node."""
+
+    def __init__(self, text: str, shown: str, lines: bool = True) -> None:
+        self.text = text.replace("\r\n", "\n").replace("\r", "\n")
+        self.shown = shown
+        self.lines = lines
+
+    def place(self, mark: yaml.Mark) -> Place:
+        """The place of a mark. The end of the file counts as the end of its last line."""
+        if not self.lines:
+            return Place(self.shown)
+        if mark.index <= len(self.text.removesuffix("\n")):
+            return Place(self.shown, mark.line + 1, mark.column + 1)
+        return self.count(len(self.text.removesuffix("\n")))
+
+    def count(self, index: int) -> Place:
+        """The place of a character that no mark points at."""
+        before = self.text[:index]
+        return Place(self.shown, before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+    def read(self) -> Node | None:
+        """The document, or None where the text holds none."""
+        found = FORBIDDEN.search(self.text)
+        if found:
+            place = self.count(found.start()) if self.lines else self.shown
+            raise SpecError(f"{place}  the character U+{ord(found[0]):04X} may not stand in YAML: remove it")
+        composer = _Composer(self.text)
+        try:
+            root = composer.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            raise self.not_yaml(error, error.problem_mark or composer.get_mark()) from None
+        except (ValueError, OverflowError):  # PyYAML leaves these to chr() and int()
+            raise self.error(composer.get_mark(), "not YAML: a number or an escape out of range") from None
+        finally:
+            composer.dispose()
+        return None if root is None else self.node(root)
+
+    def error(self, mark: yaml.Mark, message: str) -> SpecError:
+        return SpecError(f"{self.place(mark)}  {message}")
+
+    def not_yaml(self, error: yaml.MarkedYAMLError, mark: yaml.Mark) -> SpecError:
+        problem = error.problem or "not readable"
+        if isinstance(error, _Refused):
+            return self.error(mark, problem)
+        if problem == "but found another document":
+            return self.error(mark, "a second document begins: a spec is one document a file")
+        if self.text[mark.index : mark.index + 1] == "\t":
+            return self.error(mark, "not YAML: a tab may not indent; use spaces")
+        for words, plainer in _PLAINER.items():
+            problem = problem.replace(words, plainer)
+        since = self.place(error.context_mark) if error.context_mark else None
+        if since and since.line != self.place(mark).line:
+            problem += f" ({error.context}, line {since.line})"
+        return self.error(mark, f"not YAML: {problem}")
+
+    def node(self, node: yaml.Node, key: Place | None = None) -> Node:
+        place = self.place(node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            return Node(self.mapping(node), place, key)
+        if isinstance(node, yaml.SequenceNode):
+            return Node(tuple(self.node(item) for item in node.value), place, key)
+        assert isinstance(node, yaml.ScalarNode)
+        return Node(self.scalar(node), place, key)
+
+    def mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
+        items: dict[str, Node] = {}
+        for key, value in node.value:
+            name = self.scalar(key) if isinstance(key, yaml.ScalarNode) else None
+            if not isinstance(name, str):
+                hint = f"; write {json.dumps(key.value)}" if isinstance(key, yaml.ScalarNode) else ""
+                raise self.error(key.start_mark, f"a key must be text{hint}")
+            if name == "<<":
+                raise self.error(key.start_mark, "merge keys (<<) are no part of YAML 1.2: use `extends`")
+            if name in items:
+                first = f", first at {items[name].key}" if self.lines else ""
+                raise self.error(key.start_mark, f"the key {json.dumps(name)} is said twice{first}")
+            items[name] = self.node(value, self.place(key.start_mark))
+        return items
+
+    def scalar(self, node: yaml.ScalarNode) -> str | int | float | bool | None:
+        text, kind = node.value, node.tag.removeprefix(_TAG)
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind == "float":
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        if kind == "int":
+            base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+            number = int(text[2:] if base != 10 else text, base) if len(text) <= LONGEST else LARGEST
+            if not -LARGEST <= number < LARGEST:
+                raise self.error(node.start_mark, "the number takes more than 64 bits")
+            return number
+        if SURROGATE.search(text):
+            raise self.error(node.start_mark, "half a character (a surrogate escape): write the whole one")
+        return text

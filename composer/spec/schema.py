@@ -1,0 +1,125 @@
+"""The JSON schema of a spec as one writes it: bare words for parts, ``extends``, and null where it removes.
+
+Two readings of a mapping stand in ``$defs``: ``Rope`` is complete; ``Rope.over`` is said over a parent, so it requires nothing
+and takes null. Lists are replaced, so their items are complete in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from composer.spec.document import Spec
+from composer.spec.inherit import OWN
+
+Schema = dict[str, Any]
+
+OVER = ".over"
+_AROUND = ("title", "description", "default")
+_EXTENDS = {
+    "type": "string",
+    "description": "The spec that this one is said over: a file, relative to this one, or the name of a shipped spec.",
+}
+
+
+class _Described(GenerateJsonSchema):
+    """Titles and descriptions as the catalogue has them; no titles made of field names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> Schema:
+        model, made = schema["cls"], super().model_schema(schema)
+        if hasattr(model, "equation"):
+            made["title"] = f"{model.role} {model.model_fields['kind'].default}"
+            made["description"] = f"{made.get('description', '')}\n\n{model.equation}\n\n{model.source}".strip()
+        return made
+
+
+def json_schema() -> Schema:
+    """JSON Schema draft 7, for editors: ``# yaml-language-server: $schema=…``."""
+    spec = Spec.model_json_schema(schema_generator=_Described)
+    definitions: dict[str, Schema] = {**spec.pop("$defs"), "Spec": spec}
+    spec["properties"] = {"compose": spec["properties"].pop("compose"), "extends": _EXTENDS, **spec["properties"]}
+    for union in _inside(definitions):
+        for option in union["oneOf"] if "discriminator" in union else ():
+            part = definitions[_name(option)]
+            part["required"] = ["kind", *(key for key in part.get("required", ()) if key != "kind")]
+    written: dict[str, Schema] = {}
+    wanted = ["Spec", f"Spec{OVER}"]
+    while wanted:
+        name = wanted.pop()
+        base = name.removesuffix(OVER)
+        written[name] = _mapping(definitions[base], definitions, over=name != base)
+        found = {_name(one) for one in _inside(written[name]) if "$ref" in one}
+        wanted += found - written.keys() - set(wanted)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A spec of Composer",
+        "description": spec.pop("description"),
+        "if": {"required": ["extends"]},
+        "then": {"$ref": f"#/$defs/Spec{OVER}"},
+        "else": {"$ref": "#/$defs/Spec"},
+        "$defs": dict(sorted(written.items())),
+    }
+
+
+def _mapping(schema: Schema, definitions: dict[str, Schema], over: bool) -> Schema:
+    """The schema of a model in one of the two readings."""
+    own = (*OWN, "extends", "kind")
+    properties = {
+        key: _value(value, definitions, over, null=over and key not in own) for key, value in schema["properties"].items()
+    }
+    required = [key for key in schema.get("required", ()) if not over or key in OWN]
+    return {**schema, "properties": properties, "required": required}
+
+
+def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: bool = False) -> Schema:
+    """The schema of a value. over: it merges with a parent's; null: that one may be removed."""
+    around = {key: schema[key] for key in _AROUND if key in schema}
+    rest = {key: value for key, value in schema.items() if key not in _AROUND}
+    options = [dict(option) for option in rest.get("anyOf", [rest])]
+    made = [one for option in options for one in _option(option, definitions, over)]
+    if null and {"type": "null"} not in made:
+        made.append({"type": "null"})
+    return {**around, **(made[0] if len(made) == 1 and "$ref" not in made[0] else {"anyOf": made})}
+
+
+def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Iterator[Schema]:
+    """The alternatives that one of a value's alternatives is written as."""
+    references = schema.get("oneOf", [schema]) if "discriminator" in schema or "$ref" in schema else []
+    if references:
+        words = [word for option in references for word in _words(definitions[_name(option)], over)]
+        if words:
+            yield {"enum": words}
+        for option in references:
+            yield {"$ref": f"#/$defs/{_name(option)}{OVER if over else ''}"}
+        return
+    schema = dict(schema)
+    if "items" in schema:
+        schema["items"] = _value(schema["items"], definitions, over=False)
+    if "patternProperties" in schema:
+        values = schema["patternProperties"].items()
+        schema["patternProperties"] = {key: _value(value, definitions, over, null=over) for key, value in values}
+        schema["additionalProperties"] = False
+    yield schema
+
+
+def _words(part: Schema, over: bool) -> list[str]:
+    """The bare words for a part: those whose other keys may be left out, or may be inherited."""
+    kind = part["properties"].get("kind", {}).get("const")
+    return [kind] if kind and (over or set(part.get("required", ())) <= {"kind"}) else []
+
+
+def _name(reference: Schema) -> str:
+    return reference["$ref"].rpartition("/")[2]
+
+
+def _inside(node: Any) -> Iterator[Schema]:
+    """Every mapping inside, itself included."""
+    if isinstance(node, dict):
+        yield node
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _inside(child)

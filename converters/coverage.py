@@ -1,0 +1,109 @@
+"""Coverage both ways: every tensor of a source has a place in the model, and every place of the trunk a tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from converters.canonical import EMBEDDING, OUTPUT, expected_tensors, is_composed
+from converters.errors import CoverageError
+from converters.family import Family
+from converters.trunk import Trunk
+
+_SHOWN = 6
+
+
+class Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+AnyTensor = TypeVar("AnyTensor", bound=Shaped)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A source's tensor names, sorted out. Together they are all of the source's tensors.
+
+    trunk, composed: canonical name to the source's name. passed_over: the source's name to the reason.
+    output_copy: the source's name of an output matrix in a model that ties it to the embedding, if there is one; whether it
+    is a copy of the embedding, only its contents can tell.
+    """
+
+    trunk: Mapping[str, str]
+    composed: Mapping[str, str]
+    passed_over: Mapping[str, str]
+    output_copy: str | None
+
+
+def cover(family: Family, trunk: Trunk, tensors: Mapping[str, AnyTensor]) -> Covered:
+    """Sorts the source's tensors, or raises a ``CoverageError`` that names every tensor that does not fit and why."""
+    expected = expected_tensors(trunk)
+    found: dict[str, str] = {}
+    composed: dict[str, str] = {}
+    passed_over: dict[str, str] = {}
+    output_copy = None
+    unknown: list[str] = []
+    for name, tensor in tensors.items():
+        canonical = family.table.canonical(name)
+        if (reason := family.reason_to_pass_over(name)) is not None:
+            passed_over[name] = reason
+        elif canonical in expected:
+            found[canonical] = name
+        elif canonical is not None and is_composed(canonical):
+            composed[canonical] = name
+        elif canonical == OUTPUT and trunk.tied_embeddings and tensor.shape == expected[EMBEDDING]:
+            output_copy = name
+        else:
+            unknown.append(f"{name} {list(tensor.shape)}: {_cause_of_unknown(name, canonical, trunk)}")
+
+    missing = [
+        f"{family.table.original(name) or name} {list(shape)}: {_cause_of_missing(name, trunk, output_copy)}"
+        for name, shape in expected.items()
+        if name not in found
+    ]
+    misshapen = [
+        f"{name}: expected {list(expected[canonical])} from config.json, the file has {list(tensors[name].shape)}"
+        for canonical, name in found.items()
+        if tensors[name].shape != expected[canonical]
+    ]
+    problems = [
+        *_listed("tensors that the model has no place for", unknown),
+        *_listed("tensors that the source lacks", missing),
+        *_listed("tensors of another shape", misshapen),
+    ]
+    if problems:
+        raise CoverageError("\n".join([f"The weights do not fit config.json ({family.title}):", *problems]))
+    return Covered(found, composed, passed_over, output_copy)
+
+
+def _cause_of_unknown(name: str, canonical: str | None, trunk: Trunk) -> str:
+    layer = re.search(r"\.layers\.(\d+)\.", f".{name}")
+    if layer and int(layer[1]) >= trunk.layers:
+        return f"config.json has {trunk.layers} layers, 0 to {trunk.layers - 1}"
+    if canonical is None and not name.startswith(("model.", "lm_head.")):
+        return "it lacks the prefix 'model.': the checkpoint may be of a bare model, without its language-model head"
+    if canonical is not None and name.endswith(".bias"):
+        return "a bias, and config.json says there is none (attention_bias, mlp_bias)"
+    if canonical == OUTPUT:
+        return "config.json ties the output to the embedding (tie_word_embeddings), and the two have different shapes"
+    return "the family's table does not know this name"
+
+
+def _cause_of_missing(canonical: str, trunk: Trunk, output_copy: str | None) -> str:
+    if canonical == OUTPUT:
+        return "config.json has tie_word_embeddings false; if the model is tied, it should be true"
+    if canonical == EMBEDDING and output_copy is not None:
+        return f"the model is tied and brings {output_copy} instead; save it again with transformers"
+    if canonical.endswith(".bias"):
+        return "config.json says there are biases (attention_bias, mlp_bias)"
+    return f"config.json describes {trunk.layers} layers; a shard may be missing from the index"
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return []
+    more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [f"{len(lines)} {title}:", *(f"  {line}" for line in lines[:_SHOWN]), *more]

@@ -1,0 +1,38 @@
+"""What a family of checkpoints is: a table of names, the names it drops, and a reading of its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from converters.names import Table, fits
+from converters.trunk import Trunk
+
+Config = Mapping[str, object]
+"""``config.json`` as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family, told by its ``model_type``.
+
+    names: the family's patterns to canonical ones, with ``{i}`` for the layer (see ``converters.names``).
+    passed_over: patterns of tensors that carry nothing, each with the reason; loaders pass over them as well, so a file that
+    holds one may stay as it is.
+    read_config: ``(config, notes)`` to a ``Trunk``; what was seen and not used is appended to ``notes`` in plain words.
+    """
+
+    model_type: str
+    title: str
+    names: Mapping[str, str]
+    passed_over: Mapping[str, str]
+    read_config: Callable[[Config, list[str]], Trunk]
+
+    @cached_property
+    def table(self) -> Table:
+        return Table(self.names)
+
+    def reason_to_pass_over(self, name: str) -> str | None:
+        """Why a tensor of this name is left behind, None where it is not."""
+        return next((reason for pattern, reason in self.passed_over.items() if fits(pattern, name)), None)

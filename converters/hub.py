@@ -1,0 +1,56 @@
+"""Models from the Hub, through ``huggingface_hub`` and its cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from converters.errors import HubError
+from converters.source import BROUGHT_ALONG, INDEX
+
+_REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True) -> tuple[Path, str | None]:
+    """Brings a model into the Hub's local cache: its folder there, and the commit that ``revision`` stands for.
+
+    weights: False brings ``config.json`` alone. Pickles are never fetched. A ``HubError`` says what to do.
+    """
+    if not _REPO_ID.fullmatch(repo_id):
+        raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
+    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else [])]
+    where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
+    except errors.GatedRepoError as error:
+        raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{repo_id!r} has no revision {revision!r}: give a branch, a tag or a commit.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{repo_id!r} is not a folder here, and the Hub has no such model, or it is private: "
+            "check the name, or log in with `hf auth login`."
+        ) from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise HubError(
+            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub cannot be reached. "
+            "Connect, or give a folder."
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        raise HubError(f"Fetching {where} failed: {error}") from error
+    return folder, folder.name if _COMMIT.fullmatch(folder.name) else None
+
+
+def cached_sha256(file: Path) -> str | None:
+    """The SHA-256 of a weight file's contents where the Hub's cache knows it: its large files are named by it."""
+    blob = file.resolve()
+    return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
+
+
+_LEFT_THERE = ["original/*", "*/*.safetensors", "consolidated*"]

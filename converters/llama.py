@@ -1,0 +1,193 @@
+"""Llama 1, 2, 3 and 3.x, and what calls itself so. Its names are the canonical ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from converters.config import number, positive_int, switch, token_id, token_ids
+from converters.errors import ConfigError
+from converters.family import Config, Family
+from converters.trunk import Dtype, RopeScaling, Trunk
+
+NAMES = {
+    "model.embed_tokens.weight": "model.embed_tokens.weight",
+    "model.layers.{i}.input_layernorm.weight": "model.layers.{i}.input_layernorm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "model.layers.{i}.self_attn.q_proj.weight",
+    "model.layers.{i}.self_attn.q_proj.bias": "model.layers.{i}.self_attn.q_proj.bias",
+    "model.layers.{i}.self_attn.k_proj.weight": "model.layers.{i}.self_attn.k_proj.weight",
+    "model.layers.{i}.self_attn.k_proj.bias": "model.layers.{i}.self_attn.k_proj.bias",
+    "model.layers.{i}.self_attn.v_proj.weight": "model.layers.{i}.self_attn.v_proj.weight",
+    "model.layers.{i}.self_attn.v_proj.bias": "model.layers.{i}.self_attn.v_proj.bias",
+    "model.layers.{i}.self_attn.o_proj.weight": "model.layers.{i}.self_attn.o_proj.weight",
+    "model.layers.{i}.self_attn.o_proj.bias": "model.layers.{i}.self_attn.o_proj.bias",
+    "model.layers.{i}.post_attention_layernorm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "model.layers.{i}.mlp.gate_proj.weight": "model.layers.{i}.mlp.gate_proj.weight",
+    "model.layers.{i}.mlp.gate_proj.bias": "model.layers.{i}.mlp.gate_proj.bias",
+    "model.layers.{i}.mlp.up_proj.weight": "model.layers.{i}.mlp.up_proj.weight",
+    "model.layers.{i}.mlp.up_proj.bias": "model.layers.{i}.mlp.up_proj.bias",
+    "model.layers.{i}.mlp.down_proj.weight": "model.layers.{i}.mlp.down_proj.weight",
+    "model.layers.{i}.mlp.down_proj.bias": "model.layers.{i}.mlp.down_proj.bias",
+    "model.norm.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+
+PASSED_OVER = {
+    "model.layers.{i}.self_attn.rotary_emb.inv_freq": "rotary frequencies, which follow from rope_theta",
+}
+
+# Keys that say nothing about what the model computes from its tokens, at inference.
+_HARMLESS = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "dtype",
+        "id2label",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pretraining_tp",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+# Keys that Llama does not have and that change what other models compute: each must be at a value that does nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "quantization_config": (None,),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "rope_interleaved": (None, False),
+    "sliding_window": (None,),
+    "layer_types": (None,),
+    "qk_norm": (None, False),
+    "use_qk_norm": (None, False),
+    "attn_logit_softcapping": (None, 0),
+    "final_logit_softcapping": (None, 0),
+    "embedding_multiplier": (None, 1, 1.0),
+    "attention_multiplier": (None,),
+    "residual_multiplier": (None, 1, 1.0),
+    "logits_scaling": (None, 1, 1.0),
+    "logit_scale": (None, 1, 1.0),
+}
+_SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def read_config(config: Config, notes: list[str]) -> Trunk:
+    """Llama's config in its old and its new style. A key left out takes the value that transformers gives it."""
+    _refuse_what_changes_the_computation(config)
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ConfigError(f"config.json says hidden_act: {activation!r}; only 'silu' is supported.")
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+    max_positions = positive_int(config, "max_position_embeddings", 2048)
+    theta, scaling = _rope(config, max_positions)
+    trunk = Trunk(
+        vocabulary_size=positive_int(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        layers=positive_int(config, "num_hidden_layers"),
+        heads=heads,
+        key_heads=positive_int(config, "num_key_value_heads", heads),
+        head_dim=positive_int(config, "head_dim", _head_dim(config, hidden, heads)),
+        norm_epsilon=number(config, "rms_norm_eps", 1e-6),
+        attention_bias=switch(config, "attention_bias", False),
+        mlp_bias=switch(config, "mlp_bias", False),
+        tied_embeddings=switch(config, "tie_word_embeddings", False),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_positions=max_positions,
+        activation="silu",
+        bos_token_id=token_ids(config, "bos_token_id", 1),
+        eos_token_id=token_ids(config, "eos_token_id", 2),
+        pad_token_id=token_id(config, "pad_token_id", None),
+        dtype=_dtype(config),
+        initializer_range=number(config, "initializer_range", 0.02),
+    )
+    unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
+    if unknown:
+        notes.append(f"config.json has keys that Llama does not know; they were left out: {', '.join(unknown)}.")
+    return trunk
+
+
+_READ = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "hidden_act",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+    }
+)
+
+
+def _refuse_what_changes_the_computation(config: Config) -> None:
+    for key, neutral in _NEUTRAL.items():
+        value = config.get(key)
+        if value not in neutral:
+            raise ConfigError(f"config.json says {key}: {value!r}, which changes what the model computes and is not Llama's.")
+
+
+def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
+    if config.get("head_dim") is None and hidden % heads:
+        raise ConfigError(f"hidden_size {hidden} does not divide by {heads} heads, and config.json has no 'head_dim'.")
+    return hidden // heads
+
+
+def _dtype(config: Config) -> Dtype:
+    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then looks at its tensors."""
+    value = config.get("dtype") or config.get("torch_dtype") or "float32"
+    for dtype in get_args(Dtype):
+        if str(value).removeprefix("torch.") == dtype:
+            return dtype
+    raise ConfigError(f"config.json says dtype: {value!r}; expected one of {', '.join(get_args(Dtype))}.")
+
+
+def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
+    """``rope_parameters`` (new) or ``rope_scaling`` beside ``rope_theta`` (old), as transformers weighs them."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"config.json says rope_parameters: {given!r}; expected a mapping or null.")
+    theta = number(given, "rope_theta", number(config, "rope_theta", 10000.0))
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        known: tuple[str, ...] = ()
+        scaling = None
+    elif kind == "llama3":
+        known = _SCALING_KEYS
+        scaling = RopeScaling(
+            factor=number(given, "factor"),
+            low_freq_factor=number(given, "low_freq_factor"),
+            high_freq_factor=number(given, "high_freq_factor"),
+            original_max_position_embeddings=positive_int(given, "original_max_position_embeddings", max_positions),
+        )
+    else:
+        raise ConfigError(
+            f"config.json asks for rotary positions of type {kind!r}; supported are 'default' and 'llama3'. "
+            "A model stretched in another way would compute something else than its source."
+        )
+    unknown = sorted(set(given) - {"rope_theta", "rope_type", "type", *known})
+    if unknown:
+        raise ConfigError(f"config.json has rotary settings that type {kind!r} does not know: {', '.join(unknown)}.")
+    return theta, scaling
+
+
+LLAMA = Family(model_type="llama", title="Llama 1, 2, 3 and 3.x", names=NAMES, passed_over=PASSED_OVER, read_config=read_config)

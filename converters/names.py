@@ -1,0 +1,49 @@
+"""A table of tensor names, read in both directions.
+
+A row maps a family's pattern to the canonical one. In a pattern ``{i}`` stands for a layer's number and ``{rest}`` for
+anything that follows; both sides of a row have the same places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+_PLACES = {"i": r"(?P<i>0|[1-9]\d*)", "rest": r"(?P<rest>.+)"}
+
+
+class Table:
+    """``canonical`` translates a family's name, ``original`` translates back; None where no row fits."""
+
+    def __init__(self, rows: Mapping[str, str]) -> None:
+        self.rows = dict(rows)
+        self._forward = [(_compiled(own), canonical) for own, canonical in self.rows.items()]
+        self._backward = [(_compiled(canonical), own) for own, canonical in self.rows.items()]
+
+    def canonical(self, name: str) -> str | None:
+        return _translate(name, self._forward)
+
+    def original(self, name: str) -> str | None:
+        return _translate(name, self._backward)
+
+
+def fits(pattern: str, name: str) -> bool:
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join(_PLACES[part] if at % 2 else re.escape(part) for at, part in enumerate(_split(pattern))))
+
+
+def _split(pattern: str) -> list[str]:
+    """Literal text and place names in turn: ``a.{i}.b`` is ``["a.", "i", ".b"]``."""
+    return re.split(r"\{(\w+)\}", pattern)
+
+
+def _translate(name: str, rows: list[tuple[re.Pattern[str], str]]) -> str | None:
+    for pattern, target in rows:
+        if match := pattern.fullmatch(name):
+            return target.format(**match.groupdict())
+    return None

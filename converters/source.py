@@ -1,0 +1,177 @@
+"""A folder to build from: its config, its trunk, where each tensor lies, and the small files that come along."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from converters.coverage import Covered, cover
+from converters.errors import ConfigError, WeightsError
+from converters.families import family_of
+from converters.family import Family
+from converters.shard import Shard, Tensor, read_shard
+from converters.trunk import Trunk
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BROUGHT_ALONG = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "generation_config.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+"""What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What ``config.json`` alone says. config_sha256: of the file's bytes. notes: what was seen in it and not used."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    config_sha256: str
+    family: Family
+    trunk: Trunk
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Described):
+    """A described folder with its weights, whose headers have been checked and which fit the config.
+
+    shards: by file name, in order. tensors: by the family's name. covered: what each tensor is to the model.
+    small_files: paths relative to the folder. repo_id, revision, commit: where it came from, when from the Hub.
+    """
+
+    shards: Mapping[str, Shard]
+    tensors: Mapping[str, Tensor]
+    covered: Covered
+    small_files: tuple[str, ...]
+    repo_id: str | None = None
+    revision: str | None = None
+    commit: str | None = None
+
+
+def describe(folder: Path) -> Described:
+    """Reads ``config.json`` and nothing else."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; expected one with config.json and safetensors weights.")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    config = _json(path, content, ConfigError)
+    family = family_of(config)
+    notes: list[str] = []
+    try:
+        trunk = family.read_config(config, notes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return Described(
+        folder=folder,
+        config=config,
+        config_sha256=hashlib.sha256(content).hexdigest(),
+        family=family,
+        trunk=trunk,
+        notes=tuple(notes),
+    )
+
+
+def open_source(folder: Path) -> Source:
+    """Reads the config and every header, and checks that they fit; weights themselves are not read."""
+    described = describe(folder)
+    shards = _shards(folder)
+    tensors = _tensors(shards)
+    trunk = described.trunk
+    if not (described.config.get("dtype") or described.config.get("torch_dtype")):
+        [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
+        trunk = replace(trunk, dtype=dtype)
+    return Source(
+        folder=folder,
+        config=described.config,
+        config_sha256=described.config_sha256,
+        family=described.family,
+        trunk=trunk,
+        notes=described.notes,
+        shards=shards,
+        tensors=tensors,
+        covered=cover(described.family, trunk, tensors),
+        small_files=small_files(folder),
+    )
+
+
+def small_files(folder: Path) -> tuple[str, ...]:
+    """Paths, relative to the folder, of the files that go with the weights."""
+    found = {path for pattern in BROUGHT_ALONG for path in folder.glob(pattern) if path.is_file()}
+    return tuple(sorted(path.relative_to(folder).as_posix() for path in found))
+
+
+def _shards(folder: Path) -> dict[str, Shard]:
+    """The weight files that transformers would load: a single file comes before an index."""
+    if (folder / SINGLE).exists():
+        return {SINGLE: read_shard(folder / SINGLE)}
+    path = folder / INDEX
+    if not path.exists():
+        raise WeightsError(_no_weights(folder))
+    weight_map = _json(path, path.read_bytes(), WeightsError).get("weight_map")
+    if not (isinstance(weight_map, dict) and weight_map and all(isinstance(file, str) for file in weight_map.values())):
+        raise WeightsError(f"{path} has no 'weight_map' of tensor names to files.")
+    shards: dict[str, Shard] = {}
+    for file in sorted(set(weight_map.values())):
+        if Path(file).name != file:
+            raise WeightsError(f"{path} names {file!r}; expected a file of its own folder.")
+        if not (folder / file).exists():
+            count = sum(1 for value in weight_map.values() if value == file)
+            raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
+        shards[file] = read_shard(folder / file)
+    for name, file in weight_map.items():
+        if name not in shards[file].tensors:
+            raise WeightsError(f"{path} places {name!r} in {file}, which does not hold it. Fetch both again.")
+    return shards
+
+
+def _tensors(shards: Mapping[str, Shard]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file, shard in shards.items():
+        for name, tensor in shard.tensors.items():
+            if name in tensors:
+                raise WeightsError(f"{name!r} is in two files, {tensors[name].file.name} and {file}: which one counts?")
+            tensors[name] = tensor
+    if not tensors:
+        raise WeightsError(f"No tensors in {', '.join(shards)}.")
+    return tensors
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    found = f", only pickled weights ({', '.join(pickles[:3])})" if pickles else ""
+    return (
+        f"{folder} has no {SINGLE} and no {INDEX}{found}. Only safetensors are read. To convert weights that you trust: "
+        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."
+    )
+
+
+def _json(path: Path, content: bytes, refusal: type[ConfigError] | type[WeightsError]) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise refusal(f"{path} is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise refusal(f"{path} holds a {type(value).__name__}; expected a mapping.")
+    return value

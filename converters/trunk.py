@@ -1,0 +1,63 @@
+"""The trunk: all of a decoder that is not its heads. Every family's config is read into this one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from converters.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+TokenIds = int | list[int] | None
+
+
+class RopeScaling(TypedDict):
+    """Llama 3's scaling of rotary frequencies: wavelengths beyond ``original_max_position_embeddings / low_freq_factor`` are
+    stretched by ``factor``, those below ``original_max_position_embeddings / high_freq_factor`` stay, the rest is blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trunk:
+    """Sizes are numbers of elements; ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+
+    ``attention_bias`` puts a bias on q, k, v and o alike and ``mlp_bias`` one on gate, up and down, as in Llama.
+    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ.
+    """
+
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    norm_epsilon: float
+    attention_bias: bool
+    mlp_bias: bool
+    tied_embeddings: bool
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_positions: int
+    activation: Literal["silu"]
+    bos_token_id: TokenIds
+    eos_token_id: TokenIds
+    pad_token_id: int | None
+    dtype: Dtype
+    initializer_range: float
+
+    def __post_init__(self) -> None:
+        if self.heads % self.key_heads:
+            raise ConfigError(
+                f"{self.heads} query heads cannot share {self.key_heads} key/value heads evenly: "
+                "num_attention_heads must be a multiple of num_key_value_heads."
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even.")
+        if self.dtype not in get_args(Dtype):
+            raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(get_args(Dtype))}.")

@@ -1,0 +1,102 @@
+"""Scores of a teacher on texts that it was not trained on, beside the scores of guessing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import torch
+from text import VALUES, passkey, recall, story
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+# Sample `index` of seed `seed` is drawn from Random(seed * SEED_STRIDE + index). Training takes the indices from 0
+# on and stays below FIRST_PROBE; the short probes on the way take those from there on, and the final scores those
+# from FIRST_HELD_OUT on.
+SEED_STRIDE = 10_000_000
+FIRST_PROBE = 8_000_000
+FIRST_HELD_OUT = 9_000_000
+
+
+def sample_rng(seed: int, index: int) -> random.Random:
+    """The random numbers of one sample; see SEED_STRIDE for which indices are whose."""
+    if not 0 <= index < SEED_STRIDE:
+        raise ValueError(f"sample index {index} is outside 0..{SEED_STRIDE - 1}")
+    return random.Random(seed * SEED_STRIDE + index)
+
+
+def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int) -> dict[str, list[str]]:
+    """`samples` texts of each kind, each text with a sample index of its own, from `first` on."""
+    makers = {
+        "passkey": lambda rng: passkey(rng, tokens),
+        "recall": lambda rng: recall(rng, tokens, pairs),
+        "story": story,
+    }
+    return {
+        kind: [make(sample_rng(seed, first + place * samples + index)) for index in range(samples)]
+        for place, (kind, make) in enumerate(makers.items())
+    }
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, token_ids: Tensor) -> Tensor:
+    """Logits [samples, tokens, vocabulary] for token ids [samples, tokens], a few samples at a time."""
+    return torch.cat([model(input_ids=part).logits for part in token_ids.split(20)])
+
+
+def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
+    """Share of keys, and of their digits, that greedy decoding writes; all texts have the same length.
+
+    The true key is fed in, which decides the same keys as feeding back what was written: up to the first wrong
+    digit both see the same tokens.
+    """
+    token_ids = torch.tensor(tokenizer(texts).input_ids)
+    right = logits_of(model, token_ids)[:, -6:-1].argmax(-1) == token_ids[:, -5:]
+    return {"exact_match": right.all(1).float().mean().item(), "digit_accuracy": right.float().mean().item()}
+
+
+def recall_accuracy(
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], pairs: int
+) -> dict[str, float]:
+    """Share of right values: over all queries, and over the first query of each key, the answer standing in its pair.
+
+    The largest logit of the whole vocabulary has to be the value's.
+    """
+    token_ids = torch.tensor(tokenizer(texts).input_ids)
+    # <bos> stands at 0, so keys stand at odd positions and values at the even ones after them.
+    right = logits_of(model, token_ids)[:, 1:-1:2].argmax(-1) == token_ids[:, 2::2]
+    queries = right[:, pairs:].float()
+    return {"value_accuracy": queries.mean().item(), "first_query_accuracy": queries[:, :pairs].mean().item()}
+
+
+@torch.no_grad()
+def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
+    """Mean loss in nats per token (the <eos> after a story counts, <bos> does not), and what guessing costs."""
+    total = 0.0
+    counts: Counter[int] = Counter()
+    for text in texts:
+        token_ids = torch.tensor([*tokenizer(text).input_ids, tokenizer.eos_token_id])
+        logits = model(input_ids=token_ids[None, :-1]).logits[0]
+        total += functional.cross_entropy(logits, token_ids[1:], reduction="sum").item()
+        counts.update(token_ids[1:].tolist())
+    tokens = counts.total()
+    by_frequency = -sum(count * math.log(count / tokens) for count in counts.values()) / tokens
+    return {"nats_per_token": total / tokens, "tokens": tokens, "guessing_by_word_frequency": by_frequency}
+
+
+def score(
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: dict[str, list[str]], pairs: int
+) -> dict[str, dict[str, float]]:
+    """All scores on the texts of `texts_from`, with the number of samples and what random guessing gives."""
+    was_training = model.training
+    model.eval()
+    scores = {
+        "passkey": passkey_accuracy(model, tokenizer, texts["passkey"]) | {"guessing_exact_match": 1e-5},
+        "recall": recall_accuracy(model, tokenizer, texts["recall"], pairs)
+        | {"guessing_any_value": 1 / len(VALUES), "guessing_a_value_of_the_text": 1 / pairs},
+        "story": story_loss(model, tokenizer, texts["story"]) | {"guessing_any_token": math.log(len(tokenizer))},
+    }
+    model.train(was_training)
+    return {kind: {"samples": len(texts[kind])} | values for kind, values in scores.items()}

@@ -1,0 +1,22 @@
+"""exp(u) ‖ exp(-u) of a learned map; its logarithms are u and -u themselves, so that nothing overflows."""
+
+from __future__ import annotations
+
+import torch
+
+from blocks.feature_maps.exponential import Exponential
+from tests.blocks.support import ALIKE, close, random, started
+
+
+def test_it_is_its_formula() -> None:
+    part, x = Exponential(), random(1, 3, 2, 4)
+    query, _ = part.map(started(part, ALIKE), x, x)
+    close(query, torch.cat((torch.exp(x), 1 / torch.exp(x)), dim=-1))
+    single = Exponential(two_sided=False)
+    close(single.map(started(single, ALIKE), x, x)[1], torch.exp(x))
+
+
+def test_logarithms_have_no_range() -> None:
+    part, x = Exponential(), 500 * random(1, 3, 2, 4, dtype=torch.float32)
+    _, key = part.map(started(part, ALIKE, torch.float32), x, x, logarithm=True)
+    assert torch.equal(key, torch.cat((x, -x), dim=-1))

@@ -1,0 +1,42 @@
+"""softmax(u) ‖ softmax(-u), each feature at least the floor, whatever the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from blocks.feature_maps.hedgehog import Hedgehog
+from tests.blocks.support import ALIKE, close, drawn, random
+
+
+def test_it_is_its_formula() -> None:
+    part, x = Hedgehog(dim=3), random(1, 2, 2, 4)
+    parameters = drawn(part, ALIKE)
+    _, key = part.map(parameters, x, x)
+    for token in range(2):
+        for head in range(2):
+            u = x[0, token, head] @ parameters["key_weight"][head]
+            wanted = torch.cat((u.exp() / u.exp().sum(), (-u).exp() / (-u).exp().sum()))
+            close(key[0, token, head], wanted)
+
+
+def test_one_side_sums_to_1() -> None:
+    features = Hedgehog().activate(10 * random(5, 8))
+    close(features.sum(-1), torch.ones(5))
+
+
+@pytest.mark.parametrize("floor", [1e-12, 1e-3])
+def test_no_feature_is_below_the_floor(floor: float) -> None:
+    features = Hedgehog(floor=floor).activate(torch.tensor([0.0, -100.0, -1e4, 3.0]))
+    wanted = torch.tensor([0.0, -100.0, -1e4, 3.0], dtype=torch.float64).softmax(-1)
+    assert features[1].item() == features[2].item() == pytest.approx(floor)
+    close(features.double(), wanted.clamp(min=floor), 1e-6)
+
+
+def test_the_floor_stays_in_float32() -> None:
+    # Its square is the smallest product of a query and a key.
+    Hedgehog(floor=1e-18)
+    for wrong in (0.0, 1e-20, 1.0):
+        with pytest.raises(ValidationError):
+            Hedgehog(floor=wrong)

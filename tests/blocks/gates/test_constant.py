@@ -1,0 +1,38 @@
+"""RetNet's constants: each head forgets half as fast as the one before, to the last digit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from blocks.gates.constant import Constant
+from blocks.legend import Shape
+
+SHAPE = Shape(hidden_size=6, heads=6, key_heads=2, head_dim=4, features=3, state_heads=6)
+
+
+def test_retnets_constants() -> None:
+    decay = Constant().log_decay({}, torch.zeros(2, 3, 6, dtype=torch.float64), SHAPE)
+    assert decay.shape == (2, 3, 6)
+    for head, survives in enumerate([31 / 32, 63 / 64, 127 / 128, 255 / 256, 511 / 512, 1023 / 1024]):
+        assert decay[1, 2, head].item() == pytest.approx(math.log(survives), rel=1e-14)
+
+
+def test_another_exponent() -> None:
+    decay = Constant(exponent=1.0).log_decay({}, torch.zeros(1, 1, 6), SHAPE)
+    assert decay[0, 0].exp().tolist() == pytest.approx([0.5, 0.75, 0.875, 0.9375, 0.96875, 0.984375])
+
+
+def test_the_slowest_of_64_heads_still_decays() -> None:
+    shape = Shape(hidden_size=6, heads=64, key_heads=64, head_dim=4, state_heads=64)
+    decay = Constant().log_decay({}, torch.zeros(1, 1, 6, dtype=torch.bfloat16), shape)
+    assert decay.dtype == torch.float32
+    assert decay[0, 0, -1].item() == pytest.approx(-(2.0**-68), rel=1e-6)
+
+
+def test_it_has_the_heads_that_come_in() -> None:
+    assert Constant().key_heads(SHAPE, 2) == 2
+    assert Constant().key_heads(SHAPE, 6) == 6
+    assert Constant().parameters(SHAPE) == {}

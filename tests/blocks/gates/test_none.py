@@ -1,0 +1,23 @@
+"""No gate decays nothing and has nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from blocks.gates import GATES
+from blocks.gates.none import NoGate
+from blocks.legend import Shape
+
+SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=2)
+
+
+def test_it_decays_nothing() -> None:
+    gate = NoGate()
+    assert gate.log_decay({}, torch.zeros(1, 2, 6), SHAPE) is None
+    assert gate.parameters(SHAPE) == {}
+    assert gate.key_heads(SHAPE, 2) == 2
+    assert gate.flops(SHAPE, 9) == 0
+
+
+def test_it_alone_says_so() -> None:
+    assert [kind for kind, gate in GATES.items() if gate.rank_of_decay == "none"] == ["none"]

@@ -1,0 +1,164 @@
+"""The convolution is its sum over taps, for every choice of filters; it starts as the identity and survives any cut of the tokens."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from blocks.convolution import Convolution
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, owner, random, started
+
+CHOICES = [
+    Convolution(kernel=3, inputs=inputs, share=share, per=per)
+    for inputs, share, per in itertools.product([("q",), ("k",), ("q", "k")], ["none", "qk"], ["query_head", "key_head"])
+]
+
+
+def by_taps(inputs: Tensor, weight: Tensor, documents_of: Tensor, heads: int, kernel: int) -> Tensor:
+    """Σ_δ w_δ ⊙ x_{t-δ} within a document, for one row ``T h D``."""
+    output = torch.zeros(inputs.shape[0], heads, inputs.shape[2], dtype=inputs.dtype)
+    for t, head in itertools.product(range(inputs.shape[0]), range(heads)):
+        taps = weight[owner(head, heads, weight.shape[0])]
+        for back in range(kernel):
+            if t >= back and documents_of[t - back] == documents_of[t]:
+                output[t, head] += taps[:, kernel - 1 - back] * inputs[t - back, owner(head, heads, inputs.shape[1])]
+    return output
+
+
+def wanted(part: Convolution, shape: Shape, parameters: dict[str, Tensor], query: Tensor, key: Tensor, segment: Tensor):
+    key_filters = parameters.get("weight", parameters.get("key"))
+    query_filters = parameters.get("weight", parameters.get("query"))
+    if "q" in part.inputs:
+        query = torch.stack([by_taps(row, query_filters, own, shape.heads, part.kernel) for row, own in zip(query, segment)])  # noqa: B905
+    if "k" in part.inputs:
+        heads = shape.heads if part.per == "query_head" else shape.key_heads
+        key = torch.stack([by_taps(row, key_filters, own, heads, part.kernel) for row, own in zip(key, segment)])  # noqa: B905
+    return query, key
+
+
+def inputs(shape: Shape, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    return random(batch, length, shape.heads, shape.head_dim), random(batch, length, shape.key_heads, shape.head_dim)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("part", CHOICES, ids=lambda part: f"{''.join(part.inputs)} {part.share} {part.per}")
+def test_it_is_its_sum_over_taps(part: Convolution, shape: Shape) -> None:
+    parameters, (query, key) = drawn(part, shape), inputs(shape, 2, 7)
+    tokens = documents([3, 4], [7])
+    got_query, got_key, _ = part.convolve(parameters, query, key, tokens, empty(part, shape, 2))
+    want_query, want_key = wanted(part, shape, parameters, query, key, tokens.segment)
+    close(got_query, want_query)
+    close(got_key, want_key)
+    assert got_key.shape[2] == part.key_heads(shape)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 4, 9])
+def test_it_starts_as_the_identity(kernel: int) -> None:
+    part = Convolution(kernel=kernel)
+    query, key = inputs(GROUPED, 1, 6)
+    got_query, got_key, _ = part.convolve(started(part, GROUPED), query, key, counted(1, 6), empty(part, GROUPED, 1))
+    assert torch.equal(got_query, query)
+    assert torch.equal(got_key, key.repeat_interleave(2, dim=2))
+
+
+def test_who_owns_the_filters() -> None:
+    def shapes(**choice: object) -> dict[str, tuple[int, ...]]:
+        return {name: fresh.shape for name, fresh in Convolution.model_validate(choice).parameters(GROUPED).items()}
+
+    assert shapes() == {"query": (4, 4, 4), "key": (4, 4, 4)}
+    assert shapes(kernel=2, per="key_head") == {"query": (4, 4, 2), "key": (2, 4, 2)}
+    assert shapes(inputs=["k"], per="key_head") == {"key": (2, 4, 4)}
+    assert shapes(inputs=["q"]) == {"query": (4, 4, 4)}
+    assert shapes(share="qk") == {"weight": (4, 4, 4)}
+    assert shapes(share="qk", per="key_head") == {"weight": (2, 4, 4)}
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 5])
+@pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [2, 1, 6]], ids=str)
+def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> None:
+    part = Convolution(kernel=kernel, per="key_head")
+    parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 2, 9)
+    whole = part.convolve(parameters, query, key, counted(2, 9), empty(part, GROUPED, 2))
+    state, at, pieces = empty(part, GROUPED, 2), 0, []
+    for length in cuts:
+        piece = slice(at, at + length)
+        *outputs, state = part.convolve(parameters, query[:, piece], key[:, piece], counted(2, length, at), state)
+        pieces.append(outputs)
+        at += length
+    for index in range(2):
+        close(torch.cat([piece[index] for piece in pieces], dim=1), whole[index])
+    for name, slot in part.state(GROUPED).items():
+        assert state[name].shape == (2, *slot.shape)
+        # Raw inputs, newest last; zeros before the first token.
+        raw = torch.cat((torch.zeros(2, kernel, *slot.shape[1:]), query if name == "query" else key), dim=1)
+        assert torch.equal(state[name], raw[:, raw.shape[1] - (kernel - 1) :])
+
+
+def test_documents_and_padding_leave_no_trace() -> None:
+    """Two calls: rows with 4, 2, 0 real tokens, then 3 more; in the second call each row starts a document somewhere, or never."""
+    part = Convolution(kernel=4)
+    parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 3, 7)
+    real, starts = [4, 2, 0], [0, 1, 9]
+    segment = torch.tensor([[0] * 4 + [1] * 3, [0] * 3 + [1] * 4, [0] * 7])
+    first = Tokens(torch.zeros(3, 4, dtype=torch.int64), None, torch.arange(4) < torch.tensor(real)[:, None])
+    second = Tokens(torch.zeros(3, 3, dtype=torch.int64), torch.stack([(torch.arange(3) >= at).long() for at in starts]))
+    gathered = [torch.stack([torch.arange(at, at + 3) for at in real]), torch.arange(4).expand(3, 4)]
+
+    def taken(states: Tensor, index: Tensor) -> Tensor:
+        return torch.stack([row[own] for row, own in zip(states, index, strict=True)])
+
+    _, _, state = part.convolve(parameters, query[:, :4], key[:, :4], first, empty(part, GROUPED, 3))
+    got_query, got_key, _ = part.convolve(parameters, taken(query, gathered[0]), taken(key, gathered[0]), second, state)
+    want = wanted(part, GROUPED, parameters, query, key, segment)
+    close(got_query, taken(want[0], gathered[0]))
+    close(got_key, taken(want[1], gathered[0]))
+
+
+def test_a_document_that_starts_at_the_first_token_does_not_see_the_state() -> None:
+    part = Convolution(kernel=3)
+    parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 1, 4)
+    _, _, state = part.convolve(parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
+    anew = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.int64))
+    *got, left = part.convolve(parameters, query, key, anew, state)
+    *want, wanted_left = part.convolve(parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
+    for mine, other in zip(got, want, strict=True):
+        close(mine, other)
+    assert all(torch.equal(left[name], wanted_left[name]) for name in left)
+
+
+def test_of_a_document_of_one_token_the_state_keeps_that_token_alone() -> None:
+    part = Convolution(kernel=4, inputs=("k",))
+    query, key = inputs(GROUPED, 1, 5)
+    _, _, state = part.convolve(drawn(part, GROUPED), query, key, documents([4, 1]), empty(part, GROUPED, 1))
+    assert torch.equal(state["key"], torch.cat((torch.zeros(1, 2, 2, 4), key[:, 4:]), dim=1))
+
+
+def test_gradients_reach_filters_and_inputs() -> None:
+    part = Convolution(kernel=2, per="key_head")
+    tensors = [*inputs(GROUPED, 1, 3), *drawn(part, GROUPED).values()]
+
+    def run(query: Tensor, key: Tensor, query_filter: Tensor, key_filter: Tensor) -> tuple[Tensor, Tensor]:
+        parameters = {"query": query_filter, "key": key_filter}
+        return part.convolve(parameters, query, key, documents([2, 1]), empty(part, GROUPED, 1))[:2]
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
+
+
+def test_inputs_are_said_once_and_in_any_order() -> None:
+    assert Convolution(inputs=("k", "q")) == Convolution(inputs=("q", "k"))
+    for wrong in ((), ("q", "q"), ("v",)):
+        with pytest.raises(ValidationError):
+            Convolution.model_validate({"inputs": wrong})
+
+
+def test_operations() -> None:
+    # 4 taps, a multiply-add each, for 4 numbers of 4 query heads, and of 4 or 2 heads of keys.
+    assert Convolution().flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 4)
+    assert Convolution(per="key_head").flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 2)
+    assert Convolution(inputs=("k",)).flops(GROUPED, 100) == 2 * 4 * 4 * 4

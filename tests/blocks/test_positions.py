@@ -1,0 +1,90 @@
+"""Rope turns pairs of coordinates as complex numbers, to the bit as transformers' Llama does, and logits see distances alone."""
+
+from __future__ import annotations
+
+import cmath
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from blocks.positions import Llama3Scaling, NoPosition, Rope
+from tests.blocks.support import close, random
+
+LLAMA3 = Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=64)
+
+
+def transformers_turn(states: Tensor, position: Tensor, theta: float, scaling: Llama3Scaling | None) -> Tensor:
+    parameters = {"rope_type": "default", "rope_theta": theta}
+    if scaling is not None:
+        parameters |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
+    config = LlamaConfig(hidden_size=states.shape[-1], num_attention_heads=1, head_dim=states.shape[-1], rope_parameters=parameters)
+    cos, sin = LlamaRotaryEmbedding(config)(states, position)
+    return apply_rotary_pos_emb(states, states, cos, sin, unsqueeze_dim=2)[0]
+
+
+def test_it_multiplies_complex_numbers() -> None:
+    states, position = random(2, 3, 2, 6), torch.tensor([[0, 1, 2], [7, 30, 4]])
+    turned = Rope(theta=50.0).rotate(states, position)
+    for batch, token, head, index in torch.ones(2, 3, 2, 3).nonzero().tolist():
+        first, second = states[batch, token, head, index], states[batch, token, head, index + 3]
+        angle = int(position[batch, token]) * 50.0 ** (-2 * index / 6)
+        wanted = complex(first, second) * cmath.exp(1j * angle)
+        assert complex(turned[batch, token, head, index], turned[batch, token, head, index + 3]) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+@pytest.mark.parametrize("scaling", [None, LLAMA3], ids=["default", "llama3"])
+def test_it_is_transformers_own(scaling: Llama3Scaling | None, theta: float, dtype: torch.dtype) -> None:
+    states, position = random(2, 40, 3, 32, dtype=dtype), torch.randint(0, 20_000, (2, 40))
+    turned = Rope(theta=theta, scaling=scaling).rotate(states, position)
+    assert turned.dtype == dtype
+    assert torch.equal(turned, transformers_turn(states, position, theta, scaling))
+
+
+def test_llama3_leaves_fast_frequencies_divides_slow_ones_and_blends_between() -> None:
+    ratio = Rope(theta=1e4, scaling=LLAMA3).frequencies(32) / Rope(theta=1e4).frequencies(32)
+    turns = 64 * Rope(theta=1e4).frequencies(32) / (2 * torch.pi)  # in the length of the training before the stretch
+    assert torch.equal(ratio[turns > 4], torch.ones(int((turns > 4).sum())))
+    close(ratio[turns < 1], torch.full_like(ratio[turns < 1], 1 / 8), 1e-6)
+    between = (turns > 1) & (turns < 4)
+    assert between.any()
+    blend = (turns[between] - 1) / 3
+    close(ratio[between], (1 - blend) / 8 + blend, 1e-6)
+
+
+@pytest.mark.parametrize("scaling", [None, LLAMA3], ids=["default", "llama3"])
+def test_logits_depend_on_the_distance_only(scaling: Llama3Scaling | None) -> None:
+    rope = Rope(theta=100.0, scaling=scaling)
+    query, key = random(1, 1, 1, 8), random(1, 1, 1, 8)
+
+    def logit(at: int, of: int) -> Tensor:
+        return (rope.rotate(query, torch.tensor([[at]])) * rope.rotate(key, torch.tensor([[of]]))).sum()
+
+    for distance in range(5):
+        close(logit(20 + distance, 20), logit(distance, 0), 1e-5)
+    assert not torch.allclose(logit(3, 0), logit(4, 0), atol=1e-2)
+
+
+def test_position_0_and_no_position_turn_nothing() -> None:
+    states, position = random(1, 3, 2, 4), torch.tensor([[0, 5, 9]])
+    assert torch.equal(Rope(theta=10.0).rotate(states, position)[:, 0], states[:, 0])
+    assert NoPosition().rotate(states, position) is states
+
+
+def test_rope_waits_for_the_source_to_bring_theta() -> None:
+    with pytest.raises(ValueError, match="resolve the spec"):
+        Rope().frequencies(4)
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValidationError):
+            Rope(theta=wrong)

@@ -1,0 +1,122 @@
+"""Each read is its formula: one denominator, fixed shares, or a sum; and what is empty weighs nothing and breaks nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.flow import Partial
+from blocks.reads import Mixture, Read, Shared, Sum
+from tests.blocks.support import close, random
+
+EMPTY = -math.inf
+
+
+def partial(lse: Tensor | None = None, logit: Tensor | None = None) -> Partial:
+    output = random(2, 3, 4, 5)
+    output = output if lse is None else output.masked_fill(lse.isneginf()[..., None], 0.0)
+    return Partial(output, lse, logit)
+
+
+def masses(*, some_empty: bool = False) -> Tensor:
+    lse = 3 * random(2, 3, 4)
+    return lse.masked_fill(torch.rand(2, 3, 4) < 0.5, EMPTY) if some_empty else lse
+
+
+def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
+    """Σ_m σ(w_m) exp(lse_m) o_m / Σ_m σ(w_m) exp(lse_m), and 0 where all of them are empty."""
+    numerator, denominator = torch.zeros(2, 3, 4, 5, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64)
+    for one in partials:
+        assert one.lse is not None
+        mass = one.lse.exp() * (1 if one.logit is None else 1 / (1 + (-one.logit).exp()))
+        numerator, denominator = numerator + mass[..., None] * one.output, denominator + mass
+    return torch.where(denominator[..., None] > 0, numerator / denominator.clamp(min=1e-300)[..., None], 0.0)
+
+
+@pytest.mark.parametrize("some_empty", [False, True])
+def test_shared_has_one_denominator(some_empty: bool) -> None:
+    for logits in ((None, None), (random(4), None), (random(4), random(4)), (None, random(4), random(4))):
+        partials = [partial(masses(some_empty=some_empty), logit) for logit in logits]
+        close(Shared().combine(partials), shared_by_hand(partials))
+
+
+def test_shared_takes_any_mass() -> None:
+    """Masses of e^±5000 are weighed by their ratio alone."""
+    for offset in (-5000.0, 5000.0):
+        lse = masses(), masses()
+        outputs = [partial(one) for one in lse]
+        moved = [Partial(one.output, one.lse + offset) for one in outputs]
+        close(Shared().combine(moved), Shared().combine(outputs), 1e-9)
+
+
+@pytest.mark.parametrize("read", [Shared(), Sum()], ids=["shared", "sum"])
+def test_all_empty_gives_0_and_finite_gradients(read: Read) -> None:
+    output, logit = torch.zeros(1, 2, 4, 5, requires_grad=True), torch.zeros(4, requires_grad=True)
+    lse = torch.full((1, 2, 4), EMPTY, requires_grad=True)
+    answer = read.combine([Partial(output, lse, logit), Partial(output, lse)])
+    assert torch.equal(answer, torch.zeros(1, 2, 4, 5))
+    for gradient in torch.autograd.grad(answer.sum(), (output, lse, logit)):
+        assert gradient.isfinite().all()
+
+
+def test_an_empty_memory_leaves_the_others_alone() -> None:
+    full = partial(masses(), random(4))
+    nothing = partial(torch.full((2, 3, 4), EMPTY), random(4))
+    close(Shared().combine([full, nothing]), full.output)
+    close(Sum().combine([nothing, full]), full.output)
+
+
+def test_mixture_is_sigma_and_its_rest() -> None:
+    """Workshop paper, eq. 8: σ · window + (1 - σ) · state, whatever their masses; an empty state answers 0 and keeps its share."""
+    factor = random(4)
+    for lse in (masses(), None):
+        window, state = partial(lse, factor), partial(masses(some_empty=True))
+        sigma = (1 / (1 + (-factor).exp()))[:, None]
+        close(Mixture().combine([window, state]), sigma * window.output + (1 - sigma) * state.output)
+        close(Mixture().combine([state, window]), sigma * window.output + (1 - sigma) * state.output)
+
+
+def test_mixture_of_more() -> None:
+    first, second = random(4), random(4)
+    partials = [partial(logit=first), partial(logit=second), partial()]
+    weights = torch.stack((first.exp(), second.exp(), torch.ones(4)))
+    weights = (weights / weights.sum(0))[:, :, None]
+    close(Mixture().combine(partials), sum(weight * one.output for weight, one in zip(weights, partials, strict=True)))
+    even = [partial(), partial()]
+    close(Mixture().combine(even), (even[0].output + even[1].output) / 2)
+
+
+def test_sum_adds_raw_numerators_to_what_is_shared() -> None:
+    raw, weighted = partial(), partial(logit=random(4))
+    sigma = (1 / (1 + (-weighted.logit).exp()))[:, None]
+    window, state = partial(masses(), random(4)), partial(masses(some_empty=True))
+    close(Sum().combine([window, raw, state]), shared_by_hand([window, state]) + raw.output)
+    close(Sum().combine([raw, weighted]), raw.output + sigma * weighted.output)
+
+
+@pytest.mark.parametrize(
+    ("read", "with_mass"), [(Shared(), [1, 1]), (Mixture(), [1, 0]), (Sum(), [1, 0])], ids=["shared", "mixture", "sum"]
+)
+def test_gradients(read: Read, with_mass: list[int]) -> None:
+    tensors = [random(1, 2, 3, 2), random(1, 2, 3, 2), random(1, 2, 3), random(1, 2, 3), random(3), random(3)]
+
+    def run(first: Tensor, second: Tensor, lse: Tensor, other: Tensor, logit: Tensor, more: Tensor) -> Tensor:
+        return read.combine([Partial(first, lse, logit), Partial(second, other if with_mass[1] else None, more)])
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
+
+
+@pytest.mark.parametrize("read", [Shared(), Mixture(), Sum()], ids=["shared", "mixture", "sum"])
+def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -> None:
+    exact = [partial(masses(), random(4)), partial(masses())]
+    exact = [Partial(one.output.bfloat16().double(), one.lse, one.logit) for one in exact]
+    half = [Partial(one.output.bfloat16(), one.lse.float(), None if one.logit is None else one.logit.float()) for one in exact]
+    answer = read.combine(half)
+    assert answer.dtype == torch.bfloat16
+    # One rounding at the end: half a unit in the last of 8 bits.
+    wanted = read.combine(exact)
+    assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()

@@ -1,0 +1,87 @@
+"""Tiny random Llama checkpoints, as transformers writes them, for tests to read and to damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def llama_model(*, seed: int = 0, dtype: str = "float32", **config: Any) -> LlamaForCausalLM:
+    """A tiny Llama with random weights, biases and norms included, so that a lost one shows."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **config}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(torch.randn_like(parameter) * 0.1 + ("norm" in name))
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def llama(folder: Path, *, sharded: bool = False, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
+    """Writes a tiny checkpoint with the small files of a tokenizer; ``sharded`` cuts it into several files."""
+    model = llama_model(seed=seed, dtype=dtype, **config)
+    model.save_pretrained(folder, max_shard_size="20KB" if sharded else "1GB")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Sets keys of config.json; a key set to ``...`` is removed."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+def edit_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the header of a safetensors file in place, whatever that makes of it."""
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+def edit_tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Loads the tensors of a file, changes them, and writes it again."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    file.unlink()
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
+    """Contents and time stamp of every file in a folder."""
+    return {
+        path.relative_to(folder).as_posix(): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

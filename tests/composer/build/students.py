@@ -1,0 +1,45 @@
+"""Building small students for the tests of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from composer.build.build import BuildReport, build_folder
+from composer.build.dimensions import dimensions
+from composer.build.plan import Plan, make_plan
+from composer.build.sources import open_model
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Resolved, resolve
+
+SOFTMAX = {"compose": 1, "name": "softmax", "head": {"memory": ["full"]}}
+LOLCATS = {
+    "compose": 1,
+    "name": "lolcats",
+    "head": {
+        "feature_map": {"kind": "hedgehog", "dim": 4},
+        "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "state"],
+    },
+}
+LAWCAT = {
+    "compose": 1,
+    "name": "lawcat",
+    "head": {
+        "position": "none",
+        "conv": {"kernel": 4, "inputs": ["q", "k"]},
+        "feature_map": {"kind": "hedgehog", "share": "qk"},
+        "memory": [{"kind": "state", "gate": {"kind": "channel", "rank": 4}}],
+    },
+}
+
+
+def resolved_for(folder: Path, spec: dict[str, Any]) -> Resolved:
+    return resolve(load_spec(spec), dimensions(open_model(folder).trunk))
+
+
+def plan_for(folder: Path, spec: dict[str, Any], **options: Any) -> Plan:
+    return make_plan(resolved_for(folder, spec), open_model(folder), **options)
+
+
+def build(folder: Path, out: Path, spec: dict[str, Any] = SOFTMAX, **options: Any) -> BuildReport:
+    return build_folder(resolved_for(folder, spec), open_model(folder), out, spec_document=spec, **options)

@@ -1,0 +1,130 @@
+"""The plan gives every parameter an origin and every tensor of the source a fate, and rewrites only what must change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.build.plan import FRESH_FILE, Plan
+from composer.errors import BuildError
+from composer.model.naming import fresh_parameters
+from converters.canonical import expected_tensors
+from converters.source import open_source
+from tests.checkpoints import edit_config, edit_tensors, llama
+from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build, plan_for, resolved_for
+
+
+@pytest.mark.parametrize("spec", [SOFTMAX, LOLCATS, LAWCAT], ids=lambda spec: spec["name"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_both_sides_are_covered(tmp_path: Path, spec: dict, sharded: bool):
+    folder = llama(tmp_path / "source", sharded=sharded)
+    plan, source = plan_for(folder, spec), open_source(folder)
+    fresh = fresh_parameters(resolved_for(folder, spec))
+    assert set(plan.inherited) == set(expected_tensors(source.trunk))
+    assert {name: entry.shape for name, entry in plan.fresh.items()} == {name: entry.shape for name, entry in fresh.items()}
+    assert {entry.tensor for entry in plan.inherited.values()} == set(source.tensors)
+    assert not plan.dropped
+    assert {shard.file for shard in plan.shards} == set(source.shards)
+
+
+def test_it_goes_through_json(tmp_path: Path):
+    plan = plan_for(llama(tmp_path), LAWCAT)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_does_not_change_is_linked_under_names_that_loaders_do_not_prefer(tmp_path: Path, sharded: bool):
+    plan = plan_for(llama(tmp_path, sharded=sharded), LAWCAT)
+    count = len(plan.shards)
+    assert [shard.action for shard in plan.shards] == ["link"] * count
+    assert [shard.output for shard in plan.shards] == [f"source-{k}-of-{count}.safetensors" for k in range(1, count + 1)]
+    assert plan.bytes("rewrite") == 0
+    assert plan.fresh_bytes == sum(4 * torch.Size(entry.shape).numel() for entry in plan.fresh.values()) > 0
+
+
+def test_another_dtype_rewrites_only_the_files_that_have_to_change(tmp_path: Path):
+    folder = llama(tmp_path, sharded=True)
+    first = open_source(folder).tensors["model.embed_tokens.weight"].file
+    edit_tensors(first, lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
+    plan = plan_for(folder, LAWCAT, dtype="float16")
+    assert [shard.file for shard in plan.shards if shard.action == "link"] == [first.name]
+    assert all("turned into float16" in shard.reason for shard in plan.shards if shard.action == "rewrite")
+    assert {entry.dtype for entry in plan.parameters.values()} == {"float16"}
+    assert plan.dtype == "float16"
+
+
+def test_without_a_dtype_every_tensor_keeps_its_own(tmp_path: Path):
+    folder = llama(tmp_path)
+    edit_tensors(folder / "model.safetensors", lambda t: t.update({"model.norm.weight": t["model.norm.weight"].half()}))
+    plan = plan_for(folder, LAWCAT)
+    assert plan.parameters["model.norm.weight"].dtype == "float16"
+    assert plan.parameters["lm_head.weight"].dtype == plan.dtype == "float32"
+
+
+def test_a_student_keeps_what_the_new_spec_has_too(tmp_path: Path):
+    build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
+    plan = plan_for(tmp_path / "student", LOLCATS)
+    assert not plan.fresh
+    assert not plan.dropped
+    assert [shard.action for shard in plan.shards] == ["link", "link"]
+
+
+def test_a_student_says_what_is_kept_fresh_and_dropped(tmp_path: Path):
+    build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
+    wider = {**LOLCATS, "head": {**LOLCATS["head"], "feature_map": {"kind": "hedgehog", "dim": 6}}}
+    plan = plan_for(tmp_path / "student", wider)
+    kept = {name for name in plan.inherited if ".composed." in name}
+    assert kept
+    assert all("window" in name for name in kept)
+    assert plan.fresh
+    assert set(plan.fresh) == set(plan.dropped)
+    assert all("its shape is [4, 8, 4], this spec's is [4, 8, 6]" in entry.reason for entry in plan.dropped.values())
+    actions = {shard.file: shard for shard in plan.shards}
+    assert actions[FRESH_FILE].action == "rewrite"
+    assert f"{len(plan.dropped)} dropped" in actions[FRESH_FILE].reason
+    assert actions["source-1-of-1.safetensors"].action == "link"
+
+
+def test_a_student_that_becomes_softmax_leaves_its_heads_behind(tmp_path: Path):
+    build(llama(tmp_path / "source"), tmp_path / "student", LOLCATS)
+    plan = plan_for(tmp_path / "student", SOFTMAX)
+    assert plan.dropped
+    assert {entry.reason for entry in plan.dropped.values()} == {"this spec has no such parameter"}
+    assert {shard.file: shard.action for shard in plan.shards}[FRESH_FILE] == "leave"
+    assert not plan.fresh
+
+
+def tied_with_a_copy(folder: Path, factor: float) -> Path:
+    llama(folder, tie_word_embeddings=True)
+    edit_tensors(
+        folder / "model.safetensors",
+        lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] * factor}),
+    )
+    return folder
+
+
+def test_a_second_copy_of_a_tied_matrix_is_dropped_and_its_file_linked(tmp_path: Path):
+    plan = plan_for(tied_with_a_copy(tmp_path, 1.0), SOFTMAX)
+    assert "a copy of the embedding" in plan.dropped["lm_head.weight"].reason
+    assert [shard.action for shard in plan.shards] == ["link"]
+
+
+def test_an_output_of_its_own_in_a_model_that_ties_it_is_refused(tmp_path: Path):
+    with pytest.raises(BuildError, match=r"lm_head\.weight that differs.*tie_word_embeddings"):
+        plan_for(tied_with_a_copy(tmp_path, 1.5), SOFTMAX)
+
+
+def test_old_rotary_buffers_are_dropped_by_name_and_do_not_stop_a_link(tmp_path: Path):
+    folder, name = llama(tmp_path), "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(folder / "model.safetensors", lambda tensors: tensors.update({name: torch.ones(4)}))
+    plan = plan_for(folder, SOFTMAX)
+    assert "rope_theta" in plan.dropped[name].reason
+    assert [shard.action for shard in plan.shards] == ["link"]
+
+
+def test_what_the_config_holds_and_nobody_uses_is_noted(tmp_path: Path):
+    folder = llama(tmp_path)
+    edit_config(folder, unsloth_fixed=True)
+    assert "unsloth_fixed" in plan_for(folder, SOFTMAX).notes[0]

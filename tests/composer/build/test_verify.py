@@ -1,0 +1,224 @@
+"""Verification finds every change that can be known, and says of the rest that it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.build import build as build_module
+from composer.build.plan import FRESH_FILE
+from composer.build.record import RECORD
+from composer.build.verify import VerifyReport, verify
+from composer.errors import BuildError
+from converters.shard import read_shard
+from converters.source import INDEX
+from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
+from tests.composer.build.students import LAWCAT, SOFTMAX, build
+
+LINKED = "source-1-of-1.safetensors"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama(tmp_path / "source")
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treats the tiny model as one that is too large to be hashed unasked."""
+    monkeypatch.setattr(build_module, "HASHED_ANYWAY", 0)
+
+
+def built(source: Path, out: Path, **options: object) -> Path:
+    build(source, out, LAWCAT, **options)
+    assert verify(out).ok
+    return out
+
+
+def flip(file: Path, keep_time: bool = False, at: int | None = None) -> None:
+    """Flips one bit of a tensor's value, in place; ``keep_time`` as a failing disk would, without touching the time stamp."""
+    stat = file.stat()
+    place = read_shard(file).header_bytes + 5 if at is None else at
+    with file.open("r+b") as stream:
+        stream.seek(place)
+        byte = stream.read(1)[0]
+        stream.seek(place)
+        stream.write(bytes([byte ^ 1]))
+    if keep_time:
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def outcome(report: VerifyReport, what: str, subject: str) -> str:
+    [found] = [check.outcome for check in report.checks if (check.what, check.subject) == (what, subject)]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "bfloat16"}], ids=["linked", "copied", "rewritten"])
+def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp_path: Path, options: dict):
+    report = verify(built(source, tmp_path / "out", **options))
+    assert report.ok
+    assert not report.unchecked
+    assert {check.what for check in report.checks} == {"spec", "config", "coverage", "contents", "finite"}
+
+
+@pytest.mark.parametrize("file", [FRESH_FILE, LINKED])
+@pytest.mark.parametrize("at", [None, -1], ids=["first tensor", "last byte"])
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "float16"}], ids=["linked", "copied", "rewritten"])
+def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path: Path, file: str, at: int, options: dict):
+    out = built(source, tmp_path / "out", **options)
+    flip(out / file, keep_time=True, at=None if at is None else (out / file).stat().st_size + at)
+    report = verify(out)
+    assert [check.subject for check in report.failed] == [file]
+    assert outcome(report, "contents", file) == "failed"
+
+
+@pytest.mark.usefixtures("large")
+class TestUnhashed:
+    """What is known of a file that nobody has read at the build."""
+
+    def test_a_link_is_unknown_while_nobody_has_written_to_it(self, source: Path, tmp_path: Path):
+        report = verify(built(source, tmp_path / "out"))
+        assert report.ok
+        assert [check.subject for check in report.unchecked] == [LINKED]
+        assert "nobody has written to it" in report.unchecked[0].detail
+
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_whoever_writes_to_it_is_found_by_the_time_stamp(self, source: Path, tmp_path: Path, copy: bool):
+        out = built(source, tmp_path / "out", copy=copy)
+        flip(out / LINKED)
+        assert [check.subject for check in verify(out).failed] == [LINKED]
+
+    def test_writing_to_the_source_behind_a_link_is_found(self, source: Path, tmp_path: Path):
+        out = built(source, tmp_path / "out")
+        flip(source / "model.safetensors")
+        assert "written to since the build" in verify(out).failed[0].detail
+
+    def test_a_copy_is_compared_with_the_source(self, source: Path, tmp_path: Path):
+        out = built(source, tmp_path / "out", copy=True)
+        assert "byte for byte" in next(check.detail for check in verify(out).checks if check.subject == LINKED)
+        assert not verify(out).unchecked
+        flip(out / LINKED, keep_time=True)
+        assert "differs from" in verify(out).failed[0].detail
+
+    def test_a_folder_that_was_moved_away_is_compared_with_the_source(self, source: Path, tmp_path: Path):
+        out = tmp_path / "moved"
+        shutil.copytree(built(source, tmp_path / "out"), out)
+        assert not verify(out).unchecked
+        flip(out / LINKED)
+        assert [check.subject for check in verify(out).failed] == [LINKED]
+
+    def test_without_the_source_a_moved_folder_cannot_be_checked_and_that_is_said(self, source: Path, tmp_path: Path):
+        out = tmp_path / "moved"
+        shutil.copytree(built(source, tmp_path / "out"), out)
+        shutil.rmtree(source)
+        report = verify(out)
+        assert report.ok
+        assert "not there to compare with" in report.unchecked[0].detail
+        edit_header(out / LINKED, lambda header: header["__metadata__"].update(more="1"))
+        assert verify(out).failed
+
+    def test_contents_can_be_hashed_on_demand(self, source: Path, tmp_path: Path):
+        out = built(source, tmp_path / "out", hash_contents=True)
+        assert not verify(out).unchecked
+        flip(out / LINKED, keep_time=True)
+        assert outcome(verify(out), "contents", LINKED) == "failed"
+
+    def test_a_students_student_inherits_the_hashes(self, source: Path, tmp_path: Path):
+        built(source, tmp_path / "first", hash_contents=True)
+        build(tmp_path / "first", tmp_path / "second", SOFTMAX)
+        report = verify(tmp_path / "second")
+        assert report.ok
+        assert not report.unchecked
+        flip(tmp_path / "second" / LINKED, keep_time=True)
+        assert outcome(verify(tmp_path / "second"), "contents", LINKED) == "failed"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_named(source: Path, tmp_path: Path, value: float):
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(source / "model.safetensors", lambda t: t.update({name: t[name].index_fill(0, torch.tensor([7]), value)}))
+    build(source, tmp_path / "out", LAWCAT)
+    [failed] = verify(tmp_path / "out").failed
+    assert failed.what == "finite"
+    assert name in failed.detail
+
+
+def test_a_missing_and_a_truncated_file_are_named(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    content = (out / FRESH_FILE).read_bytes()
+    (out / FRESH_FILE).write_bytes(content[:-1])
+    assert any("truncated" in check.detail for check in verify(out).failed if check.subject == FRESH_FILE)
+    (out / FRESH_FILE).unlink()
+    assert any("missing" in check.detail for check in verify(out).failed if check.subject == FRESH_FILE)
+
+
+def test_a_tensor_too_few_or_too_many_fails_coverage(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    gone = next(name for name in read_shard(out / FRESH_FILE).tensors if "layers.1" in name)
+
+    def exchange(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.composed.head.other"] = tensors.pop(gone)
+
+    edit_tensors(out / FRESH_FILE, exchange)
+    index = json.loads((out / INDEX).read_text())
+    index["weight_map"].pop(gone)
+    (out / INDEX).write_text(json.dumps(index))
+    [coverage] = [check for check in verify(out).failed if check.what == "coverage"]
+    assert f"{gone} " in coverage.detail
+    assert "composed.head.other" in coverage.detail
+
+
+def test_weights_that_were_saved_over_it_are_not_those_of_the_build(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    shutil.copy(source / "model.safetensors", out / "model.safetensors")
+    assert any(check.what == "coverage" for check in verify(out).failed)
+
+
+@pytest.mark.parametrize("change", [{"rms_norm_eps": 0.1}, {"spec_hash": "0"}, {"num_attention_heads": 8}, {"spec": {}}])
+def test_a_config_that_says_something_else_fails(source: Path, tmp_path: Path, change: dict):
+    out = built(source, tmp_path / "out")
+    edit_config(out, **change)
+    failed = {check.what: check.detail for check in verify(out).failed}
+    assert "config" in failed
+
+
+def test_what_transformers_adds_to_a_config_does_not_matter(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    edit_config(out, transformers_version="5.0.0", use_cache=True)
+    assert verify(out).ok
+
+
+def test_a_document_that_does_not_have_its_hash_fails(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    record = json.loads((out / RECORD).read_text())
+    record["resolved"]["heads"]["head"]["feature_map"]["two_sided"] = False
+    (out / RECORD).write_text(json.dumps(record))
+    assert "spec" in {check.what for check in verify(out).failed}
+
+
+def test_without_a_record_there_is_nothing_to_check(source: Path, tmp_path: Path):
+    with pytest.raises(BuildError, match="not written by `compose build`"):
+        verify(source)
+    with pytest.raises(BuildError, match="not a folder"):
+        verify(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"format": 2}'])
+def test_a_damaged_record_is_an_error(source: Path, tmp_path: Path, content: str):
+    out = built(source, tmp_path / "out")
+    (out / RECORD).write_text(content)
+    with pytest.raises(BuildError, match="is damaged, or of another version"):
+        verify(out)
+
+
+def test_progress_reaches_the_size_of_every_file(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    last: dict[str, tuple[int, int]] = {}
+    verify(out, progress=lambda name, done, total: last.update({name: (done, total)}))
+    assert set(last) == {LINKED, FRESH_FILE}
+    assert all(done == total for done, total in last.values())

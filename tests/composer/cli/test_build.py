@@ -1,0 +1,89 @@
+"""`compose build` prints the plan and what became of it; --json is the report, --dry-run writes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import composer
+from composer.build.record import RECORD, read_record
+from tests.composer.cli.conftest import Compose
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_folder_is_where_it_says(compose: Compose, teacher: Path) -> None:
+    result = compose("build", "lawcat", "--from", teacher)
+    assert result.exit_code == 0
+    out = Path(f"lawcat-{teacher.name}")
+    assert f"Built {out}" in result.stdout
+    assert (out / RECORD).is_file()
+    assert "untrained" in result.stdout
+
+
+def test_the_plan_counts_every_tensor(compose: Compose, teacher: Path) -> None:
+    result = compose("build", "lawcat", "--from", teacher, "--dry-run")
+    assert result.exit_code == 0
+    plan = composer.build_folder("lawcat", teacher, "anywhere", dry_run=True).plan
+    words = " ".join(result.stdout.split())
+    assert f"inherited {len(plan.inherited)} tensors" in words
+    assert f"fresh {len(plan.fresh)} tensors" in words
+    for name, entry in plan.fresh.items():
+        pattern = name.replace(".layers.0.", ".layers.{0-1}.").replace(".layers.1.", ".layers.{0-1}.")
+        assert f"2 × {list(entry.shape)} {pattern}" in words
+    assert "dropped" not in words
+    assert not list(Path().iterdir())
+
+
+def test_a_student_is_a_source(compose: Compose, student: Path) -> None:
+    result = compose("build", "lolcats", "--from", student, "-o", "again", "--set", "head.memory.0.weight=null")
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "Kept of the source's own heads: 2 ×" in words
+    assert "Dropped: 2 × [4] model.layers.{0-1}.self_attn.composed.head.window.weight because this spec has no such" in words
+    assert "untrained" not in words
+
+
+def test_json_is_the_report(compose: Compose, teacher: Path) -> None:
+    result = compose("build", "lawcat", "--from", teacher, "-o", "out", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    record = read_record(Path("out"))
+    assert record is not None
+    assert report["spec_hash"] == record.spec_hash
+    assert report["plan"] == record.plan.model_dump(mode="json")
+    assert report["dry_run"] is False
+
+
+def test_options_reach_the_build(compose: Compose, teacher: Path) -> None:
+    arguments = ["--seed", 7, "--dtype", "bfloat16", "--copy", "--set", "head.conv.kernel=3", "-o", "out"]
+    assert compose("build", "lawcat", "--from", teacher, *arguments).exit_code == 0
+    record = read_record(Path("out"))
+    assert record is not None
+    assert (record.seed, record.plan.dtype) == (7, "bfloat16")
+    assert record.spec["head"]["conv"]["kernel"] == 3
+    assert all(file.how in ("rewritten", "written") for file in record.files.values())
+    assert compose("build", "lawcat", "--from", teacher, "-o", "copied", "--copy").exit_code == 0
+    copied = read_record(Path("copied"))
+    assert copied is not None
+    assert {file.how for file in copied.files.values()} == {"copied", "written"}
+
+
+def test_what_stands_there_stays_without_force(compose: Compose, teacher: Path) -> None:
+    assert compose("build", "lawcat", "--from", teacher, "-o", "out").exit_code == 0
+    before = contents(Path("out"))
+    refused = compose("build", "lolcats", "--from", teacher, "-o", "out")
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert contents(Path("out")) == before
+    assert compose("build", "lolcats", "--from", teacher, "-o", "out", "--force").exit_code == 0
+    assert contents(Path("out")) != before
+    assert [path.name for path in Path().iterdir()] == ["out"]
+
+
+def test_a_revision_is_for_the_hub(compose: Compose, teacher: Path) -> None:
+    result = compose("build", "lawcat", "--from", teacher, "--revision", "main")
+    assert result.exit_code == 2
+    assert "revision" in result.stderr

@@ -1,0 +1,45 @@
+"""`compose explain` prints what `composer.explain` finds: every group of heads, every part, every figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import composer
+from tests.composer.cli.conftest import Compose
+
+
+@pytest.mark.parametrize("spec", ["lawcat", "lolcats", "softmax"])
+def test_json_is_the_explanation(compose: Compose, teacher: Path, spec: str) -> None:
+    result = compose("explain", spec, "--from", teacher, "--seq", 1000, "--dtype", "bfloat16", "--backend", "reference", "--json")
+    assert result.exit_code == 0
+    answer = composer.explain(spec, teacher, sequence=1000, dtype="bfloat16", backend="reference")
+    assert json.loads(result.stdout) == answer.model_dump(mode="json")
+
+
+def test_text(compose: Compose, teacher: Path) -> None:
+    Path("mixed.yaml").write_text(
+        "compose: 1\nname: mixed\nextends: lolcats\nheads: {exact: {memory: [full]}}\nlayers: [{at: 1, use: {exact: 2, head: 2}}]\n"
+    )
+    result = compose("explain", "mixed.yaml", "--from", teacher)
+    assert result.exit_code == 0
+    answer = composer.explain("mixed.yaml", teacher)
+    assert f"4,096 tokens, torch on cpu, float32, spec {answer.hash[:12]}…" in result.stdout
+    assert "head: 4 query heads (2 key heads) in layer 0" in result.stdout
+    assert "exact: 2 query heads (1 key head) in layer 1" in result.stdout
+    words = " ".join(result.stdout.split())
+    for group in answer.groups:
+        assert f"fresh parameters {group.fresh_parameters:,}" in words
+        for part in group.parts:
+            assert f"{part.part} {part.kind} {part.form}" in words
+            assert part.why_not_faster in words
+    assert max(map(len, result.stdout.splitlines()[1:])) <= 80
+
+
+def test_overrides(compose: Compose, teacher: Path) -> None:
+    def state(*settings: str) -> int:
+        return json.loads(compose("explain", "lolcats", "--from", teacher, *settings, "--json").stdout)["state_bytes"]
+
+    assert state("--set", "head.memory.0.size=32") < state()

@@ -1,0 +1,115 @@
+"""What holds for every command: help says what each option is, mistakes are messages and exit codes, never tracebacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import composer
+from composer.cli import check as check_module
+from composer.cli.main import INTERRUPTED, MISTAKE, app
+from composer.errors import BuildError
+from tests.composer.cli.conftest import Compose
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+MISTAKES = [
+    ["nonsense"],
+    ["build", "lawcat"],
+    ["build", "nowhere", "--from", "nowhere/at/all"],
+    ["build", "lawcat", "--from", "nowhere/at/all"],
+    ["build", "lawcat", "--from", ".", "--dtype", "int8"],
+    ["check"],
+    ["check", "nowhere.yaml"],
+    ["show", "lawcat", "--set", "head.feature_map.kind=hedgehgo"],
+    ["parts", "hedgehgo"],
+    ["explain", "lawcat", "--from", "nowhere/at/all"],
+    ["explain", "lawcat", "--from", ".", "--seq", "0"],
+    ["generate", "nowhere", "--prompt", "once"],
+    ["generate", "nowhere"],
+    ["verify", "nowhere"],
+]
+
+
+def test_the_commands() -> None:
+    assert COMMANDS == ["build", "check", "explain", "generate", "new", "parts", "schema", "show", "verify"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_each_option_is(compose: Compose, command: str) -> None:
+    result = compose(command, "--help")
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    for parameter in typer.main.get_command(app).commands[command].params:  # pyright: ignore[reportAttributeAccessIssue]
+        help_text = getattr(parameter, "help", None)
+        assert help_text, f"{command}: {parameter.name} says nothing"
+        assert help_text.split(" [")[0][:40] in text
+        assert help_text.rstrip().endswith((".", "."))
+        if parameter.param_type_name == "option":
+            assert max(parameter.opts, key=len) in text
+
+
+def test_help_of_all_names_every_command_on_one_line(compose: Compose) -> None:
+    output = compose("--help").output
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +[A-Z].*\.$", output, flags=re.MULTILINE)
+    assert "..." not in output.partition("Commands:")[2]
+
+
+def test_version(compose: Compose) -> None:
+    result = compose("--version")
+    assert (result.exit_code, result.output) == (0, f"compose {composer.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_mistakes_are_messages(compose: Compose, arguments: list[str]) -> None:
+    result = compose(*arguments)
+    assert result.exit_code == MISTAKE
+    assert result.stderr.strip()
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+    assert not os.listdir()
+
+
+def test_ctrl_c(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check_module, "load_spec", interrupted)
+    result = compose("check", "lawcat")
+    assert result.exit_code == INTERRUPTED
+    assert result.stderr == "Interrupted.\n"
+
+
+def test_errors_of_the_program_itself_are_not_hidden(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(check_module, "load_spec", broken)
+    assert isinstance(compose("check", "lawcat").exception, ZeroDivisionError)
+
+
+def test_every_line_of_a_message_is_shown(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object) -> None:
+        raise BuildError("one [b] thing\nanother")
+
+    monkeypatch.setattr(check_module, "load_spec", wrong)
+    assert compose("check", "lawcat").stderr == "one [b] thing\nanother\n"
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        script = "from composer.cli.main import main; main()"
+        environment = {**os.environ, "PYTHONPATH": str(Path(composer.__file__).parent.parent)}
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    assert run("--version").stdout == f"compose {composer.__version__}\n"
+    wrong = run("check", "lawact")
+    assert (wrong.returncode, wrong.stdout) == (MISTAKE, "")
+    assert 'did you mean "lawcat"?' in wrong.stderr

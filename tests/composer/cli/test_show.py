@@ -1,0 +1,72 @@
+"""`compose show` prints a spec that says the same by itself; on a source, the resolved document with nothing left open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.api import resolve_spec
+from composer.build.dimensions import dimensions
+from composer.build.sources import describe_model
+from composer.cli.show import to_yaml
+from composer.spec.loading import load_spec
+from composer.spec.places import plain
+from composer.spec.reading import read_text
+from composer.spec.shipped import shipped_specs
+from tests.composer.cli.conftest import Compose
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12) | st.sampled_from(
+    ["1e-3", "0o17", "0x1F", "on", "yes", "null", "~", ".5", "1_000", "-1.", "", "a: b", "# no", "2410.10254", "=", "<<"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["kind", "name", "size", "dim"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def without_bare_words(value: object) -> object:
+    """A bare word and {kind: word} say the same."""
+    if isinstance(value, dict):
+        if value.keys() == {"kind"} and isinstance(value["kind"], str):
+            return value["kind"]
+        return {key: without_bare_words(item) for key, item in value.items()}
+    return [without_bare_words(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_what_it_prints_is_the_spec(compose: Compose, name: str) -> None:
+    result = compose("show", name)
+    assert result.exit_code == 0
+    Path("shown.yaml").write_text(result.stdout)
+    assert load_spec(Path("shown.yaml")) == load_spec(name)
+    assert "extends" not in result.stdout
+
+
+def test_overrides(compose: Compose) -> None:
+    result = compose("show", "lolcats", "--set", "head.memory.0.size=32", "--set", "recipe=null")
+    assert result.exit_code == 0
+    shown = yaml.safe_load(result.stdout)
+    assert shown["head"]["memory"] == [{"kind": "window", "size": 32, "weight": "learned"}, "state"]
+    assert "recipe" not in shown or shown["recipe"] is None
+
+
+def test_on_a_source(compose: Compose, teacher: Path) -> None:
+    result = compose("show", "lolcats", "--from", teacher)
+    assert result.exit_code == 0
+    resolved = resolve_spec("lolcats", dimensions(describe_model(teacher).trunk))
+    assert result.stdout.splitlines()[0].endswith(resolved.hash)
+    shown = yaml.safe_load(result.stdout)
+    assert shown["layers"] == [[{"head": "head", "heads": 4, "key_heads": 2}]] * 2
+    assert shown["heads"]["head"]["memory"][0]["position"] == {"kind": "rope", "theta": 10000.0, "scaling": None}
+
+
+@given(document=st.dictionaries(st.sampled_from(["head", "name", "paper"]), VALUES, min_size=1))
+def test_its_yaml_reads_back(document: dict[str, object]) -> None:
+    assert without_bare_words(plain(read_text(to_yaml(document), "shown"))) == without_bare_words(document)

@@ -1,0 +1,53 @@
+"""`compose verify` exits with 0 where a model is what its record says, with 1 where it is not, with 2 where there is no record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from composer.build.plan import FRESH_FILE
+from composer.build.verify import verify
+from tests.composer.cli.conftest import Compose
+
+
+def damaged(student: Path) -> Path:
+    """A copy of the student with one bit of a fresh parameter turned."""
+    copy = Path("damaged")
+    shutil.copytree(student, copy)
+    content = bytearray((copy / FRESH_FILE).read_bytes())
+    content[-1] ^= 1
+    (copy / FRESH_FILE).write_bytes(content)
+    return copy
+
+
+def test_a_good_model(compose: Compose, student: Path) -> None:
+    result = compose("verify", student)
+    assert result.exit_code == 0
+    assert "is what its record says" in result.stdout
+    assert "failed" not in result.stdout
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("passed") for line in lines) == sum(check.outcome == "passed" for check in verify(student).checks)
+
+
+def test_json_is_the_report(compose: Compose, student: Path) -> None:
+    result = compose("verify", student, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {**verify(student).model_dump(mode="json"), "ok": True}
+
+
+def test_a_changed_bit(compose: Compose, student: Path) -> None:
+    folder = damaged(student)
+    result = compose("verify", folder)
+    assert result.exit_code == 1
+    assert "damaged does not match its record: 1 check failed" in result.stdout
+    assert any(line.startswith("failed") and FRESH_FILE in line for line in result.stdout.splitlines())
+    answer = compose("verify", folder, "--json")
+    assert answer.exit_code == 1
+    assert json.loads(answer.stdout)["ok"] is False
+
+
+def test_no_record(compose: Compose, teacher: Path) -> None:
+    result = compose("verify", teacher)
+    assert result.exit_code == 2
+    assert "was not written by `compose build`" in result.stderr

@@ -1,0 +1,71 @@
+"""Small random models in memory, with their sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import composer
+from composer.model.modeling import ComposedForCausalLM
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "one key head a query head": {"num_key_value_heads": 4},
+    "one key head": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "llama 3.1 positions": {
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "wide heads": {"head_dim": 24},
+}
+
+
+def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """A random Llama whose logits say something: its weights are larger than an untrained model's."""
+    settings = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**(settings | changes))).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def student(spec: str, *overrides: str, source: LlamaForCausalLM | None = None) -> ComposedForCausalLM:
+    """A student in float64, its fresh parameters moved away from their start."""
+    model = composer.build(spec, source or llama(), overrides=overrides)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".composed." in name:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Random ids that are no special token."""
+    return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,184 @@
+"""transformers' own generation, on states: cached equals uncached in every mode, and what does not fit is refused clearly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from composer.errors import SpecError
+from composer.model.cache import ComposedCache
+from tests.composer.model.models import llama, student, tokens
+
+SPECS = {
+    "softmax": (),
+    "lolcats": ("head.memory.0.size=5",),
+    "lawcat": (),
+    "gla": (),
+    "hybrid": ("head.memory.0.size=5",),
+}
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "beams": GREEDY | {"num_beams": 3},
+    "sampling": GREEDY | {"do_sample": True, "temperature": 1.3},
+    "prefill in chunks": GREEDY | {"prefill_chunk_size": 4},
+    "several answers": GREEDY | {"do_sample": True, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_cached_is_uncached(spec: str, mode: str) -> None:
+    model, ids = student(spec, *SPECS[spec]), tokens(2, 13)
+    texts = []
+    for use_cache in (True, False):
+        settings = {key: value for key, value in MODES[mode].items() if use_cache or key != "prefill_chunk_size"}
+        torch.manual_seed(7)
+        texts.append(model.generate(ids, use_cache=use_cache, **settings))
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_left_padding_changes_nothing(spec: str) -> None:
+    model = student(spec, *SPECS[spec])
+    rows = [tokens(1, length, seed=length)[0] for length in (4, 11, 7)]
+    width = max(len(row) for row in rows)
+    ids = torch.stack([torch.cat((torch.zeros(width - len(row), dtype=torch.int64), row)) for row in rows])
+    mask = (torch.arange(width) >= torch.tensor([width - len(row) for row in rows])[:, None]).long()
+    together = model.generate(ids, attention_mask=mask, **GREEDY)
+    for index, row in enumerate(rows):
+        alone = model.generate(row[None], **GREEDY)
+        assert torch.equal(together[index, width:], alone[0, len(row) :])
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_anywhere_is_unseen(spec: str, side: str) -> None:
+    model, ids = student(spec, *SPECS[spec]), tokens(1, 12)
+    at = {"left": [0, 1, 2], "right": [12, 13, 14], "middle": [0, 5, 9]}[side]
+    mask = torch.ones(1, 15, dtype=torch.int64)
+    mask[0, at] = 0
+    padded = torch.zeros(1, 15, dtype=torch.int64)
+    padded[mask.bool()] = ids[0]
+    with torch.no_grad():
+        found = model(padded, attention_mask=mask).logits[mask.bool()]
+        torch.testing.assert_close(found, model(ids).logits[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_conversation_goes_on(spec: str) -> None:
+    """What a first call returned is handed to a second, with more text."""
+    model, ids = student(spec, *SPECS[spec]), tokens(2, 30)
+    first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
+    longer = torch.cat((first.sequences, ids[:, 9:]), 1)
+    again = model.generate(longer, past_key_values=first.past_key_values, **GREEDY)
+    assert torch.equal(again, model.generate(longer, use_cache=False, **GREEDY))
+
+
+@pytest.mark.parametrize("how", ["position_ids", "cu_seqlens"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_packed_documents_are_apart(spec: str, how: str) -> None:
+    model, documents = student(spec, *SPECS[spec]), [tokens(1, length, seed=length) for length in (5, 1, 17)]
+    if how == "position_ids":
+        packing = {"position_ids": torch.cat([torch.arange(document.shape[1]) for document in documents])[None]}
+    else:
+        packing = {"cu_seqlens": torch.tensor([0, 5, 6, 23])}
+    with torch.no_grad():
+        found = model(torch.cat(documents, 1), **packing).logits
+        alone = torch.cat([model(document).logits for document in documents], 1)
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_loss_and_checkpointed_gradients(spec: str) -> None:
+    model, ids = student(spec, *SPECS[spec]).train(), tokens(2, 20)
+    labels = ids.clone()
+    labels[:, :5] = -100
+    answer = model(ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(answer.logits[:, 4:-1].flatten(0, 1), ids[:, 5:].flatten())
+    torch.testing.assert_close(answer.loss, expected.to(answer.loss.dtype), rtol=1e-6, atol=1e-6)
+    answer.loss.backward()
+    plain = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(ids, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        if name in plain:
+            torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-8, atol=1e-10)
+    fresh = [name for name, _ in model.named_parameters() if ".composed." in name]
+    assert all(name in plain for name in fresh)
+
+
+def test_state_bytes_are_what_the_cache_holds() -> None:
+    from composer.graph.explain import explain_resolved
+
+    for spec, overrides in SPECS.items():
+        model = student(spec, *overrides)
+        for length in (3, 40):
+            with torch.no_grad():
+                cache = model(tokens(2, length), use_cache=True).past_key_values
+            told = explain_resolved(model.config.resolved(), sequence=length, dtype="float64")
+            assert cache.bytes() == 2 * told.state_bytes
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model, ids = student("lawcat"), tokens(1, 5)
+    with pytest.raises(TypeError, match="DynamicCache.*states of its own"):
+        model(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation"):
+        model.generate(ids, cache_implementation="static", **GREEDY)
+    with pytest.raises(ValueError, match="attention matrix"):
+        model(ids, output_attentions=True)
+    with pytest.raises(TypeError, match="does not take colour"):
+        model(ids, colour="red")
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        model(ids, attention_mask=torch.ones(1, 1, 5, 5))
+    with pytest.raises(ValueError, match="exactly one"):
+        model()
+    with pytest.raises(ValueError, match="cu_seqlens must rise"):
+        model(ids, cu_seqlens=torch.tensor([0, 9]))
+    with pytest.raises(NotImplementedError, match="cannot forget"):
+        ComposedCache(1).state(0).crop(1)
+
+
+def test_a_broken_configuration_is_refused() -> None:
+    from composer.model.configuration import ComposedConfig
+
+    with pytest.raises(ValueError, match="has no spec"):
+        ComposedConfig().resolved()
+    config = student("lawcat").config
+    config.spec_hash = "0" * 64
+    with pytest.raises(ValueError, match="has the hash"):
+        config.resolved()
+    with pytest.raises(SpecError):
+        student("lawcat", "head.memory.0.gate.rank=0")
+
+
+def test_saved_and_loaded_by_the_auto_classes(tmp_path) -> None:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    model, ids = student("hybrid"), tokens(1, 20)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert AutoConfig.from_pretrained(tmp_path).resolved().hash == model.config.spec_hash
+    assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "ComposedModel"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+def test_a_student_of_a_student_keeps_what_fits() -> None:
+    import composer
+
+    first = student("lolcats")
+    second = composer.build("lolcats", first, overrides=["head.memory.0.weight=null"])
+    kept = dict(second.named_parameters())
+    for name, parameter in first.named_parameters():
+        if "window.weight" not in name:
+            assert torch.equal(kept[name], parameter)
+    assert not any("window.weight" in name for name in kept)
+    assert torch.equal(
+        composer.build("softmax", first)(tokens(1, 9)).logits, composer.build("softmax", llama())(tokens(1, 9)).logits
+    )

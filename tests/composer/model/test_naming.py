@@ -1,0 +1,28 @@
+"""Fresh parameters are known before anything is built, by the names and shapes that the model then has."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from composer.graph.rules import RESERVED
+from composer.model.naming import fresh_parameters
+from composer.spec.shipped import shipped_specs
+from tests.composer.model.models import llama, student
+
+
+def test_the_model_has_the_parameters_that_were_announced() -> None:
+    for name in shipped_specs():
+        model = student(name, source=llama())
+        announced = {name: fresh.shape for name, fresh in fresh_parameters(model.config.resolved()).items()}
+        assert announced == {name: tuple(p.shape) for name, p in model.named_parameters() if ".composed." in name}
+
+
+def test_a_name_says_layer_head_part_and_tensor() -> None:
+    names = fresh_parameters(student("lolcats").config.resolved())
+    assert "model.layers.2.self_attn.composed.head.feature_map.query_weight" in names
+    assert "model.layers.0.self_attn.composed.head.window.weight" in names
+
+
+def test_reserved_names_are_pytorchs() -> None:
+    own = {name for name in dir(nn.ModuleDict()) if name[0].islower()}
+    assert own | {"smart_apply"} == RESERVED, "transformers adds smart_apply"

@@ -1,0 +1,159 @@
+"""``extends``: mappings merge, lists are replaced, null removes, a part of another kind starts anew; chains end well or clearly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from composer.spec import Spec, load_spec
+from composer.spec.inherit import merged
+from composer.spec.places import from_plain, plain
+from tests.composer.spec.told import told
+
+BASE = """\
+compose: 1
+name: base
+paper: a paper
+head:
+  position: none
+  conv: {kernel: 3}
+  feature_map: {kind: hedgehog, dim: 16}
+  memory:
+    - {kind: window, size: 8}
+    - state
+"""
+
+
+def over(base: object, child: object) -> object:
+    return plain(merged(from_plain({"head": base}), from_plain({"head": child}), (Spec,)))["head"]
+
+
+@pytest.mark.parametrize(
+    ("base", "child", "result"),
+    [
+        ({"flow": "cascade"}, {"read": "sum"}, {"flow": "cascade", "read": "sum"}),
+        ({"memory": ["full", "state"]}, {"memory": ["full"]}, {"memory": ("full",)}),
+        ({"conv": {"kernel": 3}, "flow": "cascade"}, {"conv": None}, {"flow": "cascade"}),
+        ({"conv": {"kernel": 3}}, {"conv": {"kernel": None}}, {"conv": {}}),
+        ({}, {"conv": None}, {"conv": None}),
+        ({"position": "rope"}, {"position": {"theta": 10}}, {"position": {"kind": "rope", "theta": 10}}),
+        ({"position": {"kind": "rope", "theta": 10}}, {"position": "rope"}, {"position": {"kind": "rope", "theta": 10}}),
+        ({"position": {"kind": "rope", "theta": 10}}, {"position": "none"}, {"position": "none"}),
+        ({"conv": {"kernel": 3}}, {"conv": "causal"}, {"conv": {"kernel": 3, "kind": "causal"}}),
+        (
+            {"feature_map": {"kind": "hedgehog", "dim": 16}},
+            {"feature_map": {"kind": "relu", "linear": True}},
+            {"feature_map": {"kind": "relu", "linear": True}},
+        ),
+        (
+            {"feature_map": {"kind": "hedgehog", "dim": 16}},
+            {"feature_map": {"dim": 8}},
+            {"feature_map": {"kind": "hedgehog", "dim": 8}},
+        ),
+        ({"flow": "cascade"}, "word", "word"),
+        ("word", {"flow": "cascade"}, {"flow": "cascade"}),
+    ],
+)
+def test_a_child_over_its_parent(base: object, child: object, result: object) -> None:
+    assert over(base, child) == result
+
+
+def test_a_word_that_is_no_part_is_replaced() -> None:
+    merge = plain(merged(from_plain({"recipe": {"data": "a"}}), from_plain({"recipe": {"data": {"b": 1}}}), (Spec,)))
+    assert merge == {"recipe": {"data": {"b": 1}}}
+
+
+def test_a_chain_of_files_and_a_shipped_name(write: Callable) -> None:
+    write("lib/base.yaml", BASE)
+    write("lib/middle.yaml", "compose: 1\nname: middle\nextends: base.yaml\nhead: {conv: null, read: mixture}\n")
+    child = write("child.yaml", "compose: 1\nname: child\nextends: lib/middle.yaml\nhead: {feature_map: {dim: 4}}\n")
+    spec = load_spec(child)
+    assert (spec.name, spec.paper) == ("child", "a paper")
+    assert (
+        spec.head
+        == load_spec(write("flat.yaml", BASE.replace("  conv: {kernel: 3}\n", "  read: mixture\n").replace("16", "4"))).head
+    )
+    for said in ("lawcat", "lawcat.yaml"):
+        heir = load_spec(write("heir.yaml", f"compose: 1\nname: heir\nextends: {said}\n"))
+        assert heir.model_copy(update={"name": "lawcat"}) == load_spec("lawcat")
+
+
+def test_a_file_goes_before_a_shipped_spec_of_its_name(write: Callable) -> None:
+    write("lawcat.yaml", BASE)
+    assert load_spec(write("child.yaml", "compose: 1\nname: child\nextends: lawcat.yaml\n")).paper == "a paper"
+    assert load_spec(write("child.yaml", "compose: 1\nname: child\nextends: lawcat\n")).paper != "a paper"
+
+
+def test_a_mapping_extends_too(write: Callable) -> None:
+    write("base.yaml", BASE)
+    spec = load_spec({"compose": 1, "name": "child", "extends": "base.yaml", "head": {"conv": None}})
+    assert spec.head is not None
+    assert spec.head.conv is None
+
+
+def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
+    write("base.yaml", BASE.replace("size: 8", "sise: 8").replace("dim: 16", "dim: -1"))
+    child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\nhead:\n  flow: cascad\n")
+    places = [line.split(": ")[0] for line in told(child).splitlines()]
+    assert places == [
+        "base.yaml:7:38  head.feature_map.dim",
+        "base.yaml:9:22  head.memory[0].sise",
+        "child.yaml:5:9  head.flow",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": "extends: a.yaml"}, "a.yaml:3:10  extends: goes round in a circle: a.yaml → a.yaml"),
+        (
+            {"a": "extends: b.yaml", "b": "extends: c.yaml", "c": "extends: ./a.yaml"},
+            "c.yaml:3:10  extends: goes round in a circle: a.yaml → b.yaml → c.yaml → a.yaml",
+        ),
+        (
+            {"a": "extends: other.yaml", "others": ""},
+            'a.yaml:3:10  extends: no file "other.yaml" here, and no shipped spec of that name; did you mean "others.yaml"?',
+        ),
+        (
+            {"a": "extends: lawcatt"},
+            'a.yaml:3:10  extends: no file "lawcatt" here, and no shipped spec of that name; did you mean "lawcat"?',
+        ),
+        ({"a": "extends: b.yaml", "b": "extends: gone"}, "b.yaml:3:10  extends: no file"),
+        ({"a": "extends: ."}, 'a.yaml:3:10  extends: "." is a folder'),
+        ({"a": "extends: [b.yaml]"}, "a.yaml:3:10  extends: expected a file, or the name of a shipped spec"),
+        ({"a": "extends: null"}, "a.yaml:3:10  extends: expected a file"),
+        ({"a": 'extends: "\\0"'}, "a.yaml:3:10  extends: no file"),
+        ({"a": f"extends: {'n' * 5000}"}, "a.yaml:3:10  extends: no file"),
+        ({"a": "extends: b.yaml", "b": "- ["}, "b.yaml:3:1  not YAML"),
+    ],
+)
+def test_parents_that_are_not_there(write: Callable, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        write(f"{name}.yaml", f"compose: 1\nname: {name}\n{text}\n")
+    assert told("a.yaml").startswith(message)
+
+
+def test_a_missing_parent_names_the_chain(write: Callable) -> None:
+    write("b.yaml", "compose: 1\nname: b\nextends: gone.yaml\n")
+    assert told(write("a.yaml", "compose: 1\nname: a\nextends: b.yaml\n")).endswith("(through a.yaml → b.yaml)")
+
+
+def test_what_both_say_stands_where_the_child_says_it(write: Callable) -> None:
+    write("base.yaml", BASE.replace("conv: {kernel: 3}", "conv:\n    kernel: 3"))
+    text = "compose: 1\nname: child\nextends: base.yaml\nhead:\n  conv:\n    share: qk\n"
+    spec = load_spec(write("child.yaml", text))
+    places = {"conv": "child.yaml:5:3", "position": "base.yaml:5:13", "memory": "base.yaml:9:3"}
+    assert {key: str(spec.place(("head", key))) for key in places} == places
+    assert str(spec.place(("head", "conv", "kernel"))) == "base.yaml:7:13"
+
+
+def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
+    write("base.yaml", BASE)
+    for key, line in (("name", "compose: 1\n"), ("compose", "name: child\n")):
+        assert told(write("child.yaml", line + "extends: base.yaml\n")).startswith(f"child.yaml:1:1  {key}: missing")
+    child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\n")
+    write("base.yaml", BASE.replace("name: base\n", ""))
+    assert told(child).startswith("base.yaml:1:1  name: missing")
+    write("base.yaml", BASE.replace("compose: 1", "compose: 2"))
+    assert told(child).startswith("base.yaml:1:10  compose: this is version 2, and child.yaml:1:10 is version 1")

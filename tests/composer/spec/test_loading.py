@@ -1,0 +1,128 @@
+"""A spec is found, loaded with the places of its paths, located in errors, and none of it needs torch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from composer.errors import GraphError, SpecError
+from composer.spec import Spec, load_spec, locate, shipped, shipped_specs
+from composer.spec.places import Place
+from tests.composer.spec.told import told
+
+TEXT = """\
+compose: 1
+name: x
+head:
+  position: rope
+  memory:
+    - {kind: window, size: 8}
+    - kind: state
+      gate:
+        kind: channel
+        rank: 4
+"""
+
+
+def test_every_shipped_spec_loads_by_name_and_by_path() -> None:
+    assert {"softmax", "lolcats", "lawcat"} <= shipped_specs().keys()
+    for name, path in shipped_specs().items():
+        assert load_spec(name) == load_spec(f"{name}.yaml") == load_spec(path) == load_spec(str(path))
+        assert load_spec(name).name == Path(name).name
+
+
+def test_a_wheel_brings_its_specs_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path / "composer")
+    for file in ("specs/a.yaml", "specs/ablations/b.yaml", "specs/readme.md"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert shipped_specs() == {"a": tmp_path / "specs/a.yaml", "ablations/b": tmp_path / "specs/ablations/b.yaml"}
+    (tmp_path / "composer/specs").mkdir(parents=True)
+    (tmp_path / "composer/specs/c.yaml").touch()
+    assert shipped_specs() == {"c": tmp_path / "composer/specs/c.yaml"}
+
+
+def test_a_name_is_a_file_first_and_never_a_folder(write: Callable[[str, str], Path]) -> None:
+    Path("lawcat").mkdir()
+    assert load_spec("lawcat").name == "lawcat"
+    write("softmax", TEXT)
+    assert load_spec("softmax").name == "x"
+    assert re.match('no file "lawct.yaml" here, .* did you mean "lawcat"', told("lawct.yaml"))
+    Path("sub").mkdir()
+    assert told(Path("sub")).startswith('"sub" is a folder')
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (("name",), "x.yaml:2:7"),
+        (("head",), "x.yaml:3:1"),
+        (("head", "position"), "x.yaml:4:13"),
+        (("head", "position", "kind"), "x.yaml:4:13"),
+        (("head", "memory", 0, "size"), "x.yaml:6:28"),
+        (("head", "memory", 1), "x.yaml:7:7"),
+        (("head", "memory", 1, "gate"), "x.yaml:8:7"),
+        (("head", "memory", 1, "gate", "rank"), "x.yaml:10:15"),
+        (("head", "memory", 1, "gate", "bias"), "x.yaml:8:7"),
+        (("head", "memory", 7), "x.yaml:5:3"),
+        (("head", "read", "scale"), "x.yaml:3:1"),
+        (("layers", 0), "x.yaml:1:1"),
+        ((), "x.yaml:1:1"),
+    ],
+)
+def test_a_spec_says_where_a_path_stands(write: Callable[[str, str], Path], path: tuple, place: str) -> None:
+    spec = load_spec(write("x.yaml", TEXT))
+    assert str(spec.place(path)) == place
+    assert str(locate(GraphError("is wrong", path), spec)).startswith(f"{place}  ")
+
+
+def test_errors_of_the_graph_are_located(write: Callable[[str, str], Path]) -> None:
+    error = GraphError("asks too much", ("head", "memory", 1, "gate"))
+    located = locate(error, load_spec(write("x.yaml", TEXT)))
+    assert str(located) == "x.yaml:8:7  head.memory[1].gate: asks too much"
+    assert type(located) is SpecError
+    assert str(locate(error, Spec(compose=1, name="x"))) == "head.memory[1].gate: asks too much"
+    assert str(locate(GraphError("is empty"), Spec(compose=1, name="x"))) == "is empty"
+
+
+def test_places_are_no_part_of_a_spec(write: Callable[[str, str], Path]) -> None:
+    one, other = load_spec(write("x.yaml", TEXT)), load_spec(write("y.yaml", f"# moved\n{TEXT}"))
+    plain = Spec.model_validate(json.loads(one.model_dump_json()))
+    assert one == other == plain
+    assert one.model_dump() == other.model_dump() == plain.model_dump()
+    assert repr(one) == repr(other) == repr(plain)
+    assert plain.place(("name",)) is None
+    for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), one.model_copy(update={"name": "y"})):
+        assert copied.place(("name",)) == Place("x.yaml", 2, 7)
+
+
+def test_files_are_named_as_one_would_type_them(write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("sub/x.yaml", "compose: 2\nname: x\n")
+    for source in (path, path.absolute(), "./sub/x.yaml"):
+        assert told(source).startswith("sub/x.yaml:1:10  ")
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    assert told("../sub/x.yaml").startswith("../sub/x.yaml:1:10  ")
+
+
+def test_reading_a_spec_imports_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys\n"
+        "from composer.spec import json_schema, load_spec, shipped_specs\n"
+        "for name in shipped_specs():\n"
+        "    load_spec(name, ['head.position=rope'])\n"
+        "json_schema()\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys(), sorted(sys.modules)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False
+    )
+    assert run.returncode == 0, run.stderr

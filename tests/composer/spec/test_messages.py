@@ -1,0 +1,200 @@
+"""Every mistake of a document is told at once, in plain words, at its line, with the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from blocks.catalogue import CATALOGUE
+from composer.spec import Spec, json_schema
+from composer.spec.fields import alternatives, is_model, kind_words
+from composer.spec.messages import PATTERNS
+from tests.composer.spec.told import told
+
+HEAD = "compose: 1\nname: x\nhead:\n  "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            HEAD + "memory: [{kind: window, sise: 3, size: 3}, state]",
+            'x.yaml:4:27  head.memory[0].sise: unknown key "sise"; did you mean "size"? Known keys: kind, ',
+        ),
+        (
+            HEAD + "memory: [full]\n  position:\n    kind: rope\n    scaling:\n      {kind: llama3, low_frequency_factor: 1, "
+            "high_frequency_factor: 4, original_length: 8}",
+            "x.yaml:7:5  head.position.scaling.factor: missing. Expected ",
+        ),
+        (
+            HEAD + "position: ropes\n  memory: [full]",
+            'x.yaml:4:13  head.position.kind: unknown kind "ropes"; did you mean "rope"? Known kinds: none, rope',
+        ),
+        (
+            HEAD + "position: {kind: 3}\n  memory: [full]",
+            "x.yaml:4:20  head.position.kind: unknown kind 3. Known kinds: none, rope",
+        ),
+        (HEAD + "position: {theta: 3}\n  memory: [full]", "x.yaml:4:13  head.position.kind: missing. Known kinds: none, rope"),
+        (
+            HEAD + "position: 3\n  memory: [full]",
+            "x.yaml:4:13  head.position: expected a part (none, rope) or a mapping with its `kind`, got 3",
+        ),
+        (
+            HEAD + "position: null\n  memory: [full]",
+            "x.yaml:4:13  head.position: null, and nothing is inherited that it could remove; ",
+        ),
+        (
+            HEAD + "memory: [full]\n  flow: cascad",
+            'x.yaml:5:9  head.flow: expected "cascade" or "parallel", got "cascad"; did you mean "cascade"?',
+        ),
+        (HEAD + "memory: [full]\n  conv: {kernel: x}", 'x.yaml:5:18  head.conv.kernel: expected a whole number, got "x"'),
+        (
+            HEAD + "memory: [full]\n  conv: {kernel: '4'}",
+            'x.yaml:5:18  head.conv.kernel: expected a whole number, got "4"; write 4',
+        ),
+        (
+            HEAD + "memory: [full]\n  conv: {kernel: 1_0}",
+            'x.yaml:5:18  head.conv.kernel: expected a whole number, got "1_0"; write 10',
+        ),
+        (HEAD + "memory: [full]\n  conv: {kernel: 4.5}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got 4.5"),
+        (HEAD + "memory: [full]\n  conv: {kernel: true}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got true"),
+        (HEAD + "memory: [full]\n  conv: {kernel: 0}", "x.yaml:5:18  head.conv.kernel: expected a number greater than 0, got 0"),
+        (HEAD + "memory: [full]\n  conv: {inputs: q}", 'x.yaml:5:18  head.conv.inputs: expected a list, got "q"'),
+        (HEAD + "memory: [full]\n  conv: {inputs: []}", "x.yaml:5:18  head.conv.inputs: expected at least 1 items, got a list"),
+        (HEAD + "memory: [full]\n  conv: {inputs: [q, q]}", "x.yaml:5:18  head.conv.inputs: names an input twice"),
+        (
+            HEAD + "memory: [full]\n  feature_map:\n    {kind: relu, dim: 3}",
+            "x.yaml:5:3  head.feature_map: dim shape the learned matrix, and there is none",
+        ),
+        (
+            HEAD + "memory: [full]\n  feature_map: {kind: relu, linear: yes}",
+            'x.yaml:5:37  head.feature_map.linear: expected true or false, got "yes"',
+        ),
+        (
+            HEAD + "memory: [{kind: full, name: A b}]",
+            "x.yaml:4:31  head.memory[0].name: expected a name (lower-case letters, digits and _, ",
+        ),
+        (
+            HEAD + "memory: [full]\n  conv: casual",
+            'x.yaml:5:9  head.conv.kind: expected "causal", got "casual"; did you mean "causal"?',
+        ),
+        (HEAD + "memory: {kind: full}", "x.yaml:4:11  head.memory: expected a list, got a mapping"),
+        ("compose: 1\nname: x\nhead: full", "x.yaml:3:7  head: expected a mapping with the keys position, conv, "),
+        ("compose: 1\nname: x\nheads: [a]", "x.yaml:3:8  heads: expected a mapping, got a list"),
+        (
+            "compose: 1\nname: x\nheads: {A: {memory: [full]}}",
+            "x.yaml:3:9  heads.A: expected a name (lower-case letters, digits, - and _, ",
+        ),
+        ('compose: 1\nname: x\n"a\\nb": 1', 'x.yaml:3:1  "a\\nb": unknown key "a\\nb". Known keys: '),
+        ("compose: 1\nname: x\nmemory: [full]", 'x.yaml:3:1  memory: unknown key "memory"; it belongs under "head". Known keys: '),
+        ("compose: 1\nname: x\nextend: y", 'x.yaml:3:1  extend: unknown key "extend"; did you mean "extends"?'),
+        ("compose: 2\nname: x", "x.yaml:1:10  compose: expected 1, got 2"),
+        ("name: x", "x.yaml:1:1  compose: missing. Version of the document."),
+        ("compose: 1\nname: 3", "x.yaml:2:7  name: expected text, got 3"),
+        (
+            "compose: 1\nname: x\nrecipe: {transfer: {lr: .inf, epochs: 1}}",
+            "x.yaml:3:25  recipe.transfer.lr: expected a finite number, got Infinity",
+        ),
+        (
+            "compose: 1\nname: x\nrecipe: {transfer: {lr: fast, epochs: 1}}",
+            'x.yaml:3:25  recipe.transfer.lr: expected a number, got "fast"',
+        ),
+        (
+            "compose: 1\nname: x\nlayers: [{at: evens, use: x}]",
+            "x.yaml:3:15  layers[0].at: expected a whole number, a list or `all` or a range",
+        ),
+        ("compose: 1\nname: x\nlayers: [{at: [0, a], use: x}]", 'x.yaml:3:19  layers[0].at[1]: expected a whole number, got "a"'),
+        (
+            "compose: 1\nname: x\nlayers: [{at: 0, use: {a: 0}}]",
+            "x.yaml:3:27  layers[0].use.a: expected a number greater than 0, got 0",
+        ),
+        (
+            "compose: 1\nname: x\nlayers: [{at: 0, use: 3}]",
+            "x.yaml:3:23  layers[0].use: expected text or a mapping, got 3. A head for all ",
+        ),
+        (
+            HEAD + "memory: [{kind: state, gate: {kind: channel, rank: ful}}]",
+            'x.yaml:4:54  head.memory[0].gate.rank: expected a whole number or "full", got "ful"; did you mean "full"?',
+        ),
+    ],
+)
+def test_one_mistake_is_one_line(write: Callable, text: str, message: str) -> None:
+    said = told(write("x.yaml", text))
+    assert said.startswith(message)
+    assert "\n" not in said
+
+
+def test_all_mistakes_are_told_in_the_order_of_the_document(write: Callable) -> None:
+    text = (
+        "compose: 1\nlayers:\n  - {at: 0}\n  - 3\nhead:\n  memory:\n    - {kind: windw}\n    - 3\n  read: share\npapr: x\nname: X\n"
+    )
+    assert [line.split(": ")[0].removeprefix("x.yaml:") for line in told(write("x.yaml", text)).splitlines()] == [
+        "3:5  layers[0].use",
+        "4:5  layers[1]",
+        "7:14  head.memory[0].kind",
+        "8:7  head.memory[1]",
+        "9:9  head.read.kind",
+        "10:1  papr",
+        "11:7  name",
+    ]
+
+
+def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) -> None:
+    text = HEAD + "memory: [{kind: state, gat: none, gate: {kind: channel, rnk: 3, temperature: 0}, size: 3}]"
+    lines = told(write("x.yaml", text)).splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        "x.yaml:4:26  head.memory[0].gat",
+        "x.yaml:4:58  head.memory[0].gate.rnk",
+        "x.yaml:4:79  head.memory[0].gate.temperature",
+        "x.yaml:4:83  head.memory[0].size",
+    ]
+    keys = lines[1].partition("Known keys: ")[2].split(", ")
+    assert sorted(keys) == sorted(CATALOGUE["gate"]["channel"].model_fields)
+
+
+def test_a_document_from_python_is_told_by_its_path() -> None:
+    document = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "state", "sise": 3}]}}
+    assert told(document).startswith('head.memory[0].sise: unknown key "sise"')
+    assert told({"a": {1: 2}}) == "a: a key must be text, got 1"
+    assert told({"a": b"x"}).startswith("a: expected a mapping, a list, text, a number, true, false or null, got")
+    circle: dict[str, Any] = {}
+    circle["a"] = circle
+    assert told(circle) == "a.a.a.a: nested deeper than 64 levels"
+
+
+def every_model(kind: Any, seen: set[Any]) -> Iterator[Any]:
+    if kind in seen or not is_model(kind):
+        return
+    seen.add(kind)
+    yield kind
+    for field in kind.model_fields.values():
+        for inner in leaves(field.annotation):
+            yield from every_model(inner, seen)
+
+
+def leaves(annotation: Any) -> Iterator[Any]:
+    for one in alternatives(annotation):
+        yield one
+        for argument in getattr(one, "__args__", ()):
+            yield from leaves(argument)
+
+
+def test_paths_can_be_told_apart_from_tags() -> None:
+    """A key named as its part's kind would look like pydantic's tag of the union."""
+    models = list(every_model(Spec, set()))
+    assert len(models) > 20
+    assert not [model for model in models if set(kind_words(model)) & model.model_fields.keys()]
+
+
+def test_every_pattern_has_words() -> None:
+    def patterns(node: Any) -> Iterator[str]:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ()):
+            if key == "pattern":
+                yield value
+            if key == "patternProperties":
+                yield from value
+            yield from patterns(value)
+
+    assert set(patterns(json_schema())) == set(PATTERNS)

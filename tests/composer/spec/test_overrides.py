@@ -1,0 +1,105 @@
+"""``--set path=value`` says what a child document would say, reaches into lists, and points at itself when it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from composer.errors import SpecError
+from composer.spec import Spec, load_spec
+from composer.spec.overrides import overridden
+from composer.spec.places import from_plain, plain
+
+BASE = {
+    "compose": 1,
+    "name": "base",
+    "head": {"position": "rope", "memory": [{"kind": "window", "size": 8}, "state"]},
+    "layers": [{"at": 0, "use": {"a": 2}}],
+}
+
+
+def changed(*overrides: str) -> dict:
+    document = from_plain(BASE)
+    for override in overrides:
+        document = overridden(document, override, (Spec,))
+    return plain(document)
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("head.memory.0.size=32", ("head", "memory", 0, "size"), 32),
+        ("head.memory[0].size = 32", ("head", "memory", 0, "size"), 32),
+        ("head.memory.-2.size=32", ("head", "memory", 0, "size"), 32),
+        ("head.memory.-1.gate=none", ("head", "memory"), ({"kind": "window", "size": 8}, {"kind": "state", "gate": "none"})),
+        ("head.memory.1.gate=constant", ("head", "memory", 1), {"kind": "state", "gate": "constant"}),
+        ("head.memory.1=full", ("head", "memory", 1), "full"),
+        ("head.memory.0=window", ("head", "memory", 0), {"kind": "window", "size": 8}),
+        ("head.memory=[full]", ("head", "memory"), ("full",)),
+        ("head.memory.0=null", ("head", "memory"), ("state",)),
+        ("head.position.theta=1e4", ("head", "position"), {"kind": "rope", "theta": 1e4}),
+        ("head.position=null", ("head",), {"memory": ({"kind": "window", "size": 8}, "state")}),
+        ("recipe.finetune.lr=1e-3", ("recipe",), {"finetune": {"lr": 1e-3}}),
+        ("layers.0.use=b", ("layers", 0, "use"), "b"),
+        ("layers.0.use.b=2", ("layers", 0, "use"), {"a": 2, "b": 2}),
+        ("paper=a = b", ("paper",), "a = b"),
+        ("name=other", ("name",), "other"),
+    ],
+)
+def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
+    found = changed(override)
+    for step in path:
+        found = found[step]
+    assert found == value
+
+
+def test_overrides_follow_one_another() -> None:
+    both = changed("head.conv.kernel=3", "head.conv.share=qk", "head.memory.0=null", "head.memory.0=full")
+    assert both["head"] == {"position": "rope", "memory": ("full",), "conv": {"kernel": 3, "share": "qk"}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.memory.2.size=1", "head.memory: has no item 2; its items are 0 to 1, or -1 for the last"),
+        ("head.memory.-3=full", "head.memory: has no item -3"),
+        ("head.memory.99999999999.size=1", "head.memory: is a list of 2: say an index"),
+        ("head.memory.last=full", 'head.memory: is a list of 2: say an index (0 to 1, or -1 for the last), not "last"'),
+        ("heads.a.memory.0=full", "heads.a.memory: has no item 0: it is no list"),
+        ("name.first=a", 'name: is "base" and has no key "first"'),
+        ("head.memory.0.size.b=1", 'head.memory[0].size: is 8 and has no key "b"'),
+        ("head.flow", "expected path=value, such as head.memory.0.size=32"),
+        ("head..flow=1", "expected path=value"),
+        ("=1", "expected path=value"),
+        ("head.flow=", "nothing stands after `=`; to remove a key, say null"),
+        ("head.flow=[1", "not YAML: expected ',' or ']', but got the end of the file"),
+        ("head={flow: a, flow: b}", 'the key "flow" is said twice'),
+        ("extends=a", "extends is settled before overrides"),
+    ],
+)
+def test_what_cannot_be_set(override: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        changed(override)
+    said, told = str(caught.value)[: len(override) + 6], str(caught.value)[len(override) + 6 :]
+    assert said == f"--set {override}"
+    assert told.lstrip(": ").startswith(message)
+
+
+def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
+    path = write("x.yaml", "compose: 1\nname: x\nhead:\n  memory: [state]\n  flow: both\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, ["head.memory.0.gat=none", "recipe.finetune.lr=1"])
+    assert [line.split(": ")[0] for line in sorted(str(caught.value).splitlines())] == [
+        "--set head.memory.0.gat=none  head.memory[0].gat",
+        "--set recipe.finetune.lr=1  recipe.finetune.epochs",
+        "x.yaml:5:9  head.flow",
+    ]
+
+
+def test_a_name_stays_and_places_are_kept(write: Callable) -> None:
+    spec = load_spec(write("x.yaml", "compose: 1\nname: x\nhead:\n  memory: [state]\n"), ["head.memory.0.gate=head"])
+    assert spec.name == "x"
+    assert str(spec.place(("head", "memory", 0, "gate"))) == "--set head.memory.0.gate=head"
+    assert str(spec.place(("head", "memory", 0, "name"))) == "x.yaml:4:12"
+    assert str(spec.place(("head",))) == "x.yaml:3:1"

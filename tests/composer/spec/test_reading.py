@@ -1,0 +1,129 @@
+"""Text is read as YAML 1.2, every value keeps its place, and what is no spec is refused at its line and column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from composer.errors import SpecError
+from composer.spec.places import plain
+from composer.spec.reading import read_file, read_text, read_value
+
+
+def refused(read: Callable[[], object]) -> str:
+    """What the SpecError says."""
+    with pytest.raises(SpecError) as caught:
+        read()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("1e-3", 0.001),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        (".inf", math.inf),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("+7", 7),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("0b11", "0b11"),
+        ("2020-01-01", "2020-01-01"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("off", "off"),
+        ("y", "y"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("=", "="),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("[1, a]", (1, "a")),
+        ("{b: 1}", {"b": 1}),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(said: str, meant: object) -> None:
+    read = plain(read_text(f"a: {said}\n", "x.yaml"))["a"]
+    assert read == meant
+    assert type(read) is type(meant)
+
+
+def test_keys_and_values_keep_their_places() -> None:
+    root = read_text("# first\r\nhead:\r\n  memory:\r\n    - {kind: state}\r\n", "x.yaml")
+    memory = root.value["head"].value["memory"]
+    assert str(memory.key) == "x.yaml:3:3"
+    assert str(memory.place) == "x.yaml:4:5"
+    assert str(memory.where) == "x.yaml:3:3"
+    assert str(memory.value[0].value["kind"].where) == "x.yaml:4:14"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.yaml:1:1  empty"),
+        ("# nothing\n", "x.yaml:1:1  empty"),
+        ("- a", "x.yaml:1:1  expected a mapping that begins with `compose: 1`, got a list"),
+        ("\nword", 'x.yaml:2:1  expected a mapping that begins with `compose: 1`, got "word"'),
+        ("a: 1\nb: 2\na: 3", 'x.yaml:3:1  the key "a" is said twice, first at x.yaml:1:1'),
+        ("a: {b: 1, b: 1}", 'x.yaml:1:11  the key "b" is said twice, first at x.yaml:1:5'),
+        ("a: 1\n---\nb: 1", "x.yaml:2:1  a second document begins"),
+        ("a: &b 1", "x.yaml:1:4  anchors and aliases"),
+        ("a: *b", "x.yaml:1:4  anchors and aliases"),
+        ("a:\n  <<: {b: 1}", "x.yaml:2:3  merge keys"),
+        ("a: !!str 1", "x.yaml:1:4  tags"),
+        ("a: !mine 1", "x.yaml:1:4  tags"),
+        ("1: a", 'x.yaml:1:1  a key must be text; write "1"'),
+        ("true: a", 'x.yaml:1:1  a key must be text; write "true"'),
+        ("? [a]\n: b", "x.yaml:1:3  a key must be text"),
+        ("a:\n\tb: 1", "x.yaml:2:1  not YAML: a tab may not indent; use spaces"),
+        ("a: [1,\n", "x.yaml:1:7  not YAML: expected the node content, but found the end of the file"),
+        ("a: [1\nb: 1", "x.yaml:2:2  not YAML: expected ',' or ']', but got ':' (while parsing a flow sequence, line 1)"),
+        ("a: 'b", "x.yaml:1:6  not YAML: a quote is not closed"),
+        ("size:64\nb: 1", "x.yaml:2:2  not YAML: a `:` where no key can stand"),
+        ("a: b\x01", "x.yaml:1:5  the character U+0001 may not stand in YAML"),
+        ("# a\u2028b: 1", "x.yaml:1:4  the character U+2028 may not stand in YAML"),
+        ('a: "\\ud800"', "x.yaml:1:4  half a character"),
+        ('a: "\\U00110000"', "x.yaml:1:7  not YAML: a number or an escape out of range"),
+        ("a: 9223372036854775808", "x.yaml:1:4  the number takes more than 64 bits"),
+        (f"a: 0x{'f' * 5000}", "x.yaml:1:4  the number takes more than 64 bits"),
+        (f"a: {'[' * 5000}", "x.yaml:1:67  nested deeper than 64 levels"),
+        ("%YAML 3.0\n--- {a: 1}", "x.yaml:1:1  not YAML: found incompatible YAML document"),
+    ],
+)
+def test_what_is_no_document_is_refused_at_its_place(text: str, message: str) -> None:
+    said = refused(lambda: read_text(text, "x.yaml"))
+    assert said.startswith(message)
+    assert "\n" not in said
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"a: 1\r\nb: \xe9\n")
+    assert refused(lambda: read_file(latin, "latin")).startswith("latin:2:4  not UTF-8")
+    assert refused(lambda: read_file(tmp_path, "here")).startswith("here: a folder")
+    assert refused(lambda: read_file(tmp_path / "gone", "gone")).startswith("gone: there is no such file")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "marked.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    root = read_file(path, "marked")
+    assert plain(root) == {"a": 1}
+    assert str(root.place) == "marked:1:1"
+
+
+def test_values_of_overrides_are_read_alike() -> None:
+    assert plain(read_value("{a: [1e-3, on]}", "--set a")) == {"a": (0.001, "on")}
+    assert str(read_value("{a: 1}", "--set a").value["a"].where) == "--set a"
+    assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: nothing stands after `=`")
+    assert refused(lambda: read_value("[1", "--set a")).startswith("--set a  not YAML")

@@ -1,0 +1,137 @@
+"""The JSON schema for editors agrees with the loader on right and wrong documents."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from blocks.catalogue import CATALOGUE
+from composer.errors import SpecError
+from composer.spec import json_schema, load_spec, shipped_specs
+from composer.spec.places import plain
+from composer.spec.reading import read_file, read_text
+
+SCHEMA = json_schema()
+VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
+START = {"compose": 1, "name": "x"}
+
+
+def as_json(data: Any) -> Any:
+    return json.loads(json.dumps(data))
+
+
+def read(text: str) -> Any:
+    return as_json(plain(read_text(text, "x.yaml")))
+
+
+def test_it_is_a_schema_of_draft_7_and_of_json() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    assert as_json(SCHEMA) == SCHEMA
+    assert json_schema() == SCHEMA
+
+
+def test_every_reference_stands_in_it() -> None:
+    text = json.dumps(SCHEMA)
+    references = {part.split('"')[0] for part in text.split('"#/$defs/')[1:]}
+    assert references == SCHEMA["$defs"].keys()
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_specs_are_valid(name: str) -> None:
+    VALIDATOR.validate(as_json(plain(read_file(shipped_specs()[name], name))))
+
+
+RIGHT = [
+    "{compose: 1, name: x}",
+    "{compose: 1, name: x, head: {memory: [state, full]}}",
+    "{compose: 1, name: x, head: {memory: [{kind: window, size: 3}, state], conv: causal, read: null, feature_map: relu}}",
+    "{compose: 1, name: x, head: {memory: [state], conv: {kernel: 3}}}",
+    "{compose: 1, name: x, head: null, paper: null, heads: {a: {memory: [full]}}, layers: [{at: '1::2', use: {a: 2}}]}",
+    "{compose: 1, name: x, extends: lolcats, head: {position: {theta: 3.0}}}",
+    "{compose: 1, name: x, extends: lolcats, head: {position: null, read: null, feature_map: {dim: null}}, recipe: null}",
+    "{compose: 1, name: x, extends: lolcats, head: {conv: null}, heads: {a: {memory: [full]}, b: {memory: [state]}}}",
+    "{compose: 1, name: x, extends: lolcats, recipe: {finetune: {lora: {rank: 3}}}}",
+]
+WRONG = [
+    "{name: x}",
+    "{compose: 1}",
+    "{compose: 2, name: x}",
+    "{compose: 1, name: X}",
+    "{compose: 1, name: x, extends: 3}",
+    "{compose: 1, name: x, nam: y}",
+    "{compose: 1, name: x, head: full}",
+    "{compose: 1, name: x, head: {}}",
+    "{compose: 1, name: x, head: {memory: []}}",
+    "{compose: 1, name: x, head: {memory: [windw]}}",
+    "{compose: 1, name: x, head: {memory: [null]}}",
+    "{compose: 1, name: x, head: {memory: [{size: 3}]}}",
+    "{compose: 1, name: x, head: {memory: [{kind: window, size: 3, gate: none}]}}",
+    "{compose: 1, name: x, head: {memory: [full], position: null}}",
+    "{compose: 1, name: x, head: {memory: [full], feature_map: {dim: 3}}}",
+    "{compose: 1, name: x, head: {memory: [full], conv: {kernel: 0}}}",
+    "{compose: 1, name: x, head: {memory: [full], conv: {kernel: '3'}}}",
+    "{compose: 1, name: x, head: {memory: [full], position: {kind: rope, scaling: llama3}}}",
+    "{compose: 1, name: x, head: {memory: [full], flow: both}}",
+    "{compose: 1, name: x, heads: {A: {memory: [full]}}}",
+    "{compose: 1, name: x, heads: null}",
+    "{compose: 1, name: x, layers: [{at: 0}]}",
+    "{compose: 1, name: x, layers: [{at: evens, use: a}]}",
+    "{compose: 1, name: x, layers: [{at: 0, use: {a: 0}}]}",
+    "{compose: 1, name: x, recipe: {finetune: {lr: 1}}}",
+    "{compose: 1, name: x, extends: lolcats, heads: {A: {memory: [full]}}}",
+    "{compose: 1, name: x, extends: lolcats, head: {memory: [{size: 3}]}}",
+    "{compose: 1, name: x, extends: lolcats, head: {memory: [{kind: window, size: null}]}}",
+    "{compose: 1, name: null, extends: lolcats}",
+    "{compose: 1, name: x, extends: lolcats, head: {flow: both}}",
+]
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_right_documents(text: str) -> None:
+    VALIDATOR.validate(read(text))
+    load_spec(read(text))
+
+
+def test_null_removes_an_inherited_head() -> None:
+    document = {**START, "heads": {"a": None}}
+    assert not VALIDATOR.is_valid(document)
+    assert VALIDATOR.is_valid({**document, "extends": "lolcats"})
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_documents(text: str) -> None:
+    assert not VALIDATOR.is_valid(read(text))
+    with pytest.raises(SpecError):
+        load_spec(read(text))
+
+
+def test_words_stand_for_parts_that_need_nothing_else() -> None:
+    homes = {"position": "position", "convolution": "conv", "feature map": "feature_map", "read": "read"}
+    for role, key in homes.items():
+        for kind, part in CATALOGUE[role].items():
+            document = {**START, "head": {"memory": ["full"], key: kind}}
+            complete = not any(field.is_required() for field in part.model_fields.values())
+            assert VALIDATOR.is_valid(document) is complete
+            document["extends"] = "lolcats"
+            assert VALIDATOR.is_valid(document)
+
+
+def test_parts_are_described_by_their_docstrings_and_equations() -> None:
+    for parts in CATALOGUE.values():
+        for kind, part in parts.items():
+            described = SCHEMA["$defs"][part.__name__]
+            assert described["title"] == f"{part.role} {kind}"
+            assert part.equation in described["description"]
+            assert part.source in described["description"]
+    assert "Taps" in SCHEMA["$defs"]["Convolution"]["properties"]["kernel"]["description"]
+
+
+def test_making_it_leaves_nothing_behind() -> None:
+    before = copy.deepcopy(json_schema())
+    assert json_schema() == before
+    assert yaml.safe_load(yaml.safe_dump(before)) == before

@@ -1,0 +1,30 @@
+"""Every test runs offline, on one thread, from one seed, and with the shapes that `blocks` states checked at each call."""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import pytest
+import torch  # before blocks: only then are their tensors checked
+from jaxtyping import install_import_hook
+
+import tests.shapes
+
+install_import_hook("blocks", f"{tests.shapes.__name__}.{tests.shapes.stated_shapes.__name__}")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    """The same random tensors whatever ran before."""
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where there is one."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))

@@ -1,0 +1,121 @@
+"""A model comes from the Hub's cache at a pinned commit, weights only as safetensors, and every failure says what to do."""
+
+from __future__ import annotations
+
+import fnmatch
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from converters.errors import HubError
+from converters.hub import cached_sha256, fetch
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
+    """Stands in for the Hub; what it was asked for."""
+    seen: dict = {}
+
+    def snapshot_download(repo_id: str, **options: object) -> str:
+        seen.update(options, repo_id=repo_id)
+        return str(tmp_path / "models--owner--model" / "snapshots" / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return seen
+
+
+def test_the_commit_is_resolved_and_the_revision_handed_on(asked: dict):
+    folder, commit = fetch("owner/model", "main")
+    assert (asked["repo_id"], asked["revision"]) == ("owner/model", "main")
+    assert commit == COMMIT == folder.name
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("config.json", True),
+        ("model.safetensors", True),
+        ("model-00001-of-00003.safetensors", True),
+        ("model.safetensors.index.json", True),
+        ("tokenizer.json", True),
+        ("tokenizer.model", True),
+        ("additional_chat_templates/rag.jinja", True),
+        ("LICENSE", True),
+        ("pytorch_model.bin", False),
+        ("original/consolidated.00.pth", False),
+        ("original/tokenizer.model", False),
+        ("consolidated.safetensors", False),
+        ("checkpoint-10/model.safetensors", False),
+        ("model.gguf", False),
+    ],
+)
+def test_only_what_a_build_needs_is_fetched(asked: dict, file: str, wanted: bool):
+    fetch("owner/model")
+    allowed = any(fnmatch.fnmatch(file, pattern) for pattern in asked["allow_patterns"])
+    ignored = any(fnmatch.fnmatch(file, pattern) for pattern in asked["ignore_patterns"])
+    assert (allowed and not ignored) == wanted
+
+
+def test_the_config_can_be_fetched_alone(asked: dict):
+    fetch("owner/model", weights=False)
+    assert asked["allow_patterns"] == ["config.json"]
+
+
+def answered(status: int) -> SimpleNamespace:
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.GatedRepoError("gated", response=answered(403)), "gated: accept its terms.*hf auth login"),
+        (errors.RepositoryNotFoundError("404", response=answered(404)), "not a folder here, and the Hub has no such model"),
+        (errors.RevisionNotFoundError("404", response=answered(404)), "no revision 'v9'"),
+        (errors.OfflineModeIsEnabled("offline"), "Hub cannot be reached"),
+        (errors.LocalEntryNotFoundError("nothing cached"), "Hub cannot be reached"),
+        (errors.HfHubHTTPError("500", response=answered(500)), "Fetching 'owner/model' at revision 'v9' failed: 500"),
+        (OSError(28, "No space left on device"), "failed: .*No space left"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str):
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(HubError, match=message):
+        fetch("owner/model", "v9")
+
+
+@pytest.mark.parametrize("name", ["../models/llama", "./llama", "/models/llama", "a/b/c", "", "owner/", "what?"])
+def test_a_path_is_never_looked_up_as_a_repository(asked: dict, name: str):
+    with pytest.raises(HubError, match="neither a folder here nor a model's name"):
+        fetch(name)
+    assert not asked
+
+
+def test_the_cache_tells_the_hash_of_its_large_files(tmp_path: Path):
+    digest = "ab" * 32
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / COMMIT
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for blob, name in ((digest, "model.safetensors"), ("cd" * 20, "config.json")):
+        (blobs / blob).write_bytes(b"")
+        (snapshot / name).symlink_to(blobs / blob)
+    (snapshot / digest).write_bytes(b"")
+    assert cached_sha256(snapshot / "model.safetensors") == digest
+    assert cached_sha256(snapshot / "config.json") is None
+    assert cached_sha256(snapshot / digest) is None
+
+
+def test_reading_a_folder_imports_neither_torch_nor_the_hub():
+    code = "import sys, converters.source, converters.hub; print([m for m in ('torch', 'huggingface_hub') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,165 @@
+"""Llama's config is read in its old and its new style to the same trunk, and what it cannot mean here is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from converters.errors import ConfigError
+from converters.families import FAMILIES, family_of
+from converters.llama import read_config
+from converters.trunk import Trunk
+
+NEW = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "pad_token_id": 0,
+    "dtype": "bfloat16",
+    "initializer_range": 0.01,
+    "rope_parameters": {
+        "rope_theta": 500000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+OLD = {
+    **{key: value for key, value in NEW.items() if key not in ("rope_parameters", "dtype")},
+    "rope_theta": 500000.0,
+    "rope_scaling": {key: value for key, value in NEW["rope_parameters"].items() if key != "rope_theta"},
+    "torch_dtype": "bfloat16",
+}
+FIRST = {"vocab_size": 32000, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def trunk(config: dict) -> Trunk:
+    return read_config(config, [])
+
+
+def test_every_field_is_read():
+    assert trunk(NEW) == Trunk(
+        vocabulary_size=512,
+        hidden_size=64,
+        intermediate_size=172,
+        layers=5,
+        heads=8,
+        key_heads=4,
+        head_dim=16,
+        norm_epsilon=1e-5,
+        attention_bias=True,
+        mlp_bias=True,
+        tied_embeddings=True,
+        rope_theta=500000.0,
+        rope_scaling={
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        max_positions=131072,
+        activation="silu",
+        bos_token_id=1,
+        eos_token_id=[2, 3],
+        pad_token_id=0,
+        dtype="bfloat16",
+        initializer_range=0.01,
+    )
+
+
+def test_old_and_new_style_are_one():
+    assert trunk(OLD) == trunk(NEW)
+
+
+def test_the_first_llama_says_little_and_gets_the_defaults_of_its_time():
+    read = trunk(FIRST)
+    assert (read.head_dim, read.key_heads, read.rope_theta, read.rope_scaling) == (32, 4, 10000.0, None)
+    assert (read.norm_epsilon, read.tied_embeddings, read.attention_bias, read.mlp_bias) == (1e-6, False, False, False)
+    assert (read.dtype, read.bos_token_id, read.eos_token_id, read.pad_token_id) == ("float32", 1, 2, None)
+
+
+def test_null_counts_as_left_out():
+    assert trunk({**FIRST, "head_dim": None, "num_key_value_heads": None, "rope_scaling": None}) == trunk(FIRST)
+
+
+def test_a_scaling_without_its_original_length_takes_the_longest():
+    scaling = {key: value for key, value in NEW["rope_parameters"].items() if key != "original_max_position_embeddings"}
+    assert trunk({**NEW, "rope_parameters": scaling}).rope_scaling["original_max_position_embeddings"] == 131072
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_other_scalings_are_refused_by_name(kind: str, key: str):
+    with pytest.raises(ConfigError, match=f"'{kind}'.*'default' and 'llama3'"):
+        trunk({**FIRST, "rope_scaling": {key: kind, "factor": 2.0}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; only 'silu'"),
+        ({"hidden_size": None}, "no 'hidden_size'; expected a positive whole number"),
+        ({"hidden_size": "64"}, "hidden_size: '64'; expected a positive whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0; expected a positive whole number"),
+        ({"num_attention_heads": True}, "num_attention_heads: True; expected"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps: -1.0; expected"),
+        ({"attention_bias": "no"}, "attention_bias: 'no'; expected true or false"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id"),
+        ({"pad_token_id": [1]}, "pad_token_id"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"head_dim": 5}, "head_dim is 5.*even"),
+        ({"hidden_size": 130}, "130 does not divide by 4 heads"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn.*expected one of"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        ({"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}}, "no 'factor'"),
+        ({"rope_scaling": {"rope_type": "default", "beta_fast": 32}}, "does not know: beta_fast"),
+        ({"rope_scaling": "llama3"}, "expected a mapping or null"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        trunk({**FIRST, **change})
+
+
+@pytest.mark.parametrize("spelled", ["float16", "torch.float16"])
+def test_a_dtype_may_carry_torchs_name(spelled: str):
+    assert trunk({**FIRST, "torch_dtype": spelled}).dtype == "float16"
+
+
+def test_keys_that_do_nothing_are_passed_over_in_silence_and_unknown_ones_are_noted():
+    notes: list[str] = []
+    read = read_config({**FIRST, "pretraining_tp": 2, "use_cache": False, "sliding_window": None, "unsloth_fixed": True}, notes)
+    assert read == trunk(FIRST)
+    assert len(notes) == 1
+    assert "unsloth_fixed" in notes[0]
+    assert "pretraining_tp" not in notes[0]
+
+
+def test_an_unknown_family_lists_those_there_are():
+    with pytest.raises(ConfigError, match="'mamba'") as caught:
+        family_of({"model_type": "mamba"})
+    assert all(name in str(caught.value) for name in FAMILIES)
+    with pytest.raises(ConfigError, match="no 'model_type'"):
+        family_of({})
+
+
+def test_a_student_is_read_as_its_trunk():
+    notes: list[str] = []
+    student = {**NEW, "model_type": "composed", "spec": {"heads": {}}, "spec_hash": "0"}
+    assert FAMILIES["composed"].read_config(student, notes) == trunk(NEW)
+    assert notes == []

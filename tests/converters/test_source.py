@@ -1,0 +1,295 @@
+"""A folder is opened by its headers: every sound checkpoint of transformers' own, and no damaged one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from converters.canonical import expected_tensors
+from converters.errors import ConfigError, ConverterError, CoverageError, WeightsError
+from converters.shard import header_bytes, read_shard
+from converters.source import INDEX, SINGLE, Source, open_source
+from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama
+
+VARIANTS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "head_dim": {"head_dim": 12},
+    "llama3": {"rope_parameters": LLAMA3_ROPE},
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_every_variant_is_covered_and_its_tensors_lie_where_the_header_says(
+    tmp_path: Path, variant: dict, sharded: bool, dtype: str
+):
+    source = open_source(llama(tmp_path, sharded=sharded, dtype=dtype, **variant))
+    assert source.trunk.dtype == dtype
+    assert (len(source.shards) > 1) == sharded
+    assert set(source.covered.trunk) == set(expected_tensors(source.trunk)) == set(source.tensors)
+    assert not source.covered.composed
+    assert not source.covered.passed_over
+    loaded = {name: tensor for file in source.shards for name, tensor in load_file(tmp_path / file).items()}
+    for name, entry in source.tensors.items():
+        with entry.file.open("rb") as stream:
+            stream.seek(entry.start)
+            content = bytearray(stream.read(entry.bytes))
+        stored = torch.frombuffer(content, dtype=getattr(torch, entry.dtype)).reshape(entry.shape)
+        assert torch.equal(stored, loaded[name]), name
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return llama(tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return llama(tmp_path / "sharded", sharded=True)
+
+
+def refusal(folder: Path, kind: type[ConverterError]) -> str:
+    with pytest.raises(kind) as caught:
+        open_source(folder)
+    return str(caught.value)
+
+
+def test_small_files_are_found_and_weights_and_config_are_not_among_them(single: Path):
+    for name in ("chat_template.jinja", "LICENSE.txt", "tok512.model", "merges.txt", "optimizer.pt", "README.md"):
+        (single / name).write_text("x")
+    (single / "additional_chat_templates").mkdir()
+    (single / "additional_chat_templates" / "rag.jinja").write_text("x")
+    assert open_source(single).small_files == (
+        "LICENSE.txt",
+        "additional_chat_templates/rag.jinja",
+        "chat_template.jinja",
+        "generation_config.json",
+        "merges.txt",
+        "tok512.model",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    )
+
+
+def test_the_single_file_wins_over_an_index_as_in_transformers(single: Path):
+    (single / INDEX).write_text("{}")
+    assert list(open_source(single).shards) == [SINGLE]
+
+
+def test_a_config_without_dtype_takes_that_of_the_tensors(tmp_path: Path):
+    folder = llama(tmp_path, dtype="float16")
+    edit_config(folder, dtype=...)
+    assert open_source(folder).trunk.dtype == "float16"
+
+
+def test_no_folder_no_config_no_json(single: Path, tmp_path: Path):
+    assert "not a folder" in refusal(tmp_path / "nowhere", ConfigError)
+    (single / "config.json").write_text("{")
+    assert "config.json is not JSON" in refusal(single, ConfigError)
+    (single / "config.json").write_text("[]")
+    assert "expected a mapping" in refusal(single, ConfigError)
+    (single / "config.json").unlink()
+    assert "no config.json" in refusal(single, ConfigError)
+
+
+def test_an_error_in_the_config_names_the_file(single: Path):
+    edit_config(single, hidden_act="gelu")
+    assert str(single / "config.json") in refusal(single, ConfigError)
+
+
+def test_no_weights_and_only_pickles(single: Path):
+    (single / SINGLE).unlink()
+    assert "Only safetensors are read" in refusal(single, WeightsError)
+    (single / "pytorch_model.bin").write_bytes(b"")
+    message = refusal(single, WeightsError)
+    assert "pytorch_model.bin" in message
+    assert "save_pretrained" in message
+
+
+def test_a_missing_shard_is_named_with_what_it_should_hold(sharded: Path):
+    gone = next(sharded.glob("model-00002-*"))
+    count = sum(1 for file in json.loads((sharded / INDEX).read_text())["weight_map"].values() if file == gone.name)
+    gone.unlink()
+    message = refusal(sharded, WeightsError)
+    assert f"{gone} is missing" in message
+    assert f"{count} tensors" in message
+
+
+@pytest.mark.parametrize("keep", [0, 4, 40, 2000, -1])
+def test_a_truncated_shard_is_refused(sharded: Path, keep: int):
+    file = next(sharded.glob("model-00001-*"))
+    file.write_bytes(file.read_bytes()[:keep])
+    message = refusal(sharded, WeightsError)
+    assert str(file) in message
+    assert "truncated" in message
+
+
+def test_a_shard_with_something_after_its_end_is_refused(single: Path):
+    with (single / SINGLE).open("ab") as stream:
+        stream.write(b"0")
+    assert "longer than its header says" in refusal(single, WeightsError)
+
+
+def test_a_git_lfs_pointer_is_told_from_a_damaged_file(single: Path):
+    (single / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    assert "git lfs pull" in refusal(single, WeightsError)
+
+
+def test_an_index_that_promises_too_much_is_refused(sharded: Path):
+    index = json.loads((sharded / INDEX).read_text())
+    file = next(iter(index["weight_map"].values()))
+    index["weight_map"]["model.layers.9.extra"] = file
+    (sharded / INDEX).write_text(json.dumps(index))
+    message = refusal(sharded, WeightsError)
+    assert "'model.layers.9.extra'" in message
+    assert file in message
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": []}'])
+def test_an_index_without_a_map_is_refused(sharded: Path, content: str):
+    (sharded / INDEX).write_text(content)
+    assert "no 'weight_map'" in refusal(sharded, WeightsError)
+
+
+def test_an_index_does_not_lead_out_of_its_folder(sharded: Path):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], "../single/model.safetensors")
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert "of its own folder" in refusal(sharded, WeightsError)
+
+
+def test_a_tensor_in_two_files_is_refused(sharded: Path):
+    index = json.loads((sharded / INDEX).read_text())
+    first, second = sorted(set(index["weight_map"].values()))[:2]
+    name = next(name for name, file in index["weight_map"].items() if file == first)
+    tensor = load_file(sharded / first)[name]
+    edit_tensors(sharded / second, lambda tensors: tensors.update({name: tensor}))
+    message = refusal(sharded, WeightsError)
+    assert all(part in message for part in (f"{name!r} is in two files", first, second))
+
+
+def test_a_type_that_is_not_floating_is_refused(single: Path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(single / SINGLE, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    message = refusal(single, WeightsError)
+    assert "I8" in message
+    assert name in message
+
+
+def shift(header: dict) -> None:
+    header["model.norm.weight"]["data_offsets"][0] += 4
+
+
+def shrink(header: dict) -> None:
+    header["model.norm.weight"]["shape"] = [1]
+
+
+def empty(header: dict) -> None:
+    header["model.norm.weight"] = {}
+
+
+@pytest.mark.parametrize("damage", [shift, shrink, empty])
+def test_a_header_at_odds_with_itself_is_refused(single: Path, damage):
+    edit_header(single / SINGLE, damage)
+    message = refusal(single, WeightsError)
+    assert "damaged header" in message
+    assert "'model.norm.weight'" in message
+
+
+def test_a_name_twice_in_a_header_is_refused(single: Path):
+    text = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (single / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    assert "names 'a' twice" in refusal(single, WeightsError)
+
+
+@pytest.mark.parametrize("text", [b"{]", b"[]", b"\xff\xff"])
+def test_a_header_that_is_no_mapping_is_refused(single: Path, text: bytes):
+    (single / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text)
+    assert "damaged header" in refusal(single, WeightsError)
+
+
+def test_a_shape_at_odds_with_the_config_names_both(single: Path):
+    edit_config(single, intermediate_size=52)
+    message = refusal(single, CoverageError)
+    assert "model.layers.0.mlp.up_proj.weight: expected [52, 32] from config.json, the file has [48, 32]" in message
+    assert "6 tensors of another shape" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"num_hidden_layers": 1}, ["model.layers.1.", "config.json has 1 layers"]),
+        ({"num_hidden_layers": 3}, ["model.layers.2.input_layernorm.weight", "tensors that the source lacks", "and 3 more"]),
+        ({"attention_bias": True}, ["q_proj.bias", "config.json says there are biases"]),
+        ({"tie_word_embeddings": True, "vocab_size": 65}, ["lm_head.weight", "tie_word_embeddings"]),
+    ],
+)
+def test_coverage_fails_with_names_shapes_and_a_cause(single: Path, changes: dict, parts: list[str]):
+    edit_config(single, **changes)
+    message = refusal(single, CoverageError)
+    assert all(part in message for part in parts), message
+
+
+def test_an_untied_config_of_a_tied_model_is_refused_with_the_cause(tmp_path: Path):
+    folder = llama(tmp_path, tie_word_embeddings=True)
+    edit_config(folder, tie_word_embeddings=False)
+    message = refusal(folder, CoverageError)
+    assert "lm_head.weight [64, 32]: config.json has tie_word_embeddings false" in message
+
+
+def test_biases_that_the_config_denies_are_refused(tmp_path: Path):
+    folder = llama(tmp_path, attention_bias=True)
+    edit_config(folder, attention_bias=False)
+    assert "a bias, and config.json says there is none" in refusal(folder, CoverageError)
+
+
+def test_a_tensor_that_the_table_does_not_know_is_refused(single: Path):
+    edit_tensors(single / SINGLE, lambda tensors: tensors.update({"model.extra": torch.ones(2, 3)}))
+    assert "model.extra [2, 3]: the family's table does not know this name" in refusal(single, CoverageError)
+
+
+def test_a_bare_model_is_told_by_its_names(single: Path):
+    def bare(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    edit_tensors(single / SINGLE, bare)
+    assert "lacks the prefix 'model.'" in refusal(single, CoverageError)
+
+
+def test_old_rotary_buffers_and_a_second_copy_of_tied_embeddings_are_set_aside(tmp_path: Path):
+    folder = llama(tmp_path, tie_word_embeddings=True)
+    buffer = "model.layers.1.self_attn.rotary_emb.inv_freq"
+    edit_tensors(
+        folder / SINGLE,
+        lambda tensors: tensors.update({buffer: torch.ones(4), "lm_head.weight": tensors["model.embed_tokens.weight"] + 0}),
+    )
+    source: Source = open_source(folder)
+    assert set(source.covered.passed_over) == {buffer}
+    assert source.covered.output_copy == "lm_head.weight"
+
+
+def test_opening_reads_headers_only(single: Path, tmp_path: Path):
+    sparse = tmp_path / "large"
+    shutil.copytree(single, sparse)
+    edit_config(sparse, vocab_size=2**24)
+    tensors = [(name, tensor.dtype, tensor.shape) for name, tensor in read_shard(single / SINGLE).tensors.items()]
+    grown = [(name, dtype, (2**24, *shape[1:]) if shape[0] == 64 else shape) for name, dtype, shape in tensors]
+    assert grown != tensors
+    header = header_bytes(grown)
+    elements = sum(torch.Size(shape).numel() for _, _, shape in grown)
+    with (sparse / SINGLE).open("wb") as stream:
+        stream.write(header)
+        stream.truncate(len(header) + 4 * elements)
+    assert open_source(sparse).tensors["lm_head.weight"].shape == (2**24, 32)

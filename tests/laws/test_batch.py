@@ -1,0 +1,103 @@
+"""Law 3: rows do not see each other, padding is not seen at all, and a document never sees its neighbour in a packed row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blocks.flow import Tokens
+from composer.spec.document import HeadSpec
+from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, random_heads, run
+
+HEADS = every_head()
+SHAPE = SMALL.shape(4)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11 * scale)
+
+
+def packed(length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
+    """One row of several documents."""
+    data, documents = inputs(SHAPE, 1, length), pieces(length, bounds)
+    position = torch.cat([torch.arange(document.stop - document.start) for document in documents])[None]
+    segment = torch.cat([torch.full((d.stop - d.start,), number) for number, d in enumerate(documents)])[None]
+    return replace(data, tokens=Tokens(position, segment)), documents
+
+
+def assert_documents_apart(spec: HeadSpec, length: int, bounds: tuple[int, ...], split: tuple[int, ...]) -> None:
+    head = built(spec, SHAPE)
+    row, documents = packed(length, bounds)
+    outputs, state = [], None
+    for piece in pieces(length, split):
+        output, state = run(head, row.cut(piece), state)
+        outputs.append(output)
+    together = torch.cat(outputs, dim=1)
+    for document in documents:
+        own = replace(row.cut(document), tokens=Tokens(row.tokens.position[:, document]))
+        alone, last = run(head, own)
+        close(together[:, document], alone)
+    assert state is not None
+    following = inputs(SHAPE, 1, 3, seed=9)
+    following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
+    close(run(head, following, state)[0], run(head, following, last)[0])
+
+
+def assert_padding_unseen(spec: HeadSpec, lengths: tuple[int, ...], backend: str) -> None:
+    """Ragged rows, real tokens first, then a second call: each row is as if it had been alone."""
+    head, longest = built(spec, SHAPE), max(lengths)
+    data, more = inputs(SHAPE, len(lengths), longest), inputs(SHAPE, len(lengths), 4, seed=2)
+    count = torch.tensor(lengths)[:, None]
+    ragged = replace(data, tokens=Tokens(data.tokens.position, valid=torch.arange(longest) < count))
+    output, state = run(head, ragged, backend=backend)
+    output_more, _ = run(head, replace(more, tokens=Tokens(more.tokens.position + count)), state, backend)
+    assert output.isfinite().all()
+    for row, length in enumerate(lengths):
+        own = Inputs(*(tensor[row : row + 1] for tensor in data.tensors), Tokens(data.tokens.position[:1]))
+        expected, own_state = run(head, own.cut(slice(0, length)), backend=backend) if length else (None, None)
+        if expected is not None:
+            close(output[row : row + 1, :length], expected)
+        after = Inputs(*(tensor[row : row + 1] for tensor in more.tensors), Tokens(more.tokens.position[:1] + length))
+        close(output_more[row : row + 1], run(head, after, own_state, backend)[0])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_document_never_sees_its_neighbour(name: str) -> None:
+    assert_documents_apart(HEADS[name], 75, (7, 8, 66), split=())
+    assert_documents_apart(HEADS[name], 40, (7, 8, 30), split=(3, 7, 20, 31))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("name", HEADS)
+def test_padding_is_not_seen(name: str, backend: str) -> None:
+    assert_padding_unseen(HEADS[name], (40, 0, 3, 17), backend)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rows_do_not_see_each_other(name: str) -> None:
+    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 3, 40)
+    order = torch.tensor([2, 0, 1])
+    shuffled = Inputs(*(tensor[order] for tensor in data.tensors), data.tokens)
+    close(run(head, shuffled)[0], run(head, data)[0][order])
+
+
+@given(
+    spec=random_heads(),
+    length=st.integers(2, 60),
+    bounds=st.lists(st.integers(1, 59), max_size=4),
+    split=st.lists(st.integers(1, 59), max_size=3),
+)
+@settings(deadline=None)
+def test_random_heads_keep_documents_apart(spec: HeadSpec, length: int, bounds: list[int], split: list[int]) -> None:
+    assert_documents_apart(spec, length, tuple(bounds), tuple(split))
+
+
+@given(spec=random_heads(), lengths=st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(any))
+@settings(deadline=None)
+def test_random_heads_do_not_see_padding(spec: HeadSpec, lengths: list[int]) -> None:
+    assert_padding_unseen(spec, tuple(lengths), "torch")

@@ -1,0 +1,97 @@
+"""Laws 5 and 6: a state is as large as it says, however long the sequence; large numbers and long sequences stay in range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from blocks.legend import Shape
+from blocks.memories.full import Full
+from composer.graph.explain import state_bytes, state_size
+from composer.graph.graph import build_graph
+from composer.spec.document import HeadSpec
+from tests.laws.cases import SHAPES, SMALL, Inputs, built, every_head, every_part, inputs, random_heads, run
+
+HEADS = every_head()
+PARTS = every_part()
+LONG = 131_072
+TINY = Shape(hidden_size=6, heads=1, key_heads=1, head_dim=4)
+
+
+def measured(spec: HeadSpec, shape: Shape, length: int, dtype: torch.dtype) -> int:
+    """Bytes of what one row hands on."""
+    _, state = run(built(spec, shape).to(dtype), inputs(shape, 2, length).to(dtype))
+    return sum(tensor.nbytes for tensor in state.values()) // 2
+
+
+def assert_size(spec: HeadSpec, shape: Shape) -> None:
+    graph = build_graph(spec, shape)
+    for length in (1, 20, 90):
+        slots = state_size(graph, length)
+        for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float32, "float32"), (torch.float64, "float64")):
+            assert measured(spec, shape, length, dtype) == state_bytes(slots, name)
+    if not any(isinstance(memory, Full) for memory in spec.memory):
+        assert state_size(graph, 90) == state_size(graph, 10**9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", HEADS)
+def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
+    assert_size(HEADS[name], SHAPES[shape])
+
+
+@given(spec=random_heads())
+@settings(deadline=None)
+def test_the_states_of_random_heads_are_as_large_as_they_say(spec: HeadSpec) -> None:
+    assert_size(spec, SMALL.shape(4))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_fifty_stay_in_range(name: str) -> None:
+    """Queries and keys whose coordinates (the logits of feature maps) and products reach ±50, in float32."""
+    shape = SMALL.shape(4)
+    head, data = built(HEADS[name], shape, noise=0.0), inputs(shape, 2, 70)
+    query, key = (tensor * (50 / tensor.abs().max()) for tensor in (data.query, data.key))
+    exact = Inputs(data.hidden, query / 2, key / 2, data.value, data.tokens)
+    for given_ in (Inputs(data.hidden, query, key, data.value, data.tokens), exact):
+        expected, _ = run(head.double(), given_, backend="reference")
+        leaves = [tensor.float().requires_grad_() for tensor in given_.tensors]
+        found, _ = run(head.float(), Inputs(*leaves, given_.tokens))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3 * max(1.0, expected.abs().max().item()))
+        found.sum().backward()
+        assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_bfloat16_stays_close(name: str) -> None:
+    """Both sides start from rounded inputs; what bfloat16 adds is within 3 % of the output, as a root mean square."""
+    shape = SMALL.shape(4)
+    head = built(HEADS[name], shape).bfloat16()
+    data = inputs(shape, 2, 70).to(torch.bfloat16)
+    found, _ = run(head, data)
+    expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - expected).norm() <= 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in PARTS if not any(isinstance(m, Full) for m in PARTS[name].memory)))
+def test_131072_tokens_stay_in_range(name: str) -> None:
+    """float32 against float64 at the end of a long sequence, then some steps of decode."""
+    head, data = built(PARTS[name], TINY), inputs(TINY, 1, LONG + 8)
+    with torch.no_grad():
+        expected, wide = run(head, data.cut(slice(0, LONG)))
+        decoded = []
+        for t in range(LONG, LONG + 8):
+            output, wide = run(head, data.cut(slice(t, t + 1)), wide)
+            decoded.append(output)
+        narrow = head.float()
+        found, state = run(narrow, data.cut(slice(0, LONG)).to(torch.float32))
+        steps = []
+        for t in range(LONG, LONG + 8):
+            output, state = run(narrow, data.cut(slice(t, t + 1)).to(torch.float32), state)
+            steps.append(output)
+    for one, other in ((found[:, -4096:], expected[:, -4096:]), (torch.cat(steps, 1), torch.cat(decoded, 1))):
+        assert one.isfinite().all()
+        # The angles of rope are float32 in both, as in the source's own code, so they add no difference.
+        assert (one.double() - other).abs().max() <= 2e-3 * max(1.0, other.abs().max().item())

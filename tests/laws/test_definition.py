@@ -1,0 +1,68 @@
+"""Law 1 (and 7): the fast form of every part, spec and random head is its definition, gradients too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer.spec.document import HeadSpec
+from tests.laws.cases import SHAPES, SMALL, Inputs, built, every_head, inputs, random_heads, run
+
+HEADS = every_head()
+LENGTH = 70
+"""More than a chunk, and many windows."""
+
+
+def gradients(spec: HeadSpec, given_: Inputs, backend: str) -> list[torch.Tensor]:
+    """Of a random functional of the output, by every input and parameter."""
+    head = built(spec, SMALL.shape(4))
+    leaves = [tensor.clone().requires_grad_() for tensor in given_.tensors]
+    output, _ = run(head, Inputs(*leaves, given_.tokens), backend=backend)
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    (output * weight).sum().backward()
+    wanted = [*leaves, *head.parameters()]
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted]
+
+
+def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
+    shape = SHAPES[shape_name]
+    head, data = built(spec, shape), inputs(shape, 2, length)
+    expected, state = run(head, data, backend="reference")
+    found, fast_state = run(head, data)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    assert {name: tensor.shape for name, tensor in state.items()} == {name: tensor.shape for name, tensor in fast_state.items()}
+    assert expected.abs().max() > 1e-3, "an output that is always zero proves nothing"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", HEADS)
+def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
+    assert_same(HEADS[name], shape, LENGTH)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_gradients_are_the_definitions(name: str) -> None:
+    data = inputs(SMALL.shape(4), 2, LENGTH)
+    for found, expected in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_float32_stays_close_to_float64(name: str) -> None:
+    shape = SMALL.shape(4)
+    head, data = built(HEADS[name], shape), inputs(shape, 2, LENGTH)
+    expected, _ = run(head, data, backend="reference")
+    found, _ = run(head.float(), data.to(torch.float32))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@given(spec=random_heads(), length=st.integers(1, 90), shape=st.sampled_from(sorted(SHAPES)))
+@settings(deadline=None)
+def test_random_heads_are_their_definition(spec: HeadSpec, length: int, shape: str) -> None:
+    head, data = built(spec, SHAPES[shape]), inputs(SHAPES[shape], 1, length)
+    expected, _ = run(head, data, backend="reference")
+    found, _ = run(head, data)
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10 * scale)

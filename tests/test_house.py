@@ -1,0 +1,189 @@
+"""The rules of the house: floors, a complete catalogue, valid specs, small files, a README that tells the truth."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import blocks
+from blocks.catalogue import CATALOGUE
+from blocks.part import Part
+from composer.cli.main import app
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from composer.spec.schema import json_schema
+from composer.spec.shipped import shipped_specs
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("blocks", "converters", "composer")
+SOURCES = sorted(path for folder in (*PACKAGES, "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+TEXTS = sorted(
+    path
+    for path in (*ROOT.glob("*"), *SOURCES, *(ROOT / "specs").rglob("*"), *(ROOT / "docs").rglob("*"), *ROOT.glob("examples/*"))
+    if path.suffix in {".py", ".md", ".yaml", ".toml", ".txt", ".sh"} or path.name == "Makefile"
+)
+SIZE = Dimensions(hidden_size=64, layers=4, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)
+LONGEST_FILE = 300
+LONGEST_LINE = 132
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path, *, module_level: bool = False) -> Iterator[str]:
+    """The packages that a file imports. module_level: without those in functions and under ``if TYPE_CHECKING``."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if module_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            nodes += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0] if not node.level else path.relative_to(ROOT).parts[0]
+        nodes += ast.iter_child_nodes(node)
+
+
+def parts_defined() -> list[type[Part]]:
+    """Every class of `blocks` that a spec could name by its ``kind``."""
+    for module in pkgutil.walk_packages(blocks.__path__, "blocks."):
+        importlib.import_module(module.name)
+    found, waiting = [], [Part]
+    while waiting:
+        part = waiting.pop()
+        waiting += part.__subclasses__()
+        if "kind" in part.model_fields and part.__module__.startswith("blocks."):
+            found.append(part)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("floor", "others"),
+    [("blocks", {"converters", "composer"}), ("converters", {"blocks", "composer"})],
+    ids=["blocks", "converters"],
+)
+def test_floors(floor: str, others: set[str]) -> None:
+    files = sorted((ROOT / floor).rglob("*.py"))
+    assert files
+    wrong = {named(path): found for path in files if (found := others & set(imports(path)))}
+    assert not wrong
+
+
+def test_heavy_packages_are_imported_late() -> None:
+    light = [path for path in SOURCES if path.is_relative_to(ROOT / "converters") or path.is_relative_to(ROOT / "composer" / "cli")]
+    wrong = [named(path) for path in light if {"torch", "transformers"} & set(imports(path, module_level=True))]
+    assert light
+    assert not wrong
+
+
+def test_the_import_reader_sees_what_it_should(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "if TYPE_CHECKING:\n    import a\nelse:\n    import b.c\n"
+        "def f():\n    from d.e import g\nclass H:\n    import i as j\ntry:\n    import k\nexcept ImportError:\n    pass\n"
+    )
+    assert set(imports(path)) == {"a", "b", "d", "i", "k"}
+    assert set(imports(path, module_level=True)) == {"b", "i", "k"}
+
+
+def test_the_catalogue_has_every_part() -> None:
+    listed = {part for kinds in CATALOGUE.values() for part in kinds.values()}
+    assert {part.__qualname__ for part in parts_defined()} == {part.__qualname__ for part in listed}
+    for role, kinds in CATALOGUE.items():
+        for kind, part in kinds.items():
+            assert part.role == role
+            assert part.model_fields["kind"].default == kind
+            assert part.equation
+            assert part.source
+            assert part.__dict__.get("__doc__"), f"{part.__qualname__} says nothing of itself"
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_specs(name: str) -> None:
+    path = shipped_specs()[name]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    spec = load_spec(path)
+    assert resolve(spec, SIZE).hash
+    assert spec.name == path.stem
+    assert lines[-1] == ""
+    assert lines[-2]
+    assert all(line == line.rstrip() and "\t" not in line and len(line) <= LONGEST_LINE for line in lines)
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_specs_name_their_schema(name: str) -> None:
+    path = shipped_specs()[name]
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert found, f"the first line of {named(path)} is: {first}"
+    schema = json.loads((path.parent / found[1]).read_text(encoding="utf-8"))
+    assert schema == json.loads(json.dumps(json_schema())), "write it anew: compose schema > specs/schema.json"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_files_stay_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+
+
+def test_the_readme_shows_commands_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```.*?```|^ {4}.*$|`[^`\n]+`", readme, flags=re.DOTALL | re.MULTILINE))
+    commands = {info.name for info in app.registered_commands}
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    said, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
+    assert said <= commands
+    assert made <= targets
+    assert {"build", "generate"} <= said
+    assert {"demo", "test"} <= made
+
+
+def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp_path: Path, tiny_source: Path) -> None:
+    commands = [
+        ["check", "lawcat", "lolcats", "--from", str(tiny_source)],
+        ["show", "lolcats", "--from", str(tiny_source)],
+        ["explain", "lawcat", "--from", str(tiny_source)],
+        ["new", str(tmp_path / "mine")],
+        ["parts", "hedgehog"],
+        ["schema"],
+        ["build", "--help"],
+    ]
+    script = (
+        "import json, sys\nfrom typer.testing import CliRunner\nfrom composer.cli.main import app\n"
+        "codes = [CliRunner().invoke(app, command).exit_code for command in json.loads(sys.argv[1])]\n"
+        "print(json.dumps([codes, sorted({'torch', 'transformers', 'numpy.random'} & set(sys.modules))]))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    codes, heavy = json.loads(run.stdout)
+    assert codes == [0] * len(commands)
+    assert "torch" not in heavy
+    assert "transformers" not in heavy
+
+
+FORBIDDEN = {
+    "an absolute path of somebody's machine": r"(?<![\w.~:/-])/(work|root|home|opt|Users)/\w",
+    "a registry's host": r"\bpypi\.org|pythonhosted\.org|registry\.npmjs",
+    "an unfinished thought": r"\b(TO" + r"DO|FIX" + r"ME)\b",
+    "the number of an issue": r"\bissue #?\d",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_the_repository_speaks_of_the_project_alone(what: str) -> None:
+    found = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
+    assert TEXTS
+    assert not found, f"{what} stands in {', '.join(found)}"
