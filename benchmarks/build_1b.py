@@ -168,7 +168,7 @@ def warm(source: Path) -> None:
             pass
 
 
-def measure(cache: Path, spec: str, runs: int) -> dict[str, Any]:
+def measure(cache: Path, spec: str, runs: int, pause: float) -> dict[str, Any]:
     source, out = cache / "llama-1b", cache / "out"
     make_checkpoint(source)
     shutil.rmtree(out, ignore_errors=True)
@@ -179,6 +179,7 @@ def measure(cache: Path, spec: str, runs: int) -> dict[str, Any]:
     for number in range(runs):
         for turn in (0, 1):
             os.sync()
+            time.sleep(pause)
             if (number + turn) % 2:
                 by_cp.append(cp(source, out))
             else:
@@ -193,6 +194,7 @@ def measure(cache: Path, spec: str, runs: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "runs": runs,
+        "pause": pause,
         "link": links,
         "copy": copies,
         "cp_seconds": by_cp,
@@ -236,6 +238,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("build_1b_cache"), help="a folder with 6 GB of room")
     parser.add_argument("--spec", default="lawcat")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each copy, for disks that allow bursts only")
     parser.add_argument("--clean", action="store_true", help="remove the checkpoint afterwards")
     parser.add_argument("--child", nargs=3, metavar=("SPEC", "SOURCE", "OUT"), help=argparse.SUPPRESS)
     parser.add_argument("--copy", action="store_true", help=argparse.SUPPRESS)
@@ -244,7 +247,7 @@ def main() -> None:
         spec, source, out = given.child
         print(json.dumps(build_once(spec, Path(source), Path(out), given.copy)))
         return
-    result = measure(given.cache, given.spec, given.runs)
+    result = measure(given.cache, given.spec, given.runs, given.pause)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))

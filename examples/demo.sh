@@ -3,11 +3,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build-output}
-teacher=examples/teacher
+teacher=${TEACHER:-examples/teacher}
 export HF_HUB_OFFLINE=1
 
 run() {
-    printf '\n$ %s\n' "$*"
+    local argument
+    printf '\n$'
+    for argument in "$@"; do
+        if [[ $argument == *' '* ]]; then printf ' "%s"' "$argument"; else printf ' %s' "$argument"; fi
+    done
+    printf '\n'
     "$@"
 }
 
@@ -20,6 +25,7 @@ done
 
 cat <<'TEXT'
 
-The fresh parameters of these students are untrained: they hold the teacher's weights and compute attention their own way, so
-what they write is not yet the teacher's. Training them is what the recipe in each spec is for.
+The fresh parameters of these students are untrained. They carry the teacher's weights, but compute attention in their own way: the
+LoLCATs student says what its teacher says until its window of 64 tokens overflows, the LAWCAT student never does. Training
+them is what the recipe in each spec is for.
 TEXT

@@ -36,6 +36,17 @@ LONGEST_FILE = 300
 LONGEST_LINE = 132
 
 
+@pytest.fixture
+def tiny_source(tmp_path: Path) -> Path:
+    """As much of a model as reading, resolving and explaining a spec takes: its config."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config = {"model_type": "llama", **sizes, "num_key_value_heads": 4, "hidden_act": "silu", "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -163,15 +174,14 @@ def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp
     script = (
         "import json, sys\nfrom typer.testing import CliRunner\nfrom composer.cli.main import app\n"
         "codes = [CliRunner().invoke(app, command).exit_code for command in json.loads(sys.argv[1])]\n"
-        "print(json.dumps([codes, sorted({'torch', 'transformers', 'numpy.random'} & set(sys.modules))]))\n"
+        "print(json.dumps([codes, sorted({'torch', 'transformers'} & set(sys.modules))]))\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     codes, heavy = json.loads(run.stdout)
     assert codes == [0] * len(commands)
-    assert "torch" not in heavy
-    assert "transformers" not in heavy
+    assert heavy == []
 
 
 FORBIDDEN = {

@@ -48,8 +48,9 @@ def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
 def whole_or_nothing(out: Path) -> Iterator[Path]:
     """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
 
-    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced in one step where the system can exchange two folders, and removed after that. Ctrl-C
-    and SIGTERM end the build as errors do; file-system errors are raised as ``BuildError``.
+    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced in one step where the system can
+    exchange two folders, and removed after that. Ctrl-C and SIGTERM end the build as errors do; file-system errors are raised
+    as ``BuildError``.
     """
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]

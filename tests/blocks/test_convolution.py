@@ -1,4 +1,4 @@
-"""The convolution is its sum over taps, for every choice of filters; it starts as the identity and survives any cut of the tokens."""
+"""The convolution is its sum over taps, for every choice of filters; it starts as the identity, and any cut is the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all maps share: u = x, xW, xW + x, each plus b, of one side or two, with weights of query or key heads; u = x at the start."""
+"""What all maps share: u = x, xW, xW + x, each plus b, one side or two, weights of query or key heads; u = x at the start."""
 
 from __future__ import annotations
 

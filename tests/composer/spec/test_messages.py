@@ -146,9 +146,9 @@ def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) ->
     lines = told(write("x.yaml", text)).splitlines()
     assert [line.split(": ")[0] for line in lines] == [
         "x.yaml:4:26  head.memory[0].gat",
-        "x.yaml:4:58  head.memory[0].gate.rnk",
-        "x.yaml:4:79  head.memory[0].gate.temperature",
-        "x.yaml:4:83  head.memory[0].size",
+        "x.yaml:4:59  head.memory[0].gate.rnk",
+        "x.yaml:4:80  head.memory[0].gate.temperature",
+        "x.yaml:4:84  head.memory[0].size",
     ]
     keys = lines[1].partition("Known keys: ")[2].split(", ")
     assert sorted(keys) == sorted(CATALOGUE["gate"]["channel"].model_fields)

@@ -1,0 +1,117 @@
+"""Prefill of a state memory against softmax attention over length, and decode of a LAWCAT student far into a sequence.
+
+    python benchmarks/prefill_decode.py
+
+One thread. Each row's times are medians of runs taken in turn, so that a busy machine hurts both sides alike; read the ratios.
+Writes benchmarks/results/prefill_decode.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import composer
+from blocks.recurrences import additive
+from composer.model.cache import ComposedCache
+
+RESULTS = Path(__file__).parent / "results"
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+HEADS, WIDTH = 8, 64
+NEAR, FAR = 512, 131_072
+
+
+def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each, taken in turn after one warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(repeats + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            if round_:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def prefill(length: int) -> dict[str, float]:
+    """B 1, H 8, D 64: a normalised state without a gate and with one a feature, and softmax attention."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.rand(1, length, HEADS, WIDTH, generator=generator) for _ in range(2))
+    value = torch.randn(1, length, HEADS, WIDTH + 1, generator=generator)
+    decay = -torch.rand(1, length, HEADS, WIDTH, generator=generator) / 16
+    empty = torch.zeros(1, HEADS, WIDTH, WIDTH + 1)
+    rows = [states.transpose(1, 2).contiguous() for states in (query, key, value[..., :WIDTH])]
+    return in_turn(
+        {
+            "state": lambda: additive.chunked(query, key, value, None, None, empty),
+            "gated state": lambda: additive.chunked(query, key, value, decay, None, empty),
+            "softmax": lambda: torch.nn.functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], is_causal=True),
+        },
+        repeats=3 if length > 8192 else 5,
+    )
+
+
+def decode() -> dict[str, float]:
+    """A LAWCAT student of a small random Llama: one step at position 512 and one at 131,072, in turn."""
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=FAR + 1024,
+    )
+    torch.manual_seed(0)
+    model = composer.build("lawcat", LlamaForCausalLM(config))
+    caches = {}
+    for position in (NEAR, FAR):
+        cache = ComposedCache(config.num_hidden_layers)
+        for start in range(0, position, 4096):
+            ids = torch.randint(3, 512, (1, min(4096, position - start)))
+            model(ids, past_key_values=cache, logits_to_keep=1)
+        caches[position] = cache
+    token = torch.tensor([[5]])
+    steps = in_turn(
+        {str(position): lambda cache=cache: model(token, past_key_values=cache) for position, cache in caches.items()}, repeats=400
+    )
+    return {
+        "near_seconds": steps[str(NEAR)],
+        "far_seconds": steps[str(FAR)],
+        "near_bytes": caches[NEAR].bytes(),
+        "far_bytes": caches[FAR].bytes(),
+    }
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure, print, write."""
+    torch.set_num_threads(1)
+    console, table = Console(), Table("tokens", "state", "gated state", "softmax", "softmax / state", "softmax / gated")
+    rows = {}
+    for length in LENGTHS:
+        row = rows[length] = prefill(length)
+        times = [f"{row[name] * 1e3:.0f} ms" for name in ("state", "gated state", "softmax")]
+        table.add_row(f"{length:,}", *times, f"{row['softmax'] / row['state']:.2f}", f"{row['softmax'] / row['gated state']:.2f}")
+    console.print(table)
+    step = decode()
+    console.print(
+        f"decode at {NEAR:,}: {step['near_seconds'] * 1e3:.2f} ms, {step['near_bytes']:,} bytes of state; "
+        f"at {FAR:,}: {step['far_seconds'] * 1e3:.2f} ms, {step['far_bytes']:,} bytes; "
+        f"ratio {step['far_seconds'] / step['near_seconds']:.3f}"
+    )
+    RESULTS.mkdir(exist_ok=True)
+    result = {"threads": 1, "torch": torch.__version__, "device": "cpu", "prefill_seconds": rows, "decode": step}
+    (RESULTS / "prefill_decode.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What exact memories do, written with a deque a row: which pair falls when, and softmax over what is held."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blocks.flow import Pairs, Tokens
+from blocks.legend import Shape
+from tests.blocks.support import owner, random
+
+
+@dataclass
+class Row:
+    """A row's documents, its tokens so far, and what a memory of ``size`` pairs holds (None: everything)."""
+
+    lengths: list[int]
+    size: int | None
+
+    def __post_init__(self) -> None:
+        self.tokens = [(number, place) for number, length in enumerate(self.lengths) for place in range(length)]
+        self.at = 0
+        self.held: deque[int] = deque()
+
+    def take(self, real: int) -> Iterator[tuple[int, int | None, list[int]]]:
+        """For each of the next real tokens: the token, the one that falls, those that are held now."""
+        for token in range(self.at, self.at + real):
+            if self.tokens[token][1] == 0:
+                self.held.clear()
+            fallen = self.held.popleft() if self.size is not None and len(self.held) == self.size else None
+            self.held.append(token)
+            yield token, fallen, list(self.held)
+        self.at += real
+
+
+@dataclass
+class Call:
+    """One call: how many real tokens each row has, and how many columns there are."""
+
+    real: list[int]
+    columns: int
+
+
+class Stream:
+    """Rows of documents, handed to a memory call by call with padding behind."""
+
+    def __init__(self, shape: Shape, rows: list[list[int]], size: int | None, convolved: int = 0) -> None:
+        self.shape, self.rows = shape, [Row(lengths, size) for lengths in rows]
+        longest = max(sum(lengths) for lengths in rows)
+        self.query = random(len(rows), longest, shape.heads, shape.head_dim)
+        self.key = random(len(rows), longest, shape.key_heads, shape.head_dim)
+        self.value = random(len(rows), longest, shape.key_heads, shape.head_dim)
+        self.convolved = random(len(rows), longest, convolved, shape.head_dim) if convolved else self.key
+
+    def call(self, call: Call) -> tuple[Tensor, Pairs, Tokens]:
+        """The tensors of a call. Padding has numbers of its own, and positions of nonsense."""
+        batch, columns = len(self.rows), call.columns
+
+        def columns_of(states: Tensor) -> Tensor:
+            filled = 9 * random(batch, columns, *states.shape[2:])
+            for index, (row, real) in enumerate(zip(self.rows, call.real, strict=True)):
+                filled[index, :real] = states[index, row.at : row.at + real]
+            return filled
+
+        position = torch.full((batch, columns), 77)
+        segment = torch.zeros(batch, columns, dtype=torch.int64)
+        for index, (row, real) in enumerate(zip(self.rows, call.real, strict=True)):
+            number = row.tokens[row.at - 1][0] if row.at else 0
+            for column in range(columns):
+                if column < real:
+                    position[index, column] = row.tokens[row.at + column][1]
+                    segment[index, column] = row.tokens[row.at + column][0] - number
+                elif real:
+                    segment[index, column] = segment[index, real - 1]
+        valid = torch.arange(columns) < torch.tensor(call.real)[:, None]
+        tokens = Tokens(position, segment, None if valid.all() else valid)
+        present = position.masked_fill(~valid, -1)
+        pairs = Pairs(columns_of(self.key), columns_of(self.convolved), columns_of(self.value), present)
+        return columns_of(self.query), pairs, tokens
+
+    def attention(self, row: int, token: int, held: list[int], head: int, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax of one query over the held pairs, and the logarithm of its mass; ``turn`` is what rope multiplies by, T × D/2."""
+        key_head = owner(head, self.shape.heads, self.shape.key_heads)
+        places = self.rows[row].tokens
+
+        def turned(states: Tensor, one: int) -> Tensor:
+            half = states.shape[-1] // 2
+            return torch.complex(states[:half], states[half:]) * turn[places[one][1]]
+
+        query = turned(self.query[row, token, head], token)
+        logits = [(query * turned(self.key[row, one, key_head], one).conj()).real.sum() for one in held]
+        scaled = torch.stack(logits) / math.sqrt(self.shape.head_dim)
+        return scaled.softmax(0) @ self.value[row, held, key_head], scaled.logsumexp(0)

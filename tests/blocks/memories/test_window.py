@@ -1,0 +1,123 @@
+"""The window holds what a deque of its size holds: the same pairs answer and the same pairs fall, at the same tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from blocks.legend import Shape
+from blocks.memories.window import Window
+from blocks.positions import Rope
+from tests.blocks.memories.by_hand import Call, Stream
+from tests.blocks.support import GROUPED, close, counted, documents, empty, random
+
+ROWS = [[11], [4, 1, 6], [1, 2, 8], [9]]
+WHOLE = [Call([11, 11, 11, 9], 11)]
+ONE_BY_ONE = [Call([1, 1, 1, 1], 1)] * 9 + [Call([1, 1, 1, 0], 1)] * 2
+RAGGED = [Call([3, 0, 2, 4], 4), Call([0, 5, 1, 0], 5), Call([1, 1, 0, 0], 2), Call([7, 5, 8, 5], 9)]
+ROPE = Rope(theta=20.0)
+CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=4)
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
+@pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
+@pytest.mark.parametrize("size", [1, 2, 4, 20])
+def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
+    part, stream = Window(size=size, position=ROPE), Stream(CONVOLVED, ROWS, size, convolved=4)
+    angles = torch.arange(11)[:, None].float() * ROPE.frequencies(4)
+    turn = torch.complex(angles.cos().double(), angles.sin().double())
+    state = empty(part, CONVOLVED, len(ROWS))
+    for call in calls:
+        query, pairs, tokens = stream.call(call)
+        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form, mass=True)
+        assert partial.lse is not None
+        for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
+            for column, (token, gone, held) in enumerate(row.take(real)):
+                assert fallen.position[index, column] == (-1 if gone is None else row.tokens[gone][1])
+                if gone is not None:
+                    assert torch.equal(fallen.key[index, column], stream.key[index, gone])
+                    assert torch.equal(fallen.convolved[index, column], stream.convolved[index, gone])
+                    assert torch.equal(fallen.value[index, column], stream.value[index, gone])
+                for head in range(4):
+                    output, mass = stream.attention(index, token, held, head, turn)
+                    close(partial.output[index, column, head], output)
+                    close(partial.lse[index, column, head], mass)
+            assert not fallen.present[index, real:].any()
+            # What is held is what the state says, oldest first.
+            assert state["position"][index][state["position"][index] >= 0].tolist() == [row.tokens[one][1] for one in row.held]
+            if row.held:
+                assert torch.equal(state["key"][index, -len(row.held) :], stream.key[index, list(row.held)])
+
+
+def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
+    part, stream = Window(size=3), Stream(GROUPED, [[5], [5]], 3)
+    query, pairs, tokens = stream.call(Call([5, 5], 5))
+    wanted, _, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch", mass=True)
+    _, state, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch", mass=True)
+    anew = type(tokens)(tokens.position, torch.ones_like(tokens.position))
+    got, _, fallen = part.attend({}, query, pairs, anew, state, form="torch", mass=True)
+    close(got.output, wanted.output)
+    assert fallen.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
+
+
+def test_what_falls_into_it_may_have_gaps() -> None:
+    """Below another window: nothing enters at first, and an empty window answers 0 without a mass."""
+    for form in ("reference", "torch"):
+        part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
+        position = torch.tensor([[-1, -1, 0, -1]])
+        query = random(1, 4, 4, 4)
+        pairs = type(Stream(GROUPED, [[1]], 1).call(Call([1], 1))[1])(states, states, states, position)
+        partial, _, fallen = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form=form, mass=True)
+        assert partial.lse is not None
+        assert not partial.output[:, :2].any()
+        assert partial.lse[:, :2].isneginf().all()
+        for token in (2, 3):
+            close(partial.output[:, token], states[:, 2].repeat_interleave(2, dim=1))
+        assert fallen.position.tolist() == [[-1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize(("evict", "convolved"), itertools.product(["fall", "drop"], [0, 4]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: int) -> None:
+    shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=convolved)
+    part = Window.model_validate({"size": 3, "evict": evict})
+    before = empty(part, shape, 2, dtype)
+    states = random(2, 5, 2, 4, dtype=dtype)
+    wide = random(2, 5, 4, 4, dtype=dtype) if convolved else states
+    pairs = type(Stream(shape, [[1]], 1).call(Call([1], 1))[1])(states, wide, states, torch.arange(5).expand(2, 5))
+    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch", mass=True)
+    assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
+        name: (held.shape, held.dtype) for name, held in before.items()
+    }
+    assert ("convolved" in after) is (convolved > 0 and evict == "fall")
+    # 3 pairs of 2 × 2 × 4 numbers, their positions, and 4 heads of convolved keys where something below wants them.
+    numbers = 3 * 2 * 2 * 4 + (3 * 4 * 4 if "convolved" in after else 0)
+    slots = part.state(shape).values()
+    width = torch.empty(0, dtype=dtype).element_size()
+    assert sum(slot.bytes(width) for slot in slots) == numbers * width + 3 * 8 == sum(held[0].nbytes for held in after.values())
+
+
+def test_gradients_of_an_answer_across_documents_are_finite() -> None:
+    for form in ("reference", "torch"):
+        part = Window(size=2, position=ROPE, weight="learned")
+        states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
+        pairs = type(Stream(GROUPED, [[1]], 1).call(Call([1], 1))[1])(states, states, states, torch.tensor([[0, 1, 2, 0, 0, 1]]))
+        parameters = {"weight": torch.zeros(4, dtype=torch.float64)}
+        tokens, start = documents([3, 1, 2]), empty(part, GROUPED, 1)
+        partial, _, _ = part.attend(parameters, query, pairs, tokens, start, form=form, mass=True)
+        assert partial.lse is not None
+        for gradient in torch.autograd.grad(partial.output.sum() + partial.lse.sum(), (states, query)):
+            assert gradient.isfinite().all()
+            assert gradient.abs().sum() > 0
+
+
+def test_operations_and_size() -> None:
+    # Two products of 64 pairs with 4 numbers of 4 heads, a multiply-add each; the same however long the past.
+    assert Window().flops(GROUPED, 10_000) == Window().prefill_flops(GROUPED, 10_000) == 2 * 2 * 64 * 4 * 4
+    for wrong in (0, -1, math.inf):
+        with pytest.raises(ValidationError):
+            Window.model_validate({"size": wrong})

@@ -1,0 +1,59 @@
+"""Problems for the additive recurrence: every rank of decay, every sharing of heads, documents or one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.blocks.support import random
+
+RANKS = ["none", "head", "channel"]
+HEADS = [(2, 2, 2), (4, 4, 2), (4, 2, 2), (4, 4, 1), (6, 2, 1)]
+"""H query heads, N state heads, K key heads."""
+FEATURES, WIDTH = 3, 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a form takes."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_decay: Tensor | None
+    segment: Tensor | None
+    state: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a gradient goes to."""
+        found = [self.query, self.key, self.value, self.log_decay, self.state]
+        return [tensor for tensor in found if tensor is not None]
+
+    def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Tensor | None, ...]:
+        """In the order of a form's signature, with other tensors in place of its own."""
+        query, key, value, *decay, state = tensors or self.tensors
+        return query, key, value, decay[0] if decay else None, self.segment, state
+
+
+def draw(
+    rank: str, heads: tuple[int, int, int], length: int, *, documents: bool = False, batch: int = 2, steepness: float = 1.0
+) -> Problem:
+    """Random numbers. documents: the first row starts one at its first token, the second goes on with the state for a while."""
+    query_heads, state_heads, key_heads = heads
+    shape = {"head": (batch, length, state_heads), "channel": (batch, length, state_heads, FEATURES)}.get(rank)
+    segment = None
+    if documents:
+        starts = torch.rand(batch, length) < 0.15
+        starts[:, 0] = torch.arange(batch) == 0
+        segment = starts.cumsum(1)
+    return Problem(
+        random(batch, length, query_heads, FEATURES),
+        random(batch, length, state_heads, FEATURES),
+        random(batch, length, key_heads, WIDTH),
+        None if shape is None else -steepness * torch.rand(shape, dtype=torch.float64),
+        segment,
+        random(batch, state_heads, FEATURES, WIDTH),
+    )

@@ -1,0 +1,117 @@
+"""Chunks give what the definition gives, gradients included: across every border, for every decay however steep."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.recurrences.additive import chunked, naive
+from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
+from tests.blocks.support import close
+
+MODULE = importlib.import_module("blocks.recurrences.additive.chunked")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 4 (2 where it is steep) and spans of 8: twenty tokens have every border."""
+    for name, size in (("CHUNK", 4), ("PAIRWISE_CHUNK", 2), ("SPAN", 8)):
+        monkeypatch.setattr(MODULE, name, size)
+
+
+@pytest.fixture
+def pairwise_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the exponents were taken pair by pair."""
+    calls, original = [], MODULE._pairwise
+
+    def counted(*tensors: Tensor) -> Tensor:
+        calls.append(1)
+        return original(*tensors)
+
+    monkeypatch.setattr(MODULE, "_pairwise", counted)
+    return calls
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    for length in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 20):
+        problem = draw(rank, heads, length, documents=documents)
+        for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
+            close(got, wanted)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_chunks_and_spans_as_they_are(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
+    for length in (MODULE.CHUNK - 1, MODULE.CHUNK, MODULE.CHUNK + 1, 3 * MODULE.CHUNK + 5):
+        problem = draw(rank, (4, 2, 1), length, documents=True)
+        for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
+            close(got, wanted)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("rank", "steepness"), [("none", 0.0), ("head", 1.0), ("head", 60.0), ("channel", 1.0), ("channel", 60.0)])
+def test_gradients_are_those_of_the_definition(rank: str, steepness: float, documents: bool) -> None:
+    problem = draw(rank, (4, 2, 1), 19, documents=documents, steepness=steepness)
+    answers = []
+    for form in (chunked, naive):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = form(*problem.arguments(tensors))
+        answers.append(torch.autograd.grad(output.square().sum() + state.sum(), tensors))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rank", RANKS)
+def test_gradients_are_derivatives(rank: str) -> None:
+    problem = draw(rank, (2, 2, 1), 5, documents=True)
+
+    def run(*tensors: Tensor) -> Any:
+        return chunked(*problem.arguments(list(tensors)))
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("steepest", "pairwise"), [(float("inf"), True), (-float("inf"), False)])
+def test_both_ways_to_take_the_exponents_agree(
+    steepest: float, pairwise: bool, monkeypatch: pytest.MonkeyPatch, pairwise_calls: list[int]
+) -> None:
+    monkeypatch.setattr(MODULE, "STEEPEST", steepest)
+    problem = draw("channel", (4, 4, 2), 19, documents=True)
+    for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
+        close(got, wanted)
+    assert bool(pairwise_calls) is pairwise
+
+
+@pytest.mark.parametrize("rank", ["head", "channel"])
+@pytest.mark.parametrize("steepness", [0.5, 3.0, 40.0, 300.0])
+def test_float32_errs_by_the_rounding_of_a_chunks_decay(rank: str, steepness: float, pairwise_calls: list[int]) -> None:
+    """Gentle tokens among steep ones: what is lost of them is a float32's rounding of the decay summed over the chunk."""
+    problem = draw(rank, (2, 2, 2), 150, steepness=steepness)
+    assert problem.log_decay is not None
+    problem.log_decay[:, 1::3] *= 1e-3
+    single = [tensor.float() for tensor in problem.tensors]
+    for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments()), strict=True):
+        assert got.dtype == torch.float32
+        close(got.double(), wanted, 64 * max(steepness, 1.0) * 2**-22)
+    # Below e^-40 over a chunk of 64 the exponents are taken pair by pair.
+    assert bool(pairwise_calls) is (rank == "channel" and steepness > 1)
+
+
+def test_nothing_overflows_just_above_the_steepest(pairwise_calls: list[int]) -> None:
+    problem = draw("channel", (2, 2, 2), 64)
+    problem = type(problem)(**{**vars(problem), "log_decay": torch.full((2, 64, 2, 3), -39.9 / 64, dtype=torch.float64)})
+    single = [tensor.float() for tensor in problem.tensors]
+    for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments()), strict=True):
+        close(got.double(), wanted, 1e-4)
+    assert not pairwise_calls

@@ -1,0 +1,54 @@
+"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.recurrences.additive import FORMS, chunked, fast, naive, step
+from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
+from tests.blocks.support import close
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    problem = draw(rank, heads, 1, documents=documents)
+    wanted = naive(*problem.arguments())
+    for form in (step, chunked, fast):
+        for got, want in zip(form(*problem.arguments()), wanted, strict=True):
+            close(got, want)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_gradients_are_derivatives(rank: str) -> None:
+    problem = draw(rank, (4, 2, 1), 1, documents=True)
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return step(*problem.arguments(list(tensors)))
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+
+
+@pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_any_split_is_the_whole(form: Callable[..., Any], rank: str, cuts: list[int]) -> None:
+    problem = draw(rank, (4, 4, 2), 11, documents=True)
+    wanted, last = naive(*problem.arguments())
+    outputs, state, at, number = [], problem.state, 0, torch.zeros(2, 1, dtype=torch.int64)
+    for length in cuts:
+        piece = slice(at, at + length)
+        decay = None if problem.log_decay is None else problem.log_decay[:, piece]
+        assert problem.segment is not None
+        segment = problem.segment[:, piece] - number
+        output, state = form(problem.query[:, piece], problem.key[:, piece], problem.value[:, piece], decay, segment, state)
+        outputs.append(output)
+        at += length
+        number = problem.segment[:, at - 1 : at]
+    close(torch.cat(outputs, dim=1), wanted)
+    close(state, last)

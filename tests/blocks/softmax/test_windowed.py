@@ -1,0 +1,95 @@
+"""The window in blocks is the window by its mask, for any sizes, documents and gaps, gradients included."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blocks.flow import Partial
+from blocks.softmax import dense, windowed
+from tests.blocks.support import close, random
+
+MODULE = importlib.import_module("blocks.softmax.windowed")
+
+
+def masked(query: Tensor, key: Tensor, value: Tensor, present: Tensor | None, segment: Tensor | None, size: int) -> Partial:
+    """Query t sees entries t + 1 … t + size: written as a mask, entry by entry."""
+    batch, entries = key.shape[:2]
+    visible = torch.zeros(batch, query.shape[1], entries, dtype=torch.bool)
+    for row, t in torch.ones(batch, query.shape[1]).nonzero().tolist():
+        for entry in range(t + 1, t + size + 1):
+            there = present is None or bool(present[row, entry])
+            visible[row, t, entry] = there and (segment is None or segment[row, entry] == segment[row, size + t])
+    return dense(query, key, value, visible)
+
+
+def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool) -> tuple:
+    states = [
+        random(2, count, number, 4) for count, number in ((length, heads[0]), (size + length, heads[1]), (size + length, heads[1]))
+    ]
+    present = torch.rand(2, size + length) < 0.7 if gaps else None
+    segment = None
+    if documents:
+        segment = torch.cat((torch.zeros(2, size, dtype=torch.int64), (torch.rand(2, length) < 0.2).long().cumsum(1)), dim=1)
+    return *states, present, segment, size
+
+
+def both(arguments: tuple) -> tuple[Partial, Partial]:
+    return windowed(*arguments), masked(*arguments)
+
+
+@given(
+    length=st.integers(1, 24),
+    size=st.integers(1, 12),
+    heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
+    gaps=st.booleans(),
+    documents=st.booleans(),
+    block=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+)
+def test_it_is_the_mask(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool, block: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODULE, "BLOCK", block)
+        got, wanted = both(problem(length, size, heads, gaps, documents))
+    close(got.output, wanted.output)
+    assert got.lse is not None
+    assert wanted.lse is not None
+    close(got.lse, wanted.lse)
+
+
+@pytest.mark.parametrize(("length", "size"), [(1, 64), (63, 64), (64, 64), (65, 64), (130, 3), (67, 66)])
+def test_blocks_as_they_are(length: int, size: int) -> None:
+    got, wanted = both(problem(length, size, (4, 2), True, True))
+    close(got.output, wanted.output)
+
+
+def test_gradients_are_those_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that see nothing among them: a gap of a whole window."""
+    monkeypatch.setattr(MODULE, "BLOCK", 4)
+    query, key, value, present, segment, size = problem(11, 3, (4, 2), True, True)
+    present[:, 4:10] = False
+    tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
+    answers = []
+    for form in (windowed, masked):
+        partial = form(*tensors, present, segment, size)
+        assert partial.lse is not None
+        assert partial.lse.isneginf().any()
+        answers.append(torch.autograd.grad(partial.output.square().sum() + partial.lse.exp().sum(), tensors))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+
+
+def test_half_precision() -> None:
+    states = [states.bfloat16() for states in problem(9, 4, (4, 2), False, False)[:3]]
+    got = windowed(*states, None, None, 4)
+    wanted = windowed(*(states.double() for states in states), None, None, 4)
+    assert got.lse is not None
+    assert wanted.lse is not None
+    assert (got.output.dtype, got.lse.dtype) == (torch.bfloat16, torch.float32)
+    close(got.lse.double(), wanted.lse, 1e-5)
