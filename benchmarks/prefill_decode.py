@@ -1,13 +1,14 @@
 """Prefill of a state memory against softmax attention over length, and decode of a LAWCAT student far into a sequence.
 
-    python benchmarks/prefill_decode.py
+    python benchmarks/prefill_decode.py [--device cuda]
 
-One thread. Each row's times are medians of runs taken in turn, so that a busy machine hurts both sides alike; read the ratios.
-Writes benchmarks/results/prefill_decode.json.
+One thread on a CPU. Each row's times are medians of runs taken in turn, so that a busy machine hurts both sides alike: read the
+ratios. Writes benchmarks/results/prefill_decode_<device>.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -36,18 +37,21 @@ def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
         for name, run in runs.items():
             began = time.perf_counter()
             run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if round_:
                 seconds[name].append(time.perf_counter() - began)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def prefill(length: int) -> dict[str, float]:
+def prefill(length: int, device: str) -> dict[str, float]:
     """B 1, H 8, D 64: a normalised state without a gate and with one a feature, and softmax attention."""
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.rand(1, length, HEADS, WIDTH, generator=generator) for _ in range(2))
     value = torch.randn(1, length, HEADS, WIDTH + 1, generator=generator)
     decay = -torch.rand(1, length, HEADS, WIDTH, generator=generator) / 16
     empty = torch.zeros(1, HEADS, WIDTH, WIDTH + 1)
+    query, key, value, decay, empty = (states.to(device) for states in (query, key, value, decay, empty))
     rows = [states.transpose(1, 2).contiguous() for states in (query, key, value[..., :WIDTH])]
     return in_turn(
         {
@@ -59,7 +63,7 @@ def prefill(length: int) -> dict[str, float]:
     )
 
 
-def decode() -> dict[str, float]:
+def decode(device: str) -> dict[str, float]:
     """A LAWCAT student of a small random Llama: one step at position 512 and one at 131,072, in turn."""
     config = LlamaConfig(
         vocab_size=512,
@@ -72,14 +76,15 @@ def decode() -> dict[str, float]:
     )
     torch.manual_seed(0)
     model = composer.build("lawcat", LlamaForCausalLM(config))
+    torch.nn.Module.to(model, device)
     caches = {}
     for position in (NEAR, FAR):
         cache = ComposedCache(config.num_hidden_layers)
         for start in range(0, position, 4096):
-            ids = torch.randint(3, 512, (1, min(4096, position - start)))
+            ids = torch.randint(3, 512, (1, min(4096, position - start)), device=device)
             model(ids, past_key_values=cache, logits_to_keep=1)
         caches[position] = cache
-    token = torch.tensor([[5]])
+    token = torch.tensor([[5]], device=device)
     steps = in_turn(
         {str(position): lambda cache=cache: model(token, past_key_values=cache) for position, cache in caches.items()}, repeats=400
     )
@@ -94,23 +99,26 @@ def decode() -> dict[str, float]:
 @torch.no_grad()
 def main() -> None:
     """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    device: str = parser.parse_args().device
     torch.set_num_threads(1)
     console, table = Console(), Table("tokens", "state", "gated state", "softmax", "softmax / state", "softmax / gated")
     rows = {}
     for length in LENGTHS:
-        row = rows[length] = prefill(length)
+        row = rows[length] = prefill(length, device)
         times = [f"{row[name] * 1e3:.0f} ms" for name in ("state", "gated state", "softmax")]
         table.add_row(f"{length:,}", *times, f"{row['softmax'] / row['state']:.2f}", f"{row['softmax'] / row['gated state']:.2f}")
     console.print(table)
-    step = decode()
+    step = decode(device)
     console.print(
         f"decode at {NEAR:,}: {step['near_seconds'] * 1e3:.2f} ms, {step['near_bytes']:,} bytes of state; "
         f"at {FAR:,}: {step['far_seconds'] * 1e3:.2f} ms, {step['far_bytes']:,} bytes; "
         f"ratio {step['far_seconds'] / step['near_seconds']:.3f}"
     )
     RESULTS.mkdir(exist_ok=True)
-    result = {"threads": 1, "torch": torch.__version__, "device": "cpu", "prefill_seconds": rows, "decode": step}
-    (RESULTS / "prefill_decode.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = {"threads": 1, "torch": torch.__version__, "device": device, "prefill_seconds": rows, "decode": step}
+    (RESULTS / f"prefill_decode_{device}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def build(
         import torch
         from transformers import AutoModelForCausalLM
 
+        resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
         opened = open_model(source, revision)
-        resolved = resolve_spec(spec, dimensions(opened.trunk), overrides)
         kind = getattr(torch, dtype or opened.trunk.dtype)
         model, share = AutoModelForCausalLM.from_pretrained(opened.folder, dtype=kind, local_files_only=True), True
     else:
@@ -98,9 +98,10 @@ def build_folder(
     from composer.build.build import build_folder as write_folder
 
     loaded = _loaded(spec, overrides)
+    resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
     opened = open_model(source, revision)
     return write_folder(
-        resolve_spec(loaded, dimensions(opened.trunk)),
+        resolved,
         opened,
         default_output(loaded.name, opened) if out is None else out,
         spec_document=loaded.model_dump(mode="json", exclude_unset=True),

@@ -95,7 +95,7 @@ def build_folder(
     with whole_or_nothing(target) as folder:
         writer = _Writer(folder, source, resolved, plan, copy, hash_contents, seed, progress or _silent)
         files = writer.weights()
-        small = writer.small_files()
+        writer.small_files()
         write_json(folder / INDEX, _index(plan))
         write_json(folder / "config.json", config)
         record = Record(
@@ -113,7 +113,8 @@ def build_folder(
         write_text(folder / "README.md", model_card(record, target.name))
         if problems := problems_of(folder, resolved, plan):
             raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
-    return _report(target, resolved, plan, files, small, began, dry_run=False)
+        total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return _report(target, resolved, plan, files, total, began, dry_run=False)
 
 
 class _Writer:
@@ -143,12 +144,11 @@ class _Writer:
             files[FRESH_FILE] = self._fresh()
         return files
 
-    def small_files(self) -> int:
-        """Copies them, never links: what is saved into the output later writes through a link. The bytes of them all."""
+    def small_files(self) -> None:
+        """Copies them, never links: what is saved into the output later writes through a link."""
         for name in self.source.small_files:
             (self.folder / name).parent.mkdir(exist_ok=True)
             copy_file(self.source.folder / name, self.folder / name)
-        return sum((self.folder / name).stat().st_size for name in self.source.small_files)
 
     def _linked(self, shard: ShardPlan) -> StoredFile:
         origin, target = self.source.shards[shard.file].file, self.folder / str(shard.output)
@@ -207,8 +207,9 @@ def _check_space(target: Path, source: Source, plan: Plan, copy: bool) -> None:
 
 
 def _report(
-    out: Path, resolved: Resolved, plan: Plan, files: dict[str, StoredFile], small: int, began: float, *, dry_run: bool
+    out: Path, resolved: Resolved, plan: Plan, files: dict[str, StoredFile], total: int, began: float, *, dry_run: bool
 ) -> BuildReport:
+    """total: bytes of all files of the output, small ones included."""
     shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
     return BuildReport(
         out=out,
@@ -216,7 +217,7 @@ def _report(
         spec_hash=resolved.hash,
         plan=plan,
         files=files,
-        bytes_written=sum(file.bytes for file in files.values()) - shared + small,
+        bytes_written=total - shared,
         bytes_shared=shared,
         seconds=time.perf_counter() - began,
     )

@@ -24,7 +24,7 @@ from blocks.part import Closed
 from composer.build.check import problems_of
 from composer.build.contents import blocks, sha256
 from composer.build.record import RECORD, Record, StoredFile, read_record
-from composer.build.stream import as_tensor
+from composer.build.stream import all_finite, as_tensor
 from composer.errors import BuildError
 from converters.composed import SPEC_KEYS
 from converters.errors import ConverterError
@@ -159,8 +159,6 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
 
 def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
     """SHA-256 of the file and the names of tensors with a value that is not finite, in one reading."""
-    import torch
-
     digest = hashlib.sha256()
     for block in blocks(shard.file, 0, shard.header_bytes):
         digest.update(block)
@@ -169,7 +167,7 @@ def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tup
         finite = True
         for block in blocks(shard.file, tensor.start, tensor.end):
             digest.update(block)
-            finite = finite and bool(torch.isfinite(as_tensor(block, tensor.dtype)).all())
+            finite = finite and all_finite(as_tensor(block, tensor.dtype))
         if not finite:
             endless.append(name)
         if progress is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import composer
 from composer.cli.options import From, Json, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, progress, quantity, ranges, short_hashes, size
 from composer.spec.inherit import shown
@@ -40,10 +41,8 @@ def build(
 
     The folder appears whole or not at all, and transformers loads it.
     """
-    from composer.api import build_folder
-
     with progress("writing") as moved:
-        report = build_folder(
+        report = composer.build_folder(
             spec,
             source,
             out,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blocks.catalogue import MemoryConfig
-from composer.cli.options import MaybeFrom, Revision
-from composer.cli.screen import plural, print_table, short_hashes
+from composer.build.dimensions import dimensions
+from composer.build.sources import describe_model
+from composer.cli.options import Json, MaybeFrom, Revision
+from composer.cli.screen import plural, print_json, print_table, short_hashes
 from composer.errors import GraphError, SpecError
 from composer.spec.document import HeadSpec, Spec
 from composer.spec.loading import load_spec, locate
@@ -27,6 +30,7 @@ def check(
     specs: Annotated[list[str], typer.Argument(help="YAML files, or names of shipped specs.")],
     source: MaybeFrom = None,
     revision: Revision = None,
+    as_json: Json = False,
 ) -> None:
     """Check specs: every mistake, with its file, line and column.
 
@@ -34,25 +38,45 @@ def check(
     """
     size = None
     if source is not None:
-        from composer.build.dimensions import dimensions
-        from composer.build.sources import describe_model
-
         size = dimensions(describe_model(source, revision).trunk)
-    good: list[tuple[str, str, str]] = []
-    mistakes: list[str] = []
-    for name in specs:
-        try:
-            spec = load_spec(name)
-            good.append(("ok", name, _said(spec, _resolved(spec, size))))
-        except SpecError as error:
-            mistakes.append(str(error))
-    if good:
-        print_table(good, indent=0)
-    if mistakes:
-        typer.echo("\n".join(mistakes), err=True)
-        typer.echo(f"{plural(len(mistakes), 'spec')} of {len(specs)} cannot be used", err=True)
+    answers = [_checked(name, size) for name in specs]
+    wrong = [answer for answer in answers if not answer.ok]
+    if as_json:
+        print_json([asdict(answer) for answer in answers])
+    else:
+        _print(answers, wrong, against_source=size is not None)
+    if wrong:
         raise typer.Exit(MISTAKE)
-    if source is None:
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What became of one spec. hash: of what it means on the source, where there is one. mistakes: a line each."""
+
+    spec: str
+    ok: bool
+    says: str
+    hash: str | None
+    mistakes: tuple[str, ...]
+
+
+def _checked(name: str, size: Dimensions | None) -> _Answer:
+    try:
+        spec = load_spec(name)
+        resolved = _resolved(spec, size)
+    except SpecError as error:
+        return _Answer(name, False, "", None, tuple(str(error).splitlines()))
+    return _Answer(name, True, _said(spec), resolved.hash if resolved else None, ())
+
+
+def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer], *, against_source: bool) -> None:
+    good = [answer for answer in answers if answer.ok]
+    if good:
+        print_table([("ok", one.spec, one.says, *([short_hashes(one.hash)] if one.hash else [])) for one in good], indent=0)
+    if wrong:
+        typer.echo("\n".join(line for answer in wrong for line in answer.mistakes), err=True)
+        typer.echo(f"{plural(len(wrong), 'spec')} of {len(answers)} cannot be used", err=True)
+    elif not against_source:
         typer.echo("Layers and sizes are checked against a source: --from SOURCE")
 
 
@@ -83,9 +107,7 @@ def _check_alone(spec: Spec, path: Path, head: HeadSpec) -> None:
         raise GraphError(str(error), (*path, *error.path[1:])) from error
 
 
-def _said(spec: Spec, resolved: Resolved | None) -> str:
-    if resolved is not None:
-        return short_hashes(f"{plural(len(resolved.layers), 'layer')}, hash {resolved.hash}")
+def _said(spec: Spec) -> str:
     heads = {path[-1]: (" → " if head.flow == "cascade" else " + ").join(map(_called, head.memory)) for path, head in _heads(spec)}
     return "; ".join(f"{name}: {memories}" for name, memories in heads.items())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+import composer
 from composer.cli.options import From, Json, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
 from composer.graph.explain import Explanation, GroupCost
@@ -17,7 +18,7 @@ def explain(
     spec: SpecName,
     source: From,
     seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length at which the source's KV cache is compared.")] = 4096,
-    device: Annotated[str, typer.Option(help="Where the model would run: cpu or cuda.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model would run.")] = "cpu",
     dtype: Annotated[Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own.")] = None,
     backend: Annotated[Backend, typer.Option(help="reference is the definition, torch its fast forms on any device.")] = "torch",
     settings: Set = None,
@@ -29,9 +30,7 @@ def explain(
     Of each group of heads: parts, forms and why not faster ones, fresh parameters, bytes of state for one row of a batch,
     operations, and the compression against the source's KV cache. It reads the source's config.json alone.
     """
-    from composer.api import explain as explanation_of
-
-    answer = explanation_of(
+    answer = composer.explain(
         spec,
         source,
         overrides=settings or (),

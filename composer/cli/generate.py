@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+import composer
 from composer.cli.options import Json
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
@@ -29,8 +30,6 @@ def generate(
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
     import torch
     import transformers
-
-    import composer
 
     transformers.utils.logging.disable_progress_bar()
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):

@@ -8,7 +8,11 @@ from typing import Any
 import typer
 import yaml
 
-from composer.cli.options import MaybeFrom, Revision, Set, SpecName
+from composer.api import resolve_spec
+from composer.build.dimensions import dimensions
+from composer.build.sources import describe_model
+from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.screen import print_json
 from composer.spec.loading import load_spec
 
 WIDTH = 100
@@ -16,23 +20,30 @@ _LEAVES = 3
 """Mappings of at most so many plain values stand on one line."""
 
 
-def show(spec: SpecName, source: MaybeFrom = None, settings: Set = None, revision: Revision = None) -> None:
+def show(spec: SpecName, source: MaybeFrom = None, settings: Set = None, revision: Revision = None, as_json: Json = False) -> None:
     """Print a spec as YAML, after `extends` and --set.
 
     What it prints is a spec that says the same by itself. With --from it is the resolved document: every default and every
-    dimension of that source, layer by layer.
+    dimension of that source, layer by layer, and in JSON its hash.
     """
     loaded = load_spec(spec, settings or ())
     if source is None:
-        typer.echo(to_yaml(loaded.model_dump(mode="json", exclude_unset=True)), nl=False)
+        _print(loaded.model_dump(mode="json", exclude_unset=True), as_json)
         return
-    from composer.api import resolve_spec
-    from composer.build.dimensions import dimensions
-    from composer.build.sources import describe_model
-
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-    typer.echo(f"# {loaded.name} on {source}, resolved. Hash of what it means: {resolved.hash}")
-    typer.echo(to_yaml(resolved.model_dump(mode="json")), nl=False)
+    document = resolved.model_dump(mode="json")
+    if as_json:
+        document["hash"] = resolved.hash
+    else:
+        typer.echo(f"# {loaded.name} on {source}, resolved. Hash of what it means: {resolved.hash}")
+    _print(document, as_json)
+
+
+def _print(document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(to_yaml(document), nl=False)
 
 
 class _Dumper(yaml.SafeDumper):

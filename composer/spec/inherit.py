@@ -56,7 +56,7 @@ def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Pat
     if path.resolve() in (file.resolve() for file in chain):
         raise SpecError(at(said.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
     parent = read_file(path, shown(path))
-    _check_own(parent, own)
+    _check_own(parent, own, said)
     base = inherited(parent, path.parent, here, (*chain, path))
     return merged(_without(base, OWN), own, here)
 
@@ -66,15 +66,15 @@ def _without(document: Node, keys: tuple[str, ...]) -> Node:
     return Node({key: node for key, node in document.value.items() if key not in keys}, document.place)
 
 
-def _check_own(parent: Node, child: Node) -> None:
+def _check_own(parent: Node, child: Node, said: Node) -> None:
     """Defaults belong to a version of the document: a chain has one."""
     for key in OWN:
         if parent.child(key) is None:
             raise SpecError(at(parent.where, (key,), "missing: every file says its own"))
     ours, theirs = child.child("compose"), parent.child("compose")
     if ours and theirs and ours.value != theirs.value:
-        message = f"this is version {theirs.value}, and {ours.where or 'what extends it'} is version {ours.value}"
-        raise SpecError(at(theirs.where, ("compose",), message))
+        message = f"{theirs.where} says compose: {brief(theirs.value)}, and this file says compose: {brief(ours.value)}"
+        raise SpecError(at(said.where, ("extends",), message))
 
 
 def find_spec(said: str, folder: Path) -> Path | None:

@@ -102,7 +102,8 @@ def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     for fault in faults:
         if fault.type == "too_short" and len(fault.given) >= fault.context["min_length"]:
             continue  # its items failed, each with its own message
-        rivals = [one for one in faults if fault.fork is not None and one.path[: one.fork] == fault.path[: fault.fork]]
+        rivals = [one for one in faults if fault.fork is not None and one.fork == fault.fork]
+        rivals = [one for one in rivals if one.path[: one.fork] == fault.path[: fault.fork]]
         deepest = max((len(one.path) for one in rivals), default=0)
         if len(fault.path) >= deepest and fault not in told:
             others = [one for one in rivals if one.path == fault.path and one is not fault]
@@ -148,7 +149,7 @@ def _unknown_key(fault: Fault) -> str:
 
 
 def _missing(fault: Fault) -> str:
-    return f"missing. {fault.description or f'Expected {_expected(fault)}.'}"
+    return f"missing. {fault.description}" if fault.description else "missing"
 
 
 def _unknown_kind(fault: Fault) -> str:
@@ -174,8 +175,7 @@ def _expected(fault: Fault) -> str:
     words = _EXPECTED.get(fault.type)
     if words is None:
         return fault.error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    context = {name: int(bound) if bound in (0, 1) else bound for name, bound in fault.context.items()}
-    return words(fault) if callable(words) else words.format(**context)
+    return words(fault) if callable(words) else words.format(**fault.context).replace(" 0.0", " 0")
 
 
 def _mapping(fault: Fault) -> str:
@@ -222,8 +222,8 @@ _EXPECTED: dict[str, str | Callable[[Fault], str]] = {
     "multiple_of": "a multiple of {multiple_of}",
     "tuple_type": "a list",
     "list_type": "a list",
-    "too_short": "at least {min_length} items",
-    "too_long": "at most {max_length} items",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "dict_type": _mapping,
     "model_type": _mapping,
     "model_attributes_type": _mapping,

@@ -75,7 +75,7 @@ class Places:
             node = node.child(step) if node and step is not None else node
             if node is None:
                 break
-            place = node.where or place
+            place = node.where
         return place
 
 

@@ -43,7 +43,7 @@ def json_schema() -> Schema:
     spec = Spec.model_json_schema(schema_generator=_Described)
     definitions: dict[str, Schema] = {**spec.pop("$defs"), "Spec": spec}
     spec["properties"] = {"compose": spec["properties"].pop("compose"), "extends": _EXTENDS, **spec["properties"]}
-    for union in _inside(definitions):
+    for union in list(_inside(definitions)):
         for option in union["oneOf"] if "discriminator" in union else ():
             part = definitions[_name(option)]
             part["required"] = ["kind", *(key for key in part.get("required", ()) if key != "kind")]

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 import torch
-from text import VALUES, passkey, recall, story
+from text import SHORTEST_PASSKEY, VALUES, passkey, recall, story
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
@@ -28,9 +28,12 @@ def sample_rng(seed: int, index: int) -> random.Random:
 
 
 def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int) -> dict[str, list[str]]:
-    """`samples` texts of each kind, each text with a sample index of its own, from `first` on."""
+    """`samples` texts of each kind, each text with a sample index of its own, from `first` on.
+
+    Recall has `tokens` tokens, and passkey too if that is room enough; a story is as long as it is.
+    """
     makers = {
-        "passkey": lambda rng: passkey(rng, tokens),
+        "passkey": lambda rng: passkey(rng, max(tokens, SHORTEST_PASSKEY)),
         "recall": lambda rng: recall(rng, tokens, pairs),
         "story": story,
     }

@@ -9,7 +9,7 @@ from stories import story, templates
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["KEYS", "VALUES", "build_tokenizer", "echo", "passkey", "recall", "story"]
+__all__ = ["KEYS", "SHORTEST_PASSKEY", "VALUES", "build_tokenizer", "echo", "passkey", "recall", "story"]
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -18,6 +18,7 @@ TASK = (
 FILLER = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
+SHORTEST_PASSKEY = 68  # tokens, with no filler at all
 
 # The recall words appear in no other text, so that a key tells the model which kind of text it reads.
 KEY_WORDS = """
@@ -46,8 +47,8 @@ def length(text: str) -> int:
 def passkey(rng: random.Random, tokens: int) -> str:
     """A five-digit key hidden at a uniformly random depth of filler; the text ends with the key as the answer.
 
-    As much filler as fits is used: the text and its <bos> are at most `tokens` tokens (68 at the least), and the
-    answer is the last five of them.
+    As much filler as fits is used: the text and its <bos> are at most `tokens` tokens (SHORTEST_PASSKEY at the
+    least), and the answer is the last five of them.
     """
     key = "".join(rng.choice("0123456789") for _ in range(5))
     needle = NEEDLE.format(key=key)

@@ -15,7 +15,7 @@ import tokenizers
 import torch
 import transformers
 from score import FIRST_HELD_OUT, FIRST_PROBE, SEED_STRIDE, sample_rng, score, texts_from
-from text import build_tokenizer, echo, passkey, recall, story
+from text import SHORTEST_PASSKEY, build_tokenizer, echo, passkey, recall, story
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -38,7 +38,7 @@ class Stage:
     story: int
 
 
-# Recall appears on short texts first, with the help of the echo. A passkey text has no room below 68 tokens.
+# Recall appears on short texts first, with the help of the echo. A passkey text does not fit the first two stages.
 STAGES = (
     Stage(steps=4000, batch=32, tokens=48, pairs=4, recall=5, echo=4, passkey=0, story=1),
     Stage(steps=2000, batch=32, tokens=64, pairs=8, recall=6, echo=2, passkey=0, story=2),
@@ -48,7 +48,6 @@ STAGES = (
 # A stage but the last one ends early when its probe has this accuracy in what it trains.
 GOOD_ENOUGH = 0.97
 KINDS = ("recall", "echo", "passkey", "story")
-SHORTEST_PASSKEY = 68
 LEARNING_RATE = 3e-3
 WARM_UP = 100  # steps
 # Loss weights. Texts of the passkey template are nearly all filler, which is soon known by heart.
@@ -148,7 +147,7 @@ def train(
     start = time.perf_counter()
     for number, stage in enumerate(stages, 1):
         # A probe is as long as its stage and looks at other samples than the final scores.
-        probe = texts_from(seed, FIRST_PROBE, PROBE_SAMPLES, max(stage.tokens, SHORTEST_PASSKEY), stage.pairs)
+        probe = texts_from(seed, FIRST_PROBE, PROBE_SAMPLES, stage.tokens, stage.pairs)
         recent: list[float] = []
         for step in range(1, stage.steps + 1):
             # Warm-up in the first stage, half a cosine down to nothing in the last one.

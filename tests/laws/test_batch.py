@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocks.flow import Tokens
+from blocks.legend import Shape
+from composer.model.head import Backend
 from composer.spec.document import HeadSpec
 from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, random_heads, run
 
@@ -22,17 +24,17 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11 * scale)
 
 
-def packed(length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
+def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
     """One row of several documents."""
-    data, documents = inputs(SHAPE, 1, length), pieces(length, bounds)
+    data, documents = inputs(shape, 1, length), pieces(length, bounds)
     position = torch.cat([torch.arange(document.stop - document.start) for document in documents])[None]
     segment = torch.cat([torch.full((d.stop - d.start,), number) for number, d in enumerate(documents)])[None]
     return replace(data, tokens=Tokens(position, segment)), documents
 
 
-def assert_documents_apart(spec: HeadSpec, length: int, bounds: tuple[int, ...], split: tuple[int, ...]) -> None:
-    head = built(spec, SHAPE)
-    row, documents = packed(length, bounds)
+def assert_documents_apart(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], split: tuple[int, ...]) -> None:
+    head = built(spec, shape)
+    row, documents = packed(shape, length, bounds)
     outputs, state = [], None
     for piece in pieces(length, split):
         output, state = run(head, row.cut(piece), state)
@@ -43,15 +45,15 @@ def assert_documents_apart(spec: HeadSpec, length: int, bounds: tuple[int, ...],
         alone, last = run(head, own)
         close(together[:, document], alone)
     assert state is not None
-    following = inputs(SHAPE, 1, 3, seed=9)
+    following = inputs(shape, 1, 3, seed=9)
     following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
     close(run(head, following, state)[0], run(head, following, last)[0])
 
 
-def assert_padding_unseen(spec: HeadSpec, lengths: tuple[int, ...], backend: str) -> None:
+def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...], backend: Backend) -> None:
     """Ragged rows, real tokens first, then a second call: each row is as if it had been alone."""
-    head, longest = built(spec, SHAPE), max(lengths)
-    data, more = inputs(SHAPE, len(lengths), longest), inputs(SHAPE, len(lengths), 4, seed=2)
+    head, longest = built(spec, shape), max(lengths)
+    data, more = inputs(shape, len(lengths), longest), inputs(shape, len(lengths), 4, seed=2)
     count = torch.tensor(lengths)[:, None]
     ragged = replace(data, tokens=Tokens(data.tokens.position, valid=torch.arange(longest) < count))
     output, state = run(head, ragged, backend=backend)
@@ -68,14 +70,14 @@ def assert_padding_unseen(spec: HeadSpec, lengths: tuple[int, ...], backend: str
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_document_never_sees_its_neighbour(name: str) -> None:
-    assert_documents_apart(HEADS[name], 75, (7, 8, 66), split=())
-    assert_documents_apart(HEADS[name], 40, (7, 8, 30), split=(3, 7, 20, 31))
+    assert_documents_apart(HEADS[name], SHAPE, 75, (7, 8, 66), split=())
+    assert_documents_apart(HEADS[name], SHAPE, 40, (7, 8, 30), split=(3, 7, 20, 31))
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("name", HEADS)
-def test_padding_is_not_seen(name: str, backend: str) -> None:
-    assert_padding_unseen(HEADS[name], (40, 0, 3, 17), backend)
+def test_padding_is_not_seen(name: str, backend: Backend) -> None:
+    assert_padding_unseen(HEADS[name], SHAPE, (40, 0, 3, 17), backend)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -87,17 +89,17 @@ def test_rows_do_not_see_each_other(name: str) -> None:
 
 
 @given(
-    spec=random_heads(),
+    drawn=random_heads(),
     length=st.integers(2, 60),
     bounds=st.lists(st.integers(1, 59), max_size=4),
     split=st.lists(st.integers(1, 59), max_size=3),
 )
 @settings(deadline=None)
-def test_random_heads_keep_documents_apart(spec: HeadSpec, length: int, bounds: list[int], split: list[int]) -> None:
-    assert_documents_apart(spec, length, tuple(bounds), tuple(split))
+def test_random_heads_keep_documents_apart(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int], split: list[int]) -> None:
+    assert_documents_apart(*drawn, length, tuple(bounds), tuple(split))
 
 
-@given(spec=random_heads(), lengths=st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(any))
+@given(drawn=random_heads(), lengths=st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(any))
 @settings(deadline=None)
-def test_random_heads_do_not_see_padding(spec: HeadSpec, lengths: list[int]) -> None:
-    assert_padding_unseen(spec, tuple(lengths), "torch")
+def test_random_heads_do_not_see_padding(drawn: tuple[HeadSpec, Shape], lengths: list[int]) -> None:
+    assert_padding_unseen(*drawn, tuple(lengths), "torch")

@@ -41,10 +41,10 @@ def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
     assert_size(HEADS[name], SHAPES[shape])
 
 
-@given(spec=random_heads())
+@given(drawn=random_heads())
 @settings(deadline=None)
-def test_the_states_of_random_heads_are_as_large_as_they_say(spec: HeadSpec) -> None:
-    assert_size(spec, SMALL.shape(4))
+def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape]) -> None:
+    assert_size(*drawn)
 
 
 @pytest.mark.parametrize("name", HEADS)

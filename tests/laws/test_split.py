@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks.legend import Shape
 from composer.spec.document import HeadSpec
 from tests.laws.cases import SMALL, built, every_head, inputs, pieces, random_heads, run
 
@@ -14,8 +15,7 @@ HEADS = every_head()
 LENGTH = 70
 
 
-def assert_split(spec: HeadSpec, length: int, bounds: tuple[int, ...]) -> None:
-    shape = SMALL.shape(4)
+def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
     head, data = built(spec, shape), inputs(shape, 2, length)
     whole, final = run(head, data)
     outputs, state = [], None
@@ -33,10 +33,10 @@ def assert_split(spec: HeadSpec, length: int, bounds: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("bounds", [(1,), (64,), (33, 34, 66), tuple(range(LENGTH))], ids=["1+69", "64+6", "uneven", "one by one"])
 @pytest.mark.parametrize("name", HEADS)
 def test_any_split_is_the_whole(name: str, bounds: tuple[int, ...]) -> None:
-    assert_split(HEADS[name], LENGTH, bounds)
+    assert_split(HEADS[name], SMALL.shape(4), LENGTH, bounds)
 
 
-@given(spec=random_heads(), length=st.integers(2, 90), bounds=st.lists(st.integers(1, 89), max_size=6))
+@given(drawn=random_heads(), length=st.integers(2, 90), bounds=st.lists(st.integers(1, 89), max_size=6))
 @settings(deadline=None)
-def test_random_heads_split_anywhere(spec: HeadSpec, length: int, bounds: list[int]) -> None:
-    assert_split(spec, length, tuple(bounds))
+def test_random_heads_split_anywhere(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int]) -> None:
+    assert_split(*drawn, length, tuple(bounds))

@@ -2,7 +2,7 @@
 
 Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token. Where a decay
 is given per feature the product is split into q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G stays above
-``STEEPEST``; where it falls below, short chunks take the differences G_i - G_j themselves, all of them at most 0.
+``STEEPEST``; where it falls below, short chunks take the decay between each two tokens itself, which is at most 0.
 """
 
 from __future__ import annotations
@@ -62,22 +62,25 @@ def _span(
         weights = queries.flatten(4, 5) @ keys.mT
         weights = weights.unflatten(4, (reads, chunk)).masked_fill(~causal, 0)
     elif log_decay.dim() == 3:
-        total = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2).cumsum(-1)
-        between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -math.inf).exp()
+        decay = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
+        between = _between(decay).masked_fill(~causal, -math.inf).exp()
         weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
-        from_start = queries * total.exp()[..., None, :, None]
-        to_end = keys * (total[..., -1:] - total).exp()[..., None]
-        whole = total[..., -1].exp()[..., None, None]
+        from_start = queries * decay.cumsum(4).exp()[..., None, :, None]
+        to_end = keys * between[..., -1, :, None]
+        whole = decay.sum(4).exp()[..., None, None]
     else:
-        total = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5).cumsum(-2)
+        decay = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+        total = decay.cumsum(4)
         from_start = queries * total.exp()[..., None, :, :]
-        to_end = keys * (total[..., -1:, :] - total).exp()
         whole = total[..., -1, :].exp()[..., None]
         if pairwise:
-            weights = _pairwise(queries, keys, total, causal)
+            between = _between(decay).masked_fill(~causal[..., None], -math.inf).exp()
+            weights = torch.einsum("bknrqif,bknrjf,bknrijf->bknrqij", queries, keys, between)
+            to_end = keys * between[..., -1, :, :]
         else:
             weights = (from_start.flatten(4, 5) @ (keys * (-total).exp()).mT).unflatten(4, (reads, chunk))
             weights = weights.masked_fill(~causal, 0)
+            to_end = keys * (total[..., -1:, :] - total).exp()
 
     continues = None
     if segment is not None:
@@ -113,10 +116,11 @@ def _steep(log_decay: Float[Tensor, "B T N F"]) -> bool:
         return bool(padded.unflatten(1, (-1, CHUNK)).sum(2).min() < STEEPEST)
 
 
-def _pairwise(queries: Tensor, keys: Tensor, total: Tensor, causal: Tensor) -> Tensor:
-    """Σ_f q_if k_jf exp(G_if - G_jf): every exponent at most 0."""
-    between = (total[..., :, None, :] - total[..., None, :, :]).masked_fill(~causal[..., None], -math.inf).exp()
-    return torch.einsum("bknrqif,bknrjf,bknrijf->bknrqij", queries, keys, between)
+def _between(decay: Float[Tensor, "B K n R c ..."]) -> Float[Tensor, "B K n R c c ..."]:
+    """Decay after token j up to token i, at [i, j]: summed, since the difference of two long sums would lose what is small."""
+    later = torch.ones(decay.shape[4], decay.shape[4], dtype=torch.bool, device=decay.device).tril(-1)
+    later = later.view(*later.shape, *[1] * (decay.dim() - 5))
+    return torch.where(later, decay.unsqueeze(5), 0.0).cumsum(4)
 
 
 def _scan(

@@ -38,6 +38,11 @@ class Row:
         self.at += real
 
 
+def pairs_at(states: Tensor, position: list[list[int]], convolved: Tensor | None = None) -> Pairs:
+    """Pairs whose keys are their values, at these positions."""
+    return Pairs(states, states if convolved is None else convolved, states, torch.tensor(position))
+
+
 @dataclass
 class Call:
     """One call: how many real tokens each row has, and how many columns there are."""

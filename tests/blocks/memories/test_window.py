@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from blocks.legend import Shape
 from blocks.memories.window import Window
 from blocks.positions import Rope
-from tests.blocks.memories.by_hand import Call, Stream
+from tests.blocks.memories.by_hand import Call, Stream, pairs_at
 from tests.blocks.support import GROUPED, close, counted, documents, empty, random
 
 ROWS = [[11], [4, 1, 6], [1, 2, 8], [9]]
@@ -33,7 +32,7 @@ def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
     state = empty(part, CONVOLVED, len(ROWS))
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form, mass=True)
+        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form)
         assert partial.lse is not None
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
@@ -56,10 +55,10 @@ def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
     part, stream = Window(size=3), Stream(GROUPED, [[5], [5]], 3)
     query, pairs, tokens = stream.call(Call([5, 5], 5))
-    wanted, _, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch", mass=True)
-    _, state, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch", mass=True)
+    wanted, _, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
+    _, state, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
     anew = type(tokens)(tokens.position, torch.ones_like(tokens.position))
-    got, _, fallen = part.attend({}, query, pairs, anew, state, form="torch", mass=True)
+    got, _, fallen = part.attend({}, query, pairs, anew, state, form="torch")
     close(got.output, wanted.output)
     assert fallen.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
 
@@ -68,10 +67,9 @@ def test_what_falls_into_it_may_have_gaps() -> None:
     """Below another window: nothing enters at first, and an empty window answers 0 without a mass."""
     for form in ("reference", "torch"):
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
-        position = torch.tensor([[-1, -1, 0, -1]])
         query = random(1, 4, 4, 4)
-        pairs = type(Stream(GROUPED, [[1]], 1).call(Call([1], 1))[1])(states, states, states, position)
-        partial, _, fallen = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form=form, mass=True)
+        pairs = pairs_at(states, [[-1, -1, 0, -1]])
+        partial, _, fallen = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form=form)
         assert partial.lse is not None
         assert not partial.output[:, :2].any()
         assert partial.lse[:, :2].isneginf().all()
@@ -80,7 +78,8 @@ def test_what_falls_into_it_may_have_gaps() -> None:
         assert fallen.position.tolist() == [[-1, -1, -1, -1]]
 
 
-@pytest.mark.parametrize(("evict", "convolved"), itertools.product(["fall", "drop"], [0, 4]))
+@pytest.mark.parametrize("evict", ["fall", "drop"])
+@pytest.mark.parametrize("convolved", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: int) -> None:
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=convolved)
@@ -88,8 +87,8 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: in
     before = empty(part, shape, 2, dtype)
     states = random(2, 5, 2, 4, dtype=dtype)
     wide = random(2, 5, 4, 4, dtype=dtype) if convolved else states
-    pairs = type(Stream(shape, [[1]], 1).call(Call([1], 1))[1])(states, wide, states, torch.arange(5).expand(2, 5))
-    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch", mass=True)
+    pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, wide)
+    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch")
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
         name: (held.shape, held.dtype) for name, held in before.items()
     }
@@ -105,10 +104,10 @@ def test_gradients_of_an_answer_across_documents_are_finite() -> None:
     for form in ("reference", "torch"):
         part = Window(size=2, position=ROPE, weight="learned")
         states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
-        pairs = type(Stream(GROUPED, [[1]], 1).call(Call([1], 1))[1])(states, states, states, torch.tensor([[0, 1, 2, 0, 0, 1]]))
+        pairs = pairs_at(states, [[0, 1, 2, 0, 0, 1]])
         parameters = {"weight": torch.zeros(4, dtype=torch.float64)}
         tokens, start = documents([3, 1, 2]), empty(part, GROUPED, 1)
-        partial, _, _ = part.attend(parameters, query, pairs, tokens, start, form=form, mass=True)
+        partial, _, _ = part.attend(parameters, query, pairs, tokens, start, form=form)
         assert partial.lse is not None
         for gradient in torch.autograd.grad(partial.output.sum() + partial.lse.sum(), (states, query)):
             assert gradient.isfinite().all()

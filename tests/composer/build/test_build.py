@@ -17,6 +17,7 @@ from composer.build import contents, sources
 from composer.build.plan import FRESH_FILE
 from composer.build.record import RECORD, read_record
 from composer.build.sources import open_model
+from composer.build.stream import all_finite
 from composer.errors import BuildError
 from converters.source import open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama
@@ -105,7 +106,7 @@ def test_unchanged_files_are_the_same_files(sharded: Path, tmp_path: Path):
         assert report.files[str(shard.output)].how == "linked"
     written = sum(path.stat().st_size for path in (tmp_path / "out").iterdir() if path.stat().st_nlink == 1)
     assert report.bytes_shared == sum((sharded / shard.file).stat().st_size for shard in report.plan.shards)
-    assert report.bytes_written <= written
+    assert report.bytes_written == written
     assert (tmp_path / "out" / FRESH_FILE).stat().st_nlink == 1
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
@@ -181,6 +182,17 @@ def test_a_value_too_large_for_the_dtype_is_refused_and_nothing_written(source: 
     with pytest.raises(BuildError, match=r"model\.norm\.weight holds values up to .*, too large for float16"):
         build(source, tmp_path / "out", dtype="float16")
     assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 500, 1000])
+def test_a_single_value_that_is_not_finite_is_seen(dtype: torch.dtype, value: float, place: int):
+    tensor = torch.linspace(-3, 3, 1001).to(dtype)
+    assert all_finite(tensor)
+    assert all_finite(tensor[:0])
+    tensor[place] = value
+    assert not all_finite(tensor)
 
 
 def fresh(folder: Path) -> dict[str, torch.Tensor]:

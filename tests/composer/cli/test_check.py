@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_shipped_specs_are_good(compose: Compose) -> None:
 def test_on_a_source_it_says_the_hash(compose: Compose, teacher: Path) -> None:
     result = compose("check", "lawcat", "--from", teacher)
     assert result.exit_code == 0
-    assert result.stdout.startswith("ok  lawcat  2 layers, hash ")
+    assert result.stdout.startswith("ok  lawcat  head: state  ")
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,14 @@ def test_all_are_told(compose: Compose) -> None:
     assert "one.yaml:3:24" in result.stderr
     assert '"two.yaml"' in result.stderr
     assert result.stderr.endswith("2 specs of 3 cannot be used\n")
+
+
+def test_json(compose: Compose, teacher: Path) -> None:
+    Path("one.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
+    result = compose("check", "lawcat", "one.yaml", "--from", teacher, "--json")
+    assert result.exit_code == 2
+    good, wrong = json.loads(result.stdout)
+    assert good == {"spec": "lawcat", "ok": True, "says": "head: state", "hash": good["hash"], "mistakes": []}
+    assert good["hash"] == json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)["hash"]
+    assert (wrong["ok"], len(wrong["mistakes"])) == (False, 1)
+    assert json.loads(compose("check", "lawcat", "--json").stdout)[0]["hash"] is None

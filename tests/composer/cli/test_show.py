@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_on_a_source(compose: Compose, teacher: Path) -> None:
     shown = yaml.safe_load(result.stdout)
     assert shown["layers"] == [[{"head": "head", "heads": 4, "key_heads": 2}]] * 2
     assert shown["heads"]["head"]["memory"][0]["position"] == {"kind": "rope", "theta": 10000.0, "scaling": None}
+
+
+def test_json(compose: Compose, teacher: Path) -> None:
+    said = json.loads(compose("show", "lawcat", "--set", "head.conv.kernel=3", "--json").stdout)
+    assert load_spec(said) == load_spec("lawcat", ["head.conv.kernel=3"])
+    resolved = json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)
+    assert resolved.pop("hash") == resolve_spec("lawcat", dimensions(describe_model(teacher).trunk)).hash
+    assert resolved == yaml.safe_load(compose("show", "lawcat", "--from", teacher).stdout) | {"heads": resolved["heads"]}
 
 
 @given(document=st.dictionaries(st.sampled_from(["head", "name", "paper"]), VALUES, min_size=1))

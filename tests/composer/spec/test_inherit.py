@@ -90,6 +90,8 @@ def test_a_mapping_extends_too(write: Callable) -> None:
     spec = load_spec({"compose": 1, "name": "child", "extends": "base.yaml", "head": {"conv": None}})
     assert spec.head is not None
     assert spec.head.conv is None
+    assert str(spec.place(("head", "feature_map", "dim"))) == "base.yaml:7:38"
+    assert spec.place(("name",)) is None
 
 
 def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
@@ -123,6 +125,11 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
         ({"a": "extends: ."}, 'a.yaml:3:10  extends: "." is a folder'),
         ({"a": "extends: [b.yaml]"}, "a.yaml:3:10  extends: expected a file, or the name of a shipped spec"),
         ({"a": "extends: null"}, "a.yaml:3:10  extends: expected a file"),
+        (
+            {"a": "extends: gone/lawcatt.yaml"},
+            'a.yaml:3:10  extends: no file "gone/lawcatt.yaml" here, and no shipped spec of that name; did you mean "lawcat"?',
+        ),
+        ({"a": 'extends: "\\0/a"'}, "a.yaml:3:10  extends: no file"),
         ({"a": 'extends: "\\0"'}, "a.yaml:3:10  extends: no file"),
         ({"a": f"extends: {'n' * 5000}"}, "a.yaml:3:10  extends: no file"),
         ({"a": "extends: b.yaml", "b": "- ["}, "b.yaml:3:1  not YAML"),
@@ -156,4 +163,4 @@ def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
     write("base.yaml", BASE.replace("name: base\n", ""))
     assert told(child).startswith("base.yaml:1:1  name: missing")
     write("base.yaml", BASE.replace("compose: 1", "compose: 2"))
-    assert told(child).startswith("base.yaml:1:10  compose: this is version 2, and child.yaml:1:10 is version 1")
+    assert told(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 says compose: 2, and this file says compose: 1")

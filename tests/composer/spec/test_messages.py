@@ -26,7 +26,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         (
             HEAD + "memory: [full]\n  position:\n    kind: rope\n    scaling:\n      {kind: llama3, low_frequency_factor: 1, "
             "high_frequency_factor: 4, original_length: 8}",
-            "x.yaml:7:5  head.position.scaling.factor: missing. Expected ",
+            "x.yaml:7:5  head.position.scaling.factor: missing",
         ),
         (
             HEAD + "position: ropes\n  memory: [full]",
@@ -62,7 +62,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         (HEAD + "memory: [full]\n  conv: {kernel: true}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got true"),
         (HEAD + "memory: [full]\n  conv: {kernel: 0}", "x.yaml:5:18  head.conv.kernel: expected a number greater than 0, got 0"),
         (HEAD + "memory: [full]\n  conv: {inputs: q}", 'x.yaml:5:18  head.conv.inputs: expected a list, got "q"'),
-        (HEAD + "memory: [full]\n  conv: {inputs: []}", "x.yaml:5:18  head.conv.inputs: expected at least 1 items, got a list"),
+        (HEAD + "memory: [full]\n  conv: {inputs: []}", "x.yaml:5:18  head.conv.inputs: expected a list of at least 1, got a list"),
         (HEAD + "memory: [full]\n  conv: {inputs: [q, q]}", "x.yaml:5:18  head.conv.inputs: names an input twice"),
         (
             HEAD + "memory: [full]\n  feature_map:\n    {kind: relu, dim: 3}",
@@ -92,6 +92,14 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         ("compose: 1\nname: x\nextend: y", 'x.yaml:3:1  extend: unknown key "extend"; did you mean "extends"?'),
         ("compose: 2\nname: x", "x.yaml:1:10  compose: expected 1, got 2"),
         ("name: x", "x.yaml:1:1  compose: missing. Version of the document."),
+        (
+            "compose: 1\nname: x\nrecipe: {transfer: {lr: -1, epochs: 1}}",
+            "x.yaml:3:25  recipe.transfer.lr: expected a number greater than 0, got -1",
+        ),
+        (
+            'compose: 1\nname: "\\u202ex\\n"',
+            'x.yaml:2:7  name: expected a name (lower-case letters, digits, - and _, a letter first), got "\\u202ex\\n"',
+        ),
         ("compose: 1\nname: 3", "x.yaml:2:7  name: expected text, got 3"),
         (
             "compose: 1\nname: x\nrecipe: {transfer: {lr: .inf, epochs: 1}}",

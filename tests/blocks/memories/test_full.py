@@ -1,0 +1,102 @@
+"""Everything of the document, exactly: softmax over all earlier pairs, by PyTorch's own attention or with its mass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocks.legend import Shape
+from blocks.memories.full import Full
+from blocks.positions import Rope
+from tests.blocks.memories.by_hand import Call, Stream, pairs_at
+from tests.blocks.support import GROUPED, ONE_KEY, close, counted, documents, empty, random
+
+ROWS = [[9], [4, 1, 4], [1, 2, 5], [7]]
+WHOLE = [Call([9, 9, 8, 7], 9)]
+ONE_BY_ONE = [Call([1, 1, 1, 1], 1)] * 7 + [Call([1, 1, 1, 0], 1), Call([1, 1, 0, 0], 1)]
+RAGGED = [Call([3, 0, 2, 4], 4), Call([0, 5, 1, 0], 5), Call([1, 1, 0, 0], 2), Call([5, 3, 5, 3], 7)]
+ROPE = Rope(theta=20.0)
+WAYS = [("reference", False), ("torch", False), ("torch", True)]
+
+
+@pytest.mark.parametrize(("form", "plain"), WAYS)
+@pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
+@pytest.mark.parametrize("shape", [GROUPED, ONE_KEY], ids=["grouped", "one key head"])
+def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: str, plain: bool) -> None:
+    part, stream = Full(position=ROPE), Stream(shape, ROWS, None)
+    angles = torch.arange(9)[:, None].float() * ROPE.frequencies(4)
+    turn = torch.complex(angles.cos().double(), angles.sin().double())
+    state, columns = empty(part, shape, len(ROWS)), 0
+    for call in calls:
+        query, pairs, tokens = stream.call(call)
+        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        columns += call.columns
+        assert fallen is None
+        assert (partial.lse is None) is plain
+        for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
+            for column, (token, _, held) in enumerate(row.take(real)):
+                for head in range(shape.heads):
+                    output, mass = stream.attention(index, token, held, head, turn)
+                    close(partial.output[index, column, head], output)
+                    if partial.lse is not None:
+                        close(partial.lse[index, column, head], mass)
+            # The state keeps all columns, and knows which of them are pairs of the document.
+            position = state["position"][index]
+            assert position[position >= 0].tolist() == [row.tokens[one][1] for one in row.held]
+        assert {name: tuple(held.shape[1:]) for name, held in state.items()} == {
+            name: slot.shape for name, slot in part.grown(shape, columns).items()
+        }
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
+def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
+    states, query = random(1, 4, 2, 4), random(1, 4, 4, 4)
+    pairs = pairs_at(states, [[-1, -1, 0, -1]])
+    partial, _, _ = Full().attend({}, query, pairs, counted(1, 4), empty(Full(), GROUPED, 1), form=form, plain=False)
+    assert partial.lse is not None
+    assert not partial.output[:, :2].any()
+    assert partial.lse[:, :2].isneginf().all()
+    for token in (2, 3):
+        close(partial.output[:, token], states[:, 2].repeat_interleave(2, dim=1))
+
+
+@pytest.mark.parametrize(("form", "plain"), WAYS)
+def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
+    """A row without a real token, after a row of another document: its answers are nobody's, but they must not be NaN."""
+    part, stream = Full(position=ROPE), Stream(GROUPED, [[3, 2], [5]], None)
+    state = empty(part, GROUPED, 2)
+    for call in (Call([0, 2], 3), Call([4, 0], 4), Call([1, 1], 2)):
+        query, pairs, tokens = stream.call(call)
+        partial, state, _ = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        assert partial.output.isfinite().all()
+        for row, real in zip(stream.rows, call.real, strict=True):
+            list(row.take(real))
+
+
+@pytest.mark.parametrize(("form", "plain"), WAYS)
+def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
+    states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
+    pairs, tokens = pairs_at(states, [[0, 1, 2, 0, 0, 1]]), documents([3, 1, 2])
+    answers = []
+    for way in ({"form": "reference", "plain": False}, {"form": form, "plain": plain}):
+        partial, _, _ = Full(position=ROPE).attend({}, query, pairs, tokens, empty(Full(), GROUPED, 1), **way)
+        answers.append(torch.autograd.grad(partial.output.square().sum(), (states, query)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_it_keeps(dtype: torch.dtype) -> None:
+    states = random(2, 5, 2, 4, dtype=dtype)
+    pairs, start = pairs_at(states, [[0, 1, 2, 3, 4]] * 2), empty(Full(), GROUPED, 2, dtype)
+    _, state, _ = Full().attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), start, form="torch", plain=True)
+    assert {name: held.dtype for name, held in state.items()} == {name: held.dtype for name, held in start.items()}
+    width = states.element_size()
+    assert sum(slot.bytes(width) for slot in Full().grown(GROUPED, 5).values()) == sum(held[0].nbytes for held in state.values())
+    assert sum(slot.bytes(width) for slot in Full().state(GROUPED).values()) == 0
+
+
+def test_operations() -> None:
+    # The 101st token meets 101 pairs: two products of 4 numbers of 4 heads. In a prefill of 101 it meets 51 on average.
+    assert Full().flops(GROUPED, 100) == 2 * 2 * 101 * 4 * 4
+    assert Full().prefill_flops(GROUPED, 101) == 2 * 2 * 51 * 4 * 4

@@ -1,0 +1,26 @@
+"""Heads on small dimensions, for the tests of the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer.graph.graph import HeadGraph, build_graph
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, Resolved, resolve
+
+SIZE = Dimensions(hidden_size=24, layers=4, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)
+
+
+def resolved(head: dict[str, Any], size: Dimensions = SIZE) -> Resolved:
+    """A spec of this one head."""
+    return resolve(load_spec({"compose": 1, "name": "case", "head": head}), size)
+
+
+def graph_of(head: dict[str, Any], size: Dimensions = SIZE) -> HeadGraph:
+    """The graph of this head in a whole layer."""
+    return build_graph(resolved(head, size).heads["head"], size.shape(size.heads))
+
+
+def shipped(name: str, size: Dimensions = SIZE) -> Resolved:
+    """A shipped spec."""
+    return resolve(load_spec(name), size)

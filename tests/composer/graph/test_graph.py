@@ -1,0 +1,162 @@
+"""The graph of a head is the picture in the paper: these parts, these edges, each with what it carries and how wide it is."""
+
+from __future__ import annotations
+
+import networkx
+import pytest
+
+from blocks.memories.base import Memory
+from composer.graph.graph import HeadGraph, build_graph, feed, is_plain, memories, needs_mass, parts
+from composer.spec.shipped import shipped_specs
+from tests.composer.graph.heads import SIZE, graph_of, shipped
+
+WINDOW, STATE = {"kind": "window", "size": 4}, {"kind": "state"}
+
+
+def edges(graph: HeadGraph) -> set[tuple[str, str, str, int, int]]:
+    return {(start, end, data["kind"], data["heads"], data["dim"]) for start, end, data in graph.edges(data=True)}
+
+
+def test_lolcats() -> None:
+    resolved = shipped("lolcats")
+    graph = build_graph(resolved.heads["head"], SIZE.shape(4))
+    assert edges(graph) == {
+        ("key", "pairs", "key", 2, 8),
+        ("value", "pairs", "value", 2, 8),
+        ("query", "window", "query", 4, 8),
+        ("pairs", "window", "pairs", 2, 8),
+        ("query", "state_features", "query", 4, 8),
+        ("window", "state_features", "pairs", 2, 8),  # what the window evicts
+        ("state_features", "state", "features", 4, 128),  # softmax(xW) ‖ softmax(-xW), one map a query head
+        ("window", "read", "partial", 4, 8),
+        ("state", "read", "partial", 4, 8),
+        ("read", "output", "output", 4, 8),
+    }
+    kinds = {node: data["part"].kind for node, data in graph.nodes(data=True) if data["part"] is not None}
+    assert kinds == {"window": "window", "state_features": "hedgehog", "state": "state", "read": "shared"}
+    assert feed(graph, "read", "partial") == [("window", "partial"), ("state", "partial")]
+
+
+def test_lawcat() -> None:
+    graph = build_graph(shipped("lawcat").heads["head"], SIZE.shape(4))
+    assert edges(graph) == {
+        ("query", "conv", "query", 4, 8),
+        ("key", "conv", "key", 2, 8),
+        ("key", "pairs", "key", 2, 8),
+        ("conv", "pairs", "key", 4, 8),  # one filter a query head
+        ("value", "pairs", "value", 2, 8),
+        ("conv", "state_features", "query", 4, 8),
+        ("pairs", "state_features", "pairs", 2, 8),
+        ("state_features", "state", "features", 4, 16),
+        ("hidden", "state_gate", "hidden", 1, 24),
+        ("state_gate", "state", "decay", 4, 16),
+        ("state", "output", "partial", 4, 8),
+    }
+    # Raw keys before convolved ones: the head's compiler reads them in this order.
+    assert feed(graph, "pairs", "key") == [("key", "key"), ("conv", "key")]
+
+
+def test_hybrid() -> None:
+    resolved = shipped("hybrid")
+    assert [[group.head for group in layer] for layer in resolved.layers] == [["exact"], ["head"], ["head"], ["exact"]]
+    assert edges(build_graph(resolved.heads["exact"], SIZE.shape(4))) == {
+        ("key", "pairs", "key", 2, 8),
+        ("value", "pairs", "value", 2, 8),
+        ("query", "full", "query", 4, 8),
+        ("pairs", "full", "pairs", 2, 8),
+        ("full", "output", "partial", 4, 8),
+    }
+    lolcats = build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))
+    assert edges(build_graph(resolved.heads["head"], SIZE.shape(4))) == edges(lolcats)
+
+
+def test_in_parallel_every_memory_sees_every_pair() -> None:
+    graph = graph_of({"feature_map": "elu", "memory": [WINDOW, STATE], "flow": "parallel"})
+    assert feed(graph, "window", "pairs") == feed(graph, "state_features", "pairs") == [("pairs", "pairs")]
+
+
+def test_pairs_fall_through_all_memories_of_a_cascade() -> None:
+    near, far = {**WINDOW, "name": "near"}, {**WINDOW, "name": "far", "size": 9}
+    graph = graph_of({"feature_map": "elu", "memory": [near, far, STATE]})
+    assert [feed(graph, node, "pairs") for node in ("near", "far", "state_features")] == [
+        [("pairs", "pairs")],
+        [("near", "pairs")],
+        [("far", "pairs")],
+    ]
+    assert [name for name, _, _ in memories(graph)] == ["near", "far", "state"]
+
+
+def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
+    memory = [{"kind": "state", "name": name, "gate": "head"} for name in ("slow", "fast")]
+    graph = graph_of({"feature_map": "hedgehog", "memory": memory, "flow": "parallel"})
+    assert {graph.nodes[f"{name}_features"]["module"] for name in ("slow", "fast")} == {"feature_map"}
+    assert [graph.nodes[f"{name}_gate"]["path"] for name in ("slow", "fast")] == [("memory", 0, "gate"), ("memory", 1, "gate")]
+    assert {node for node, _, _ in parts(graph)} == {"slow", "fast", "read"} | {
+        f"{name}_{kind}" for name in ("slow", "fast") for kind in ("features", "gate")
+    }
+
+
+@pytest.mark.parametrize(
+    ("head", "features", "state_heads", "convolved"),
+    [
+        ({"feature_map": "elu"}, 8, 2, 0),
+        ({"feature_map": {"kind": "elu", "linear": True}}, 8, 4, 0),
+        ({"feature_map": {"kind": "hedgehog", "per": "key_head", "dim": 5}}, 10, 2, 0),
+        ({"feature_map": "relu", "conv": {}}, 8, 4, 4),
+        ({"feature_map": "relu", "conv": {"per": "key_head"}}, 8, 2, 2),
+        ({"feature_map": "relu", "conv": {"inputs": ["q"]}}, 8, 2, 2),
+        ({"feature_map": {"kind": "exp", "two_sided": False}, "memory": [{**STATE, "gate": "constant"}]}, 8, 4, 0),
+        ({"feature_map": "elu", "memory": [{**STATE, "gate": "constant"}]}, 8, 2, 0),
+        ({"feature_map": "elu", "memory": [{**STATE, "gate": "head"}]}, 8, 4, 0),
+        ({"feature_map": "elu", "memory": [{**STATE, "gate": {"kind": "channel", "per": "key_head"}}]}, 8, 2, 0),
+    ],
+    ids=str,
+)
+def test_how_many_heads_a_state_has(head: dict, features: int, state_heads: int, convolved: int) -> None:
+    """As many as there are different keys or decays: a map, a convolution or a gate for each query head makes them H."""
+    head = {**head, "conv": {"kind": "causal", **head["conv"]}} if "conv" in head else head
+    graph = graph_of({"memory": [STATE], **head})
+    shape = graph.nodes["state"]["shape"]
+    assert (shape.features, shape.state_heads, shape.convolved_heads) == (features, state_heads, convolved)
+    assert shape.exponential is (graph.nodes["state_features"]["part"].kind == "exp")
+
+
+def test_a_window_keeps_convolved_keys_only_for_features_below() -> None:
+    head = {"feature_map": "elu", "conv": "causal", "memory": [WINDOW, STATE]}
+    assert graph_of(head).nodes["window"]["shape"].convolved_heads == 4
+    assert graph_of({**head, "flow": "parallel"}).nodes["window"]["shape"].convolved_heads == 0
+    assert graph_of({**head, "conv": None}).nodes["window"]["shape"].convolved_heads == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "mass", "plain"),
+    [
+        ({"memory": ["full"]}, False, True),
+        ({"memory": [WINDOW, "full"], "flow": "parallel", "read": "mixture"}, False, True),
+        ({"memory": [WINDOW, "full"], "flow": "parallel", "read": "shared"}, True, False),
+        ({"memory": [WINDOW, "full"], "read": "mixture"}, False, False),
+        ({"memory": [WINDOW, "full"], "read": "sum"}, True, False),
+    ],
+    ids=str,
+)
+def test_plain_attention_sees_all_pairs_and_owes_no_mass(head: dict, mass: bool, plain: bool) -> None:
+    graph = graph_of(head)
+    assert needs_mass(graph, "full") is mass
+    assert is_plain(graph, "full") is plain
+
+
+@pytest.mark.parametrize("name", sorted(shipped_specs()))
+def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str) -> None:
+    resolved = shipped(name)
+    for head in resolved.heads.values():
+        graph = build_graph(head, SIZE.shape(4))
+        assert networkx.is_directed_acyclic_graph(graph)
+        assert networkx.descendants(graph, "value") >= {node for node, _, _ in parts(graph, Memory)} | {"output"}
+        used = networkx.ancestors(graph, "output")
+        assert used >= {node for node, _, _ in parts(graph)}
+        document = head.model_dump()
+        for node, part, _ in parts(graph):
+            found = document
+            for step in graph.nodes[node]["path"]:
+                found = found[step]
+            assert found["kind"] == part.kind

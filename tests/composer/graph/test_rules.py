@@ -1,0 +1,169 @@
+"""Every rule refuses its case, says where it stands and what to write instead, and lets the nearest good case through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from blocks.memories.state import StateMemory
+from composer.errors import GraphError, SpecError
+from composer.graph.rules import RESERVED, checked_graph
+from composer.model.head import Head
+from composer.spec.resolve import Dimensions
+from tests.composer.graph.heads import SIZE, resolved
+
+WINDOW, STATE, FULL = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "full"}
+DROP = {**WINDOW, "evict": "drop"}
+LOLCATS = {"feature_map": "elu", "memory": [WINDOW, STATE]}
+ALONE = {"feature_map": "elu", "memory": [STATE]}
+
+
+def refused(head: dict[str, Any], size: Dimensions = SIZE) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        resolved(head, size)
+    return caught.value
+
+
+CASES = {
+    "two of a name": (
+        {**LOLCATS, "memory": [WINDOW, WINDOW, STATE]},
+        (1,),
+        "give this memory a `name:` of its own",
+        {**LOLCATS, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE]},
+    ),
+    "a name that a gate has": (
+        {**LOLCATS, "memory": [{**WINDOW, "name": "state_gate"}, {**STATE, "gate": "head"}]},
+        (1,),
+        '"state_gate"; give',
+        {**LOLCATS, "memory": [{**WINDOW, "name": "state_window"}, {**STATE, "gate": "head"}]},
+    ),
+    "a name that features have": (
+        {**LOLCATS, "memory": [{**STATE, "name": "x"}, {**STATE, "name": "x_features"}], "flow": "parallel"},
+        (1,),
+        '"x_features"; give',
+        {**LOLCATS, "memory": [{**STATE, "name": "x"}, {**STATE, "name": "y"}], "flow": "parallel"},
+    ),
+    "a name of the graph": (
+        {**LOLCATS, "memory": [{**WINDOW, "name": "pairs"}, STATE]},
+        (0,),
+        '"pairs"; give',
+        {**LOLCATS, "memory": [{**WINDOW, "name": "pair"}, STATE]},
+    ),
+    "a name of PyTorch's": (
+        {**LOLCATS, "memory": [{**WINDOW, "name": "half"}, STATE]},
+        (0, "name"),
+        '"half" of their own; give this memory another name',
+        {**LOLCATS, "memory": [{**WINDOW, "name": "halves"}, STATE]},
+    ),
+    "a state without features": ({"memory": [WINDOW, STATE]}, (1,), "add one, such as `feature_map: hedgehog`", LOLCATS),
+    "features without a state": (
+        {"feature_map": "elu", "memory": [FULL]},
+        "feature_map",
+        "remove `feature_map` (or set it to null)",
+        {"feature_map": None, "memory": [FULL]},
+    ),
+    "a convolution without features": (
+        {"conv": "causal", "memory": [FULL]},
+        "conv",
+        "remove `conv`",
+        {"conv": None, "memory": [FULL]},
+    ),
+    "a weight alone": (
+        {"memory": [{**FULL, "weight": "learned"}]},
+        (0, "weight"),
+        "remove `weight`",
+        {"memory": [{**WINDOW, "weight": "learned"}, FULL]},
+    ),
+    "parallel alone": ({"memory": [FULL], "flow": "parallel"}, "flow", "remove `flow`", {"memory": [FULL], "flow": "cascade"}),
+    "below what never evicts": (
+        {**LOLCATS, "memory": [STATE, WINDOW]},
+        (0,),
+        "put it last, or set `flow: parallel`",
+        {**LOLCATS, "memory": [STATE, WINDOW], "flow": "parallel"},
+    ),
+    "below what drops": ({**LOLCATS, "memory": [DROP, STATE]}, (0, "evict"), "remove `evict: drop`", LOLCATS),
+    "a window into nothing": ({"memory": [WINDOW]}, (0,), "such as `state`, or say `evict: drop`", {"memory": [DROP]}),
+    "windows into nothing": (
+        {"memory": [WINDOW, {**WINDOW, "name": "far"}]},
+        (1,),
+        "say `evict: drop`",
+        {"memory": [WINDOW, {**DROP, "name": "far"}]},
+    ),
+    "parallel windows into nothing": (
+        {"memory": [DROP, {**WINDOW, "name": "far"}], "flow": "parallel"},
+        (1,),
+        "say `evict: drop`",
+        {"memory": [DROP, {**DROP, "name": "far"}], "flow": "parallel"},
+    ),
+    "a skip to another dimension": (
+        {**ALONE, "feature_map": {"kind": "relu", "linear": True, "skip": True, "dim": 5}},
+        ("feature_map", "dim"),
+        "x has 8 numbers and xW has 5; set `dim: 8`",
+        {**ALONE, "feature_map": {"kind": "relu", "linear": True, "skip": True, "dim": 8}},
+    ),
+    "a mass of signed features": (
+        {**ALONE, "feature_map": "identity"},
+        (0,),
+        "choose a positive feature map, or set `normalise: false`",
+        {"feature_map": "identity", "memory": [{**STATE, "normalise": False}]},
+    ),
+    "a raw numerator in one denominator": (
+        {**LOLCATS, "memory": [WINDOW, {**STATE, "normalise": False}]},
+        (1,),
+        "set `normalise: true`, or `read: sum`",
+        {**LOLCATS, "memory": [WINDOW, {**STATE, "normalise": False}], "read": "sum"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rule(case: str) -> None:
+    bad, where, advice, good = CASES[case]
+    error = refused(bad)
+    path = (
+        ("head", "memory", *where) if isinstance(where[0], int) else ("head", where) if isinstance(where, str) else ("head", *where)
+    )
+    assert error.path == path
+    assert advice in str(error)
+    assert isinstance(error, SpecError)
+    complete = resolved(good).heads["head"]
+    Head(complete, SIZE.shape(4))
+
+
+def test_rope_needs_pairs_of_coordinates() -> None:
+    odd = Dimensions(hidden_size=12, layers=1, heads=2, key_heads=2, head_dim=3, rope_theta=100.0)
+    error = refused({"memory": [FULL]}, odd)
+    assert error.path == ("head", "memory", 0, "position")
+    assert "the head dimension is 3" in str(error)
+    assert resolved({"memory": [FULL], "position": "none"}, odd)
+    assert refused({"memory": [{**FULL, "position": "rope"}], "position": "none"}, odd).path == error.path
+
+
+def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateMemory, "decay_ranks", frozenset({"none", "head"}))
+    error = refused({**ALONE, "memory": [{**STATE, "gate": "channel"}]})
+    assert error.path == ("head", "memory", 0, "gate")
+    assert "`channel` decays by rank `channel`, and this memory's recurrence takes head, none" in str(error)
+    assert resolved({**ALONE, "memory": [{**STATE, "gate": "head"}]})
+
+
+def test_the_first_mistake_comes_first() -> None:
+    head = {"memory": [{**WINDOW, "name": "half"}, {**WINDOW, "name": "half"}]}
+    assert refused(head).path == ("head", "memory", 0, "name")
+
+
+def test_a_path_starts_where_the_head_stands() -> None:
+    with pytest.raises(GraphError) as caught:
+        checked_graph(
+            resolved({"memory": [DROP]}).heads["head"].model_copy(update={"flow": "parallel"}), SIZE.shape(4), ("heads", "x")
+        )
+    assert caught.value.path == ("heads", "x", "flow")
+
+
+def test_names_that_modules_own_are_reserved() -> None:
+    """In this version of PyTorch, and in our own modules: a parameter under such a name would end in a traceback."""
+    head = Head(resolved({"memory": [FULL]}).heads["head"], SIZE.shape(4))
+    owned = {name for name in (*dir(nn.ModuleDict()), *dir(head)) if name[0].islower()}
+    assert owned <= RESERVED
