@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,7 +199,10 @@ def measure(cache: Path, spec: str, runs: int, pause: float) -> dict[str, Any]:
         "link": links,
         "copy": copies,
         "cp_seconds": by_cp,
-        "copy_to_cp_speed": statistics.median(by_cp) / statistics.median(run["seconds"] for run in copies),
+        "copy_to_cp_speed": {
+            "median": statistics.median(by_cp) / statistics.median(run["seconds"] for run in copies),
+            "best": min(by_cp) / min(run["seconds"] for run in copies),
+        },
     }
 
 
@@ -228,14 +232,15 @@ def table(result: dict[str, Any]) -> str:
         row("build, `--copy`", [run["seconds"] for run in result["copy"]], result["copy"]),
         row("`cp` and fsync", result["cp_seconds"], None),
         "",
-        f"`--copy` runs at {result['copy_to_cp_speed']:.2f} of `cp`'s speed.",
+        f"`--copy` runs at {result['copy_to_cp_speed']['median']:.2f} of `cp`'s speed by medians, "
+        f"at {result['copy_to_cp_speed']['best']:.2f} by the best of each.",
     ]
     return "\n".join(head)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, default=Path("build_1b_cache"), help="a folder with 6 GB of room")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "build_1b", help="a folder with 6 GB of room")
     parser.add_argument("--spec", default="lawcat")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each copy, for disks that allow bursts only")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from blocks.flow import Partial, accumulating
 from blocks.legend import Float, Tensor, torch
-from blocks.part import Part, bare, kinds
+from blocks.part import Parameters, Part, bare, kinds
 
 
 class Read(Part):
@@ -21,7 +21,7 @@ class Read(Part):
     leaves_masses_out: ClassVar[bool] = False
     """Memories are weighed by their logits alone, so it needs no mass."""
 
-    def combine(self, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         raise NotImplementedError
 
 
@@ -32,7 +32,7 @@ class Shared(Read):
     source: ClassVar[str] = "LoLCATs as in its code and in LoLA, eq. 13"
     kind: Literal["shared"] = "shared"
 
-    def combine(self, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         masses = torch.stack([_mass(partial) for partial in partials], dim=-1)
         largest = masses.detach().amax(-1, keepdim=True)
         raw = (masses - largest.masked_fill(largest.isneginf(), 0.0)).exp()
@@ -49,7 +49,7 @@ class Mixture(Read):
     leaves_masses_out: ClassVar[bool] = True
     kind: Literal["mixture"] = "mixture"
 
-    def combine(self, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         output = partials[0].output
         none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
         logits = [none if partial.logit is None else partial.logit for partial in partials]
@@ -65,11 +65,11 @@ class Sum(Read):
     takes_raw: ClassVar[bool] = True
     kind: Literal["sum"] = "sum"
 
-    def combine(self, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         with_mass = [partial for partial in partials if partial.lse is not None]
         outputs = [_scaled(partial) for partial in partials if partial.lse is None]
         if with_mass:
-            outputs.append(Shared().combine(with_mass))
+            outputs.append(Shared().combine(parameters, with_mass))
         return torch.stack(outputs).sum(0)
 
 

@@ -14,7 +14,7 @@ class SpecError(ComposerError):
 class GraphError(SpecError):
     """The spec is well formed but cannot mean anything.
 
-    path: where in the spec, such as ``("head", "memory", 1, "gate")``. ``composer.spec.reading`` adds file and line to it.
+    path: where in the spec, such as ``("head", "memory", 1, "gate")``. ``composer.spec.loading.locate`` adds file and line to it.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:

@@ -27,14 +27,9 @@ class _Entries(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         if key != MODEL_TYPE:
             raise KeyError(key)
-        from transformers import AutoModel, AutoModelForCausalLM
-
-        from composer.model.configuration import ComposedConfig
-        from composer.model.modeling import ComposedForCausalLM, ComposedModel
+        from composer.model.modeling import ComposedConfig  # enters the tables of models, too
 
         self[MODEL_TYPE] = ComposedConfig
-        AutoModel.register(ComposedConfig, ComposedModel, exist_ok=True)
-        AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)
         return ComposedConfig
 
 

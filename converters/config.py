@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -17,8 +18,12 @@ def positive_int(config: Mapping[str, object], key: str, default: int | None = N
 
 def number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """A number of at least 0."""
-    accept: Callable[..., float | None] = lambda v: float(v) if _is_number(v) and v >= 0 else None  # noqa: E731
-    return _checked(config, key, default, "a number of at least 0", accept)
+    return _checked(config, key, default, "a number of at least 0", lambda v: float(v) if _is_number(v) and v >= 0 else None)
+
+
+def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
+    """A number greater than 0."""
+    return _checked(config, key, default, "a number greater than 0", lambda v: float(v) if _is_number(v) and v > 0 else None)
 
 
 def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
@@ -64,4 +69,4 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

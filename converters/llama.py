@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from converters.config import number, positive_int, switch, token_id, token_ids
+from converters.config import number, positive_int, positive_number, switch, token_id, token_ids
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.trunk import Dtype, RopeScaling, Trunk
@@ -36,6 +36,30 @@ PASSED_OVER = {
     "model.layers.{i}.self_attn.rotary_emb.inv_freq": "rotary frequencies, which follow from rope_theta",
 }
 
+_READ = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "hidden_act",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+    }
+)
 # Keys that say nothing about what the model computes from its tokens, at inference.
 _HARMLESS = frozenset(
     {
@@ -113,32 +137,6 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
     return trunk
 
 
-_READ = frozenset(
-    {
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "attention_bias",
-        "mlp_bias",
-        "tie_word_embeddings",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "max_position_embeddings",
-        "hidden_act",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "initializer_range",
-    }
-)
-
-
 def _refuse_what_changes_the_computation(config: Config) -> None:
     for key, neutral in _NEUTRAL.items():
         value = config.get(key)
@@ -166,7 +164,7 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"config.json says rope_parameters: {given!r}; expected a mapping or null.")
-    theta = number(given, "rope_theta", number(config, "rope_theta", 10000.0))
+    theta = positive_number(given, "rope_theta", positive_number(config, "rope_theta", 10000.0))
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         known: tuple[str, ...] = ()
@@ -174,11 +172,13 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
     elif kind == "llama3":
         known = _SCALING_KEYS
         scaling = RopeScaling(
-            factor=number(given, "factor"),
-            low_freq_factor=number(given, "low_freq_factor"),
-            high_freq_factor=number(given, "high_freq_factor"),
+            factor=positive_number(given, "factor"),
+            low_freq_factor=positive_number(given, "low_freq_factor"),
+            high_freq_factor=positive_number(given, "high_freq_factor"),
             original_max_position_embeddings=positive_int(given, "original_max_position_embeddings", max_positions),
         )
+        if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+            raise ConfigError("config.json says low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
     else:
         raise ConfigError(
             f"config.json asks for rotary positions of type {kind!r}; supported are 'default' and 'llama3'. "

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ def build_folder(
     _check_space(target, source, plan, copy)
 
     with whole_or_nothing(target) as folder:
-        writer = _Writer(folder, source, resolved, plan, copy, hash_contents, seed, progress or _silent)
+        student = record_of(source)
+        writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress or _silent)
         files = writer.weights()
         writer.small_files()
         write_json(folder / INDEX, _index(plan))
@@ -102,7 +103,7 @@ def build_folder(
             spec=dict(spec_document),
             resolved=resolved,
             spec_hash=resolved.hash,
-            source=stored_source(source, writer.student),
+            source=stored_source(source, student),
             seed=seed,
             trunk=asdict(trunk),
             plan=plan,
@@ -117,23 +118,19 @@ def build_folder(
     return _report(target, resolved, plan, files, total, began, dry_run=False)
 
 
+@dataclass(frozen=True)
 class _Writer:
-    """One build's writing of weights and small files into a folder."""
+    """One build's writing of weights and small files into a folder. student: the record of a source that is one."""
 
-    def __init__(
-        self,
-        folder: Path,
-        source: Source,
-        resolved: Resolved,
-        plan: Plan,
-        copy: bool,
-        hash_contents: bool,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.folder, self.source, self.resolved, self.plan = folder, source, resolved, plan
-        self.copy, self.hash_contents, self.seed, self.progress = copy, hash_contents, seed, progress
-        self.student = record_of(source)
+    folder: Path
+    source: Source
+    student: Record | None
+    resolved: Resolved
+    plan: Plan
+    copy: bool
+    hash_contents: bool
+    seed: int
+    progress: Progress
 
     def weights(self) -> dict[str, StoredFile]:
         files: dict[str, StoredFile] = {}

@@ -70,7 +70,7 @@ head:
 #   exact: {{memory: [full]}}
 # layers:
 #   - {{at: [0, -1], use: exact}}             # a layer, a list, a range such as 0:8:2, or all
-#   - {{at: 1, use: {{exact: 4, head: 28}}}}    # groups of query heads inside one layer
+#   - {{at: 1, use: [{{head: exact, heads: 4}}, {{head: head, heads: 28}}]}}    # groups of query heads inside one layer
 
 # How it is trained; no part of what the spec means.
 # recipe:

@@ -6,10 +6,10 @@ Each call reads named values, computes one part and writes what it gives. Nothin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import networkx
 import torch
 from torch import Tensor, nn
 
@@ -22,14 +22,33 @@ from blocks.memories.full import Full
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.part import Fresh, Part, State
-from blocks.positions import NoPosition
+from blocks.positions import NoPosition, Rope
 from blocks.reads import Read
 from composer.graph.graph import HeadGraph, build_graph, feed, is_plain, parts
 from composer.spec.document import HeadSpec
 
 Backend = Literal["reference", "torch"]
 Values = dict[Any, Any]
-Call = Callable[[Values, Tokens, State, Backend], None]
+"""What the calls of one head have given so far, by (node, kind of edge)."""
+
+
+@dataclass
+class Run:
+    """One forward pass of a head: its values, its tokens, the state it was handed and the one that it hands on."""
+
+    values: Values
+    tokens: Tokens
+    state: State
+    carried: State
+    backend: Backend
+
+    def own(self, node: str) -> State:
+        """The state of one part."""
+        return {name.removeprefix(f"{node}."): tensor for name, tensor in self.state.items() if name.startswith(f"{node}.")}
+
+    def keep(self, node: str, state: State) -> None:
+        """Hand on the state of one part."""
+        self.carried.update({f"{node}.{name}": tensor for name, tensor in state.items()})
 
 
 class PartModule(nn.Module):
@@ -63,40 +82,29 @@ class Head(nn.Module):
         super().__init__()
         graph = build_graph(head, shape)
         self._slots = {f"{node}.{name}": slot for node, part, own in parts(graph) for name, slot in part.state(own).items()}
-        self._calls: list[Call] = []
-        for node in networkx.topological_sort(graph):
-            part = graph.nodes[node]["part"]
-            if part is None:
-                if node == "pairs":
-                    self._calls.append(partial(_enter, cast("tuple[Any, Any, Any]", _pair_inputs(graph))))
-                continue
-            module = self._module(graph, node, part)
-            compiler = next(COMPILERS[kind] for kind in type(part).__mro__ if kind in COMPILERS)
-            self._calls.append(compiler(graph, node, module))
+        self._calls: list[tuple[str, Callable[..., None]]] = []
+        for node, part, own in parts(graph):
+            compiled, method = next(COMPILERS[kind] for kind in type(part).__mro__ if kind in COMPILERS)
+            name = graph.nodes[node]["module"]
+            if name not in self._modules:
+                function = getattr(part, method)
+                bound = partial(function, shape=own) if isinstance(part, Gate) else function
+                self.add_module(name, PartModule(bound, part.parameters(own)))
+            self._calls.append((name, partial(compiled, node, **_wiring(graph, node))))
         (self._output,) = feed(graph, "output", "output") or feed(graph, "output", "partial")
-
-    def _module(self, graph: HeadGraph, node: str, part: Part) -> PartModule:
-        name, shape = graph.nodes[node]["module"], graph.nodes[node]["shape"]
-        if name not in self._modules:
-            method = next(METHODS[kind] for kind in type(part).__mro__ if kind in METHODS)
-            function = partial(_log_decay, part, shape) if isinstance(part, Gate) else method(part)
-            module = PartModule(function, part.parameters(shape))
-            if not module.fresh:
-                return module
-            self.add_module(name, module)
-        return cast("PartModule", self._modules[name])
 
     def forward(
         self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
     ) -> tuple[Tensor, State]:
         """Run the calls in order."""
-        values: Values = {(name, name): tensor for name, tensor in zip(INPUTS, (hidden, query, key, value), strict=True)}
-        carried: State = {}
-        values["state"] = state
-        for call in self._calls:
-            call(values, tokens, carried, backend)
+        values: Values = {("hidden", "hidden"): hidden, ("query", "query"): query, ("key", "key"): key}
+        position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
+        values["pairs", "pairs"] = Pairs(key, key, value, position)
+        run = Run(values, tokens, state, {}, backend)
+        for name, call in self._calls:
+            call(self._modules[name], run)
         output = values[self._output]
-        return (output if isinstance(output, Tensor) else output.output), carried
+        return (output if isinstance(output, Tensor) else output.output), run.carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -107,118 +115,66 @@ class Head(nn.Module):
         }
 
 
-INPUTS = ("hidden", "query", "key", "value")
-METHODS: dict[type[Part], Callable[[Any], Callable[..., Any]]] = {
-    Convolution: lambda part: part.convolve,
-    FeatureMap: lambda part: part.map,
-    Window: lambda part: part.attend,
-    Full: lambda part: part.attend,
-    StateMemory: lambda part: part.recall,
-    Gate: lambda part: part.log_decay,
-    Read: lambda part: lambda _parameters, partials: part.combine(partials),
+def _wiring(graph: HeadGraph, node: str) -> dict[str, Any]:
+    """Where a part's inputs come from, by kind; of partials, all; and what the part has to know of its place."""
+    part, kinds = graph.nodes[node]["part"], {data["kind"] for _, _, data in graph.in_edges(node, data=True)}
+    wiring: dict[str, Any] = {kind: feed(graph, node, kind) for kind in kinds}
+    wiring = {kind: sources if kind == "partial" else sources[0] for kind, sources in wiring.items()}
+    if isinstance(part, FeatureMap):
+        wiring["position"] = graph.nodes[node]["position"] or NoPosition()
+        wiring["logarithm"] = part.exponential
+    if isinstance(part, Full):
+        wiring["plain"] = is_plain(graph, node)
+    return wiring
+
+
+# Each call takes its node and wiring, which are bound when the graph is compiled, then the part's module and the run.
+def _convolution(node: str, module: nn.Module, run: Run, *, query: Any, key: Any) -> None:
+    convolved_query, convolved_key, state = module(run.values[query], run.values[key], run.tokens, run.own(node))
+    run.values[node, "query"] = convolved_query
+    # Pairs carry the convolved key down; the raw one stays beside it.
+    run.values["pairs", "pairs"] = replace(run.values["pairs", "pairs"], convolved=convolved_key)
+    run.keep(node, state)
+
+
+def _features(
+    node: str, module: nn.Module, run: Run, *, query: Any, pairs: Any, position: Rope | NoPosition, logarithm: bool
+) -> None:
+    held: Pairs = run.values[pairs]
+    turned_query = position.rotate(run.values[query], run.tokens.position)
+    turned_key = position.rotate(held.convolved, held.position)
+    query_features, key_features = module(turned_query, turned_key, logarithm=logarithm)
+    run.values[node, "features"] = query_features, Features(key_features, held.value, held.present)
+
+
+def _gate(node: str, module: nn.Module, run: Run, *, hidden: Any) -> None:
+    run.values[node, "decay"] = module(run.values[hidden])
+
+
+def _exact(node: str, module: nn.Module, run: Run, *, query: Any, pairs: Any, **place: bool) -> None:
+    partial_, state, fallen = module(run.values[query], run.values[pairs], run.tokens, run.own(node), form=run.backend, **place)
+    run.values[node, "partial"], run.values[node, "pairs"] = partial_, fallen
+    run.keep(node, state)
+
+
+def _state(node: str, module: nn.Module, run: Run, *, features: Any, decay: Any = None) -> None:
+    query, pairs = run.values[features]
+    log_decay = None if decay is None else run.values[decay]
+    run.values[node, "partial"], state = module(query, pairs, log_decay, run.tokens, run.own(node), form=run.backend)
+    run.keep(node, state)
+
+
+def _read(node: str, module: nn.Module, run: Run, *, partial: Any) -> None:
+    run.values[node, "output"] = module([run.values[name] for name in partial])
+
+
+COMPILERS: dict[type[Part], tuple[Callable[..., None], str]] = {
+    Convolution: (_convolution, "convolve"),
+    FeatureMap: (_features, "map"),
+    Gate: (_gate, "log_decay"),
+    Window: (_exact, "attend"),
+    Full: (_exact, "attend"),
+    StateMemory: (_state, "recall"),
+    Read: (_read, "combine"),
 }
-
-
-def _log_decay(gate: Gate, shape: Shape, parameters: Any, hidden: Tensor) -> Tensor | None:
-    return gate.log_decay(parameters, hidden, shape)
-
-
-def _own(state: State, node: str) -> State:
-    return {name.removeprefix(f"{node}."): tensor for name, tensor in state.items() if name.startswith(f"{node}.")}
-
-
-def _keep(carried: State, node: str, state: State) -> None:
-    carried.update({f"{node}.{name}": tensor for name, tensor in state.items()})
-
-
-def _pair_inputs(graph: HeadGraph) -> tuple[Any, Any, Any]:
-    keys = feed(graph, "pairs", "key")
-    return keys[0], keys[-1], feed(graph, "pairs", "value")[0]
-
-
-def _enter(inputs: tuple[Any, Any, Any], values: Values, tokens: Tokens, _carried: State, _backend: Backend) -> None:
-    """Make this call's pairs."""
-    key, convolved, value = (values[name] for name in inputs)
-    position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
-    values["pairs", "pairs"] = Pairs(key, convolved, value, position)
-
-
-def _convolution(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (query,), (key,) = feed(graph, node, "query"), feed(graph, node, "key")
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        state = _own(values["state"], node)
-        values[node, "query"], values[node, "key"], state = module(values[query], values[key], tokens, state)
-        _keep(carried, node, state)
-
-    return call
-
-
-def _features(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (query,), (pairs,) = feed(graph, node, "query"), feed(graph, node, "pairs")
-    position = graph.nodes[node]["position"] or NoPosition()
-    logarithm = graph.nodes[node]["part"].exponential
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        held: Pairs = values[pairs]
-        turned_query = position.rotate(values[query], tokens.position)
-        turned_key = position.rotate(held.convolved, held.position)
-        query_features, key_features = module(turned_query, turned_key, logarithm=logarithm)
-        values[node, "features"] = query_features, Features(key_features, held.value, held.present)
-
-    return call
-
-
-def _gate(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (hidden,) = feed(graph, node, "hidden")
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        values[node, "decay"] = module(values[hidden])
-
-    return call
-
-
-def _exact(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (query,), (pairs,) = feed(graph, node, "query"), feed(graph, node, "pairs")
-    options = {"plain": is_plain(graph, node)} if isinstance(graph.nodes[node]["part"], Full) else {}
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        state = _own(values["state"], node)
-        partial_, state, fallen = module(values[query], values[pairs], tokens, state, form=backend, **options)
-        values[node, "partial"], values[node, "pairs"] = partial_, fallen
-        _keep(carried, node, state)
-
-    return call
-
-
-def _state(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    (features,), decay = feed(graph, node, "features"), next(iter(feed(graph, node, "decay")), None)
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        query, pairs = values[features]
-        log_decay = None if decay is None else values[decay]
-        state = _own(values["state"], node)
-        values[node, "partial"], state = module(query, pairs, log_decay, tokens, state, form=backend)
-        _keep(carried, node, state)
-
-    return call
-
-
-def _read(graph: HeadGraph, node: str, module: PartModule) -> Call:
-    partials = feed(graph, node, "partial")
-
-    def call(values: Values, tokens: Tokens, carried: State, backend: Backend) -> None:
-        values[node, "output"] = module([values[name] for name in partials])
-
-    return call
-
-
-COMPILERS: dict[type[Part], Callable[[HeadGraph, str, PartModule], Call]] = {
-    Convolution: _convolution,
-    FeatureMap: _features,
-    Gate: _gate,
-    Window: _exact,
-    Full: _exact,
-    StateMemory: _state,
-    Read: _read,
-}
+"""For each kind of part: the call that it becomes, and the function of the part that its module computes."""

@@ -10,6 +10,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from blocks.flow import Tokens
@@ -232,3 +233,7 @@ def _check_passed(passed: dict[str, Any]) -> None:
     unknown = [name for name, value in passed.items() if value is not None and name not in PASSED_ON]
     if unknown:
         raise TypeError(f"a composed model does not take {', '.join(unknown)}")
+
+
+AutoModel.register(ComposedConfig, ComposedModel, exist_ok=True)
+AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)

@@ -40,13 +40,22 @@ class HeadSpec(Closed):
     """How several memories are weighed against each other. Left out: shared."""
 
 
+class HeadsOf(Closed):
+    """Consecutive query heads of a layer that are composed alike."""
+
+    head: Name
+    """Which head they are."""
+    heads: PositiveInt
+    """How many query heads; whole groups of those that share a key head."""
+
+
 class LayerRule(Closed):
     """Which layers take which head. A later rule overrides an earlier one."""
 
     at: int | tuple[int, ...] | Annotated[str, StringConstraints(pattern=r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$")]
     """A layer, a list of layers, a range ``first:end:step`` as Python slices, or ``all``. -1 is the last layer."""
-    use: Name | dict[Name, PositiveInt]
-    """A head for all heads of the layer, or the number of query heads that each named head takes, in this order."""
+    use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1)]
+    """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it, in this order."""
 
 
 class Lora(Closed):
@@ -92,12 +101,17 @@ class Spec(Closed):
     compose: Literal[1]
     """Version of the document. Defaults never change within a version."""
     name: Name
+    """Each file says its own; it is not inherited."""
     paper: str | None = None
+    """Where it comes from."""
     head: HeadSpec | None = None
     """The head of every layer that no rule names."""
     heads: dict[Name, HeadSpec] = Field(default_factory=dict)
+    """Further heads, by name, for ``layers`` to use."""
     layers: tuple[LayerRule, ...] = ()
+    """Which layers take which head; a later rule overrides an earlier one."""
     recipe: Recipe | None = None
+    """How it is trained: kept with the model, no part of what the spec means."""
     _places: Places = PrivateAttr(default_factory=Places)
 
     def place(self, path: Path) -> Place | None:

@@ -1,7 +1,8 @@
 """A spec meets a source model and becomes a complete document: layer by layer, every default and dimension written out.
 
-The hash of that document is what the spec *means*: names, papers and recipe are left out of it, so the same heads have the same
-hash whatever they are called, in whatever order they were written and through whatever chain of ``extends``.
+The hash of that document is what the spec *means*: names, papers and recipe are left out of it, and defaults, which never change
+within a version. The same heads have the same hash whatever they are called, in whatever order they were written and through
+whatever chain of ``extends``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from blocks.legend import Shape
 from blocks.memories.window import Window
@@ -20,7 +21,7 @@ from blocks.positions import Llama3Scaling, NoPosition, Rope
 from blocks.reads import Shared, Sum
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
-from composer.spec.document import HeadSpec, Name, Recipe, Spec
+from composer.spec.document import HeadsOf, HeadSpec, Name, Recipe, Spec
 
 Path = tuple[str | int, ...]
 
@@ -70,7 +71,7 @@ class Resolved(Closed):
     @property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
-        heads = {name: _nameless(head.model_dump(mode="json")) for name, head in self.heads.items()}
+        heads = {name: _meaning(head) for name, head in self.heads.items()}
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling"})
         meaning = {"compose": self.compose, "dimensions": size, "layers": layers}
@@ -143,7 +144,7 @@ def _complete(head: HeadSpec, dimensions: Dimensions) -> HeadSpec:
 
 def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
     """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
-    chosen: list[str | dict[str, int] | None] = ["head" if spec.head is not None else None] * dimensions.layers
+    chosen: list[str | tuple[HeadsOf, ...] | None] = ["head" if spec.head is not None else None] * dimensions.layers
     for number, rule in enumerate(spec.layers):
         named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
         if not named:
@@ -174,8 +175,11 @@ def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
     return [number % layers for number in numbers]
 
 
-def _groups(use: str | dict[str, int], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
-    counts = {use: dimensions.heads} if isinstance(use, str) else use
+def _groups(use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
+    taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
+    counts = {group.head: group.heads for group in taken}
+    if len(counts) < len(taken):
+        raise GraphError("names a head twice: give all its query heads to one group", path)
     per_key = dimensions.heads // dimensions.key_heads
     for name, count in counts.items():
         if name not in heads:
@@ -191,7 +195,14 @@ def _groups(use: str | dict[str, int], dimensions: Dimensions, heads: Mapping[st
     return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
 
 
-def _nameless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _nameless(item) for key, item in value.items() if key != "name"}
-    return [_nameless(item) for item in value] if isinstance(value, list) else value
+def _meaning(value: Any) -> Any:
+    """What a schema says beyond its defaults, without names: a field that a part gains later leaves older hashes as they are."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        said = {
+            name: item
+            for name, item in value
+            if name == "kind" or (name != "name" and item != fields[name].get_default(call_default_factory=True))
+        }
+        return {name: _meaning(item) for name, item in said.items()}
+    return [_meaning(item) for item in value] if isinstance(value, tuple) else value

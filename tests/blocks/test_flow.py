@@ -9,7 +9,7 @@ from blocks.flow import Pairs, Tokens, accumulating, repeat_heads
 from tests.blocks.support import documents, random
 
 EARLIER = 3
-SEGMENT = torch.tensor([[0, 0, 1, 1, 2], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]])
+SEGMENT = torch.tensor([[0, 0, 1, 1, 2], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
 REAL = [5, 3, 0, 1]
 
 
@@ -17,7 +17,7 @@ def ragged() -> Tokens:
     valid = torch.arange(5) < torch.tensor(REAL)[:, None]
     # Padding belongs to the document before it.
     segment = torch.stack(
-        [row if real == 5 else torch.where(valid[index], row, row[real - 1] if real else 0)
+        [row if real == 5 else torch.where(valid[index], row, row[max(real - 1, 0)])
          for index, (row, real) in enumerate(zip(SEGMENT, REAL, strict=True))]
     )  # fmt: skip
     return Tokens(torch.zeros(4, 5, dtype=torch.int64), segment, valid)

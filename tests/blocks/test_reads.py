@@ -41,7 +41,7 @@ def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
 def test_shared_has_one_denominator(some_empty: bool) -> None:
     for logits in ((None, None), (random(4), None), (random(4), random(4)), (None, random(4), random(4))):
         partials = [partial(masses(some_empty=some_empty), logit) for logit in logits]
-        close(Shared().combine(partials), shared_by_hand(partials))
+        close(Shared().combine({}, partials), shared_by_hand(partials))
 
 
 def test_shared_takes_any_mass() -> None:
@@ -50,14 +50,14 @@ def test_shared_takes_any_mass() -> None:
         lse = masses(), masses()
         outputs = [partial(one) for one in lse]
         moved = [Partial(one.output, one.lse + offset) for one in outputs]
-        close(Shared().combine(moved), Shared().combine(outputs), 1e-9)
+        close(Shared().combine({}, moved), Shared().combine({}, outputs), 1e-9)
 
 
 @pytest.mark.parametrize("read", [Shared(), Sum()], ids=["shared", "sum"])
 def test_all_empty_gives_0_and_finite_gradients(read: Read) -> None:
     output, logit = torch.zeros(1, 2, 4, 5, requires_grad=True), torch.zeros(4, requires_grad=True)
     lse = torch.full((1, 2, 4), EMPTY, requires_grad=True)
-    answer = read.combine([Partial(output, lse, logit), Partial(output, lse)])
+    answer = read.combine({}, [Partial(output, lse, logit), Partial(output, lse)])
     assert torch.equal(answer, torch.zeros(1, 2, 4, 5))
     for gradient in torch.autograd.grad(answer.sum(), (output, lse, logit)):
         assert gradient.isfinite().all()
@@ -66,8 +66,8 @@ def test_all_empty_gives_0_and_finite_gradients(read: Read) -> None:
 def test_an_empty_memory_leaves_the_others_alone() -> None:
     full = partial(masses(), random(4))
     nothing = partial(torch.full((2, 3, 4), EMPTY), random(4))
-    close(Shared().combine([full, nothing]), full.output)
-    close(Sum().combine([nothing, full]), full.output)
+    close(Shared().combine({}, [full, nothing]), full.output)
+    close(Sum().combine({}, [nothing, full]), full.output)
 
 
 def test_mixture_is_sigma_and_its_rest() -> None:
@@ -76,8 +76,8 @@ def test_mixture_is_sigma_and_its_rest() -> None:
     for lse in (masses(), None):
         window, state = partial(lse, factor), partial(masses(some_empty=True))
         sigma = (1 / (1 + (-factor).exp()))[:, None]
-        close(Mixture().combine([window, state]), sigma * window.output + (1 - sigma) * state.output)
-        close(Mixture().combine([state, window]), sigma * window.output + (1 - sigma) * state.output)
+        close(Mixture().combine({}, [window, state]), sigma * window.output + (1 - sigma) * state.output)
+        close(Mixture().combine({}, [state, window]), sigma * window.output + (1 - sigma) * state.output)
 
 
 def test_mixture_of_more() -> None:
@@ -85,17 +85,17 @@ def test_mixture_of_more() -> None:
     partials = [partial(logit=first), partial(logit=second), partial()]
     weights = torch.stack((first.exp(), second.exp(), torch.ones(4)))
     weights = (weights / weights.sum(0))[:, :, None]
-    close(Mixture().combine(partials), sum(weight * one.output for weight, one in zip(weights, partials, strict=True)))
+    close(Mixture().combine({}, partials), sum(weight * one.output for weight, one in zip(weights, partials, strict=True)))
     even = [partial(), partial()]
-    close(Mixture().combine(even), (even[0].output + even[1].output) / 2)
+    close(Mixture().combine({}, even), (even[0].output + even[1].output) / 2)
 
 
 def test_sum_adds_raw_numerators_to_what_is_shared() -> None:
     raw, weighted = partial(), partial(logit=random(4))
     sigma = (1 / (1 + (-weighted.logit).exp()))[:, None]
     window, state = partial(masses(), random(4)), partial(masses(some_empty=True))
-    close(Sum().combine([window, raw, state]), shared_by_hand([window, state]) + raw.output)
-    close(Sum().combine([raw, weighted]), raw.output + sigma * weighted.output)
+    close(Sum().combine({}, [window, raw, state]), shared_by_hand([window, state]) + raw.output)
+    close(Sum().combine({}, [raw, weighted]), raw.output + sigma * weighted.output)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_gradients(read: Read, with_mass: list[int]) -> None:
     tensors = [random(1, 2, 3, 2), random(1, 2, 3, 2), random(1, 2, 3), random(1, 2, 3), random(3), random(3)]
 
     def run(first: Tensor, second: Tensor, lse: Tensor, other: Tensor, logit: Tensor, more: Tensor) -> Tensor:
-        return read.combine([Partial(first, lse, logit), Partial(second, other if with_mass[1] else None, more)])
+        return read.combine({}, [Partial(first, lse, logit), Partial(second, other if with_mass[1] else None, more)])
 
     assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
 
@@ -115,8 +115,8 @@ def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -
     exact = [partial(masses(), random(4)), partial(masses())]
     exact = [Partial(one.output.bfloat16().double(), one.lse, one.logit) for one in exact]
     half = [Partial(one.output.bfloat16(), one.lse.float(), None if one.logit is None else one.logit.float()) for one in exact]
-    answer = read.combine(half)
+    answer = read.combine({}, half)
     assert answer.dtype == torch.bfloat16
     # One rounding at the end: half a unit in the last of 8 bits.
-    wanted = read.combine(exact)
+    wanted = read.combine({}, exact)
     assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()

@@ -115,6 +115,22 @@ def test_the_cache_tells_the_hash_of_its_large_files(tmp_path: Path):
     assert cached_sha256(snapshot / digest) is None
 
 
+def test_a_model_in_the_cache_is_found_without_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--owner--model"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    assert fetch("owner/model") == fetch("owner/model", "main") == fetch("owner/model", COMMIT) == (snapshot, COMMIT)
+    with pytest.raises(HubError, match="cannot be reached"):
+        fetch("owner/model", "v9")
+    with pytest.raises(HubError, match="cannot be reached"):
+        fetch("owner/other")
+
+
 def test_reading_a_folder_imports_neither_torch_nor_the_hub():
     code = "import sys, converters.source, converters.hub; print([m for m in ('torch', 'huggingface_hub') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -128,6 +128,13 @@ def test_other_scalings_are_refused_by_name(kind: str, key: str):
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}}, "no 'factor'"),
         ({"rope_scaling": {"rope_type": "default", "beta_fast": 32}}, "does not know: beta_fast"),
+        ({"rope_theta": 0}, "rope_theta: 0; expected a number greater than 0"),
+        ({"rope_theta": float("inf")}, "rope_theta: inf; expected"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan; expected"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "low_freq_factor ≥ high_freq_factor",
+        ),
         ({"rope_scaling": "llama3"}, "expected a mapping or null"),
     ],
 )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from composer.build.build import BuildReport, build_folder
 from composer.build.dimensions import dimensions
@@ -43,3 +48,22 @@ def plan_for(folder: Path, spec: dict[str, Any], **options: Any) -> Plan:
 
 def build(folder: Path, out: Path, spec: dict[str, Any] = SOFTMAX, **options: Any) -> BuildReport:
     return build_folder(resolved_for(folder, spec), open_model(folder), out, spec_document=spec, **options)
+
+
+def loaded(folder: Path) -> PreTrainedModel:
+    """The model as the Auto classes load it, with nothing missing and nothing left over."""
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model.eval()
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    """Of 40 tokens, each another."""
+    with torch.no_grad():
+        return model(torch.arange(40)[None] % 64).logits
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a built folder."""
+    files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
+    return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}

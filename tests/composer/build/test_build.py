@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from composer.build import build as build_module
-from composer.build import contents, sources
+from composer.build import sources
 from composer.build.plan import FRESH_FILE
 from composer.build.record import RECORD, read_record
 from composer.build.sources import open_model
-from composer.build.stream import all_finite
 from composer.errors import BuildError
 from converters.source import open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama
-from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build, resolved_for
+from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, logits, resolved_for, weights
 
 VARIANTS = {
     "gqa": {},
@@ -31,32 +28,6 @@ VARIANTS = {
     "head_dim": {"head_dim": 12},
     "llama3": {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5},
 }
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return llama(tmp_path / "source")
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    return llama(tmp_path / "sharded", sharded=True)
-
-
-def loaded(folder: Path, dtype: str = "auto"):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    return model.eval()
-
-
-def logits(model) -> torch.Tensor:
-    with torch.no_grad():
-        return model(torch.arange(40)[None] % 64).logits
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
-    return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -156,64 +127,6 @@ def test_small_files_come_along_as_copies(source: Path, tmp_path: Path):
     assert "own card" not in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path: Path, dtype: str):
-    report = build(sharded, tmp_path / "out", LAWCAT, dtype=dtype)
-    kind = getattr(torch, dtype)
-    assert {file.how for file in report.files.values()} == {"rewritten", "written"}
-    found = weights(tmp_path / "out")
-    for name, tensor in LlamaForCausalLM.from_pretrained(sharded).state_dict().items():
-        assert torch.equal(found[name], tensor.to(kind)), name
-    assert {tensor.dtype for tensor in found.values()} == {kind}
-    assert loaded(tmp_path / "out").dtype == kind
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
-
-
-def test_streaming_in_many_blocks_is_streaming_in_one(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    build(sharded, tmp_path / "one", dtype="float64")
-    monkeypatch.setattr(contents, "BLOCK", 64)
-    build(sharded, tmp_path / "many", dtype="float64")
-    for file in sorted(path.name for path in (tmp_path / "one").glob("source-*")):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "many" / file).read_bytes()
-
-
-def test_a_value_too_large_for_the_dtype_is_refused_and_nothing_written(source: Path, tmp_path: Path):
-    edit_tensors(source / "model.safetensors", lambda t: t.update({"model.norm.weight": t["model.norm.weight"] * 1e6}))
-    with pytest.raises(BuildError, match=r"model\.norm\.weight holds values up to .*, too large for float16"):
-        build(source, tmp_path / "out", dtype="float16")
-    assert os.listdir(tmp_path) == ["source"]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, 500, 1000])
-def test_a_single_value_that_is_not_finite_is_seen(dtype: torch.dtype, value: float, place: int):
-    tensor = torch.linspace(-3, 3, 1001).to(dtype)
-    assert all_finite(tensor)
-    assert all_finite(tensor[:0])
-    tensor[place] = value
-    assert not all_finite(tensor)
-
-
-def fresh(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / FRESH_FILE)
-
-
-def test_fresh_values_follow_from_seed_and_name_alone(source: Path, tmp_path: Path):
-    build(source, tmp_path / "a", LOLCATS, seed=1)
-    build(source, tmp_path / "b", LOLCATS, seed=1)
-    assert (tmp_path / "a" / FRESH_FILE).read_bytes() == (tmp_path / "b" / FRESH_FILE).read_bytes()
-
-    build(source, tmp_path / "c", LAWCAT, seed=1)
-    without_conv = {**LAWCAT, "head": {key: part for key, part in LAWCAT["head"].items() if key != "conv"}}
-    build(source, tmp_path / "d", without_conv, seed=1)
-    build(source, tmp_path / "e", LAWCAT, seed=2)
-    together, apart, other = (fresh(tmp_path / name) for name in "cde")
-    assert set(apart) < set(together)
-    assert all(torch.equal(together[name], tensor) for name, tensor in apart.items())
-    assert any(not torch.equal(together[name], other[name]) for name in together)
-
-
 def test_a_student_of_a_student_keeps_what_was_trained(source: Path, tmp_path: Path):
     build(source, tmp_path / "first", LOLCATS)
     edit_tensors(tmp_path / "first" / FRESH_FILE, lambda t: t.update({name: tensor + 1 for name, tensor in t.items()}))
@@ -232,6 +145,20 @@ def test_a_student_of_a_student_keeps_what_was_trained(source: Path, tmp_path: P
     assert record is not None
     assert record.source.family == "composed"
     assert record.source.spec_hash == read_record(tmp_path / "first").spec_hash
+
+
+@pytest.mark.parametrize("size", ["20KB", "1GB"])
+def test_a_student_that_transformers_saved_is_a_source_too(sharded: Path, tmp_path: Path, size: str):
+    build(sharded, tmp_path / "first", LOLCATS)
+    model = loaded(tmp_path / "first")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    model.save_pretrained(tmp_path / "saved", max_shard_size=size)
+    report = build(tmp_path / "saved", tmp_path / "second", LOLCATS)
+    assert not report.plan.fresh
+    assert not report.plan.notes
+    assert torch.equal(logits(loaded(tmp_path / "second")), logits(model))
 
 
 def test_softmax_from_a_student_is_the_teacher_again(source: Path, tmp_path: Path):

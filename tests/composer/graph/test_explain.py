@@ -66,7 +66,10 @@ def test_groups_of_heads_are_counted_by_themselves() -> None:
                 "near": {"memory": [{"kind": "window", "size": 8, "evict": "drop"}]},
                 "exact": {"memory": ["full"]},
             },
-            "layers": [{"at": "all", "use": "exact"}, {"at": 0, "use": {"near": 2, "exact": 2}}],
+            "layers": [
+                {"at": "all", "use": "exact"},
+                {"at": 0, "use": [{"head": "near", "heads": 2}, {"head": "exact", "heads": 2}]},
+            ],
         },
         sequence=100,
         dtype="float32",

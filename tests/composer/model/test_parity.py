@@ -100,7 +100,7 @@ def test_groups_of_heads_in_one_layer_each_do_their_own() -> None:
                 "memory": [{"kind": "window", "size": 40, "weight": "learned"}, "state"],
             },
         },
-        "layers": [{"at": "all", "use": {"exact": 2, "near": 2}}],
+        "layers": [{"at": "all", "use": [{"head": "exact", "heads": 2}, {"head": "near", "heads": 2}]}],
     }
     source, ids = llama(), tokens(2, 40)
     torch.testing.assert_close(logits(composer.build(mixed, source), ids), logits(source, ids), rtol=0, atol=1e-9)

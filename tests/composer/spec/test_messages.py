@@ -115,12 +115,12 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         ),
         ("compose: 1\nname: x\nlayers: [{at: [0, a], use: x}]", 'x.yaml:3:19  layers[0].at[1]: expected a whole number, got "a"'),
         (
-            "compose: 1\nname: x\nlayers: [{at: 0, use: {a: 0}}]",
-            "x.yaml:3:27  layers[0].use.a: expected a number greater than 0, got 0",
+            "compose: 1\nname: x\nlayers: [{at: 0, use: [{head: a, heads: 0}]}]",
+            "x.yaml:3:41  layers[0].use[0].heads: expected a number greater than 0, got 0",
         ),
         (
             "compose: 1\nname: x\nlayers: [{at: 0, use: 3}]",
-            "x.yaml:3:23  layers[0].use: expected text or a mapping, got 3. A head for all ",
+            "x.yaml:3:23  layers[0].use: expected text or a list, got 3. A head for all ",
         ),
         (
             HEAD + "memory: [{kind: state, gate: {kind: channel, rank: ful}}]",

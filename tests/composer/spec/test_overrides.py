@@ -15,7 +15,7 @@ BASE = {
     "compose": 1,
     "name": "base",
     "head": {"position": "rope", "memory": [{"kind": "window", "size": 8}, "state"]},
-    "layers": [{"at": 0, "use": {"a": 2}}],
+    "layers": [{"at": 0, "use": [{"head": "a", "heads": 2}]}],
 }
 
 
@@ -42,7 +42,7 @@ def changed(*overrides: str) -> dict:
         ("head.position=null", ("head",), {"memory": ({"kind": "window", "size": 8}, "state")}),
         ("recipe.finetune.lr=1e-3", ("recipe",), {"finetune": {"lr": 1e-3}}),
         ("layers.0.use=b", ("layers", 0, "use"), "b"),
-        ("layers.0.use.b=2", ("layers", 0, "use"), {"a": 2, "b": 2}),
+        ("layers.0.use.0.heads=4", ("layers", 0, "use"), ({"head": "a", "heads": 4},)),
         ("paper=a = b", ("paper",), "a = b"),
         ("name=other", ("name",), "other"),
     ],

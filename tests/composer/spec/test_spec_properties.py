@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -228,7 +229,7 @@ VALUES = st.recursive(
 @st.composite
 def broken(draw: st.DrawFn) -> dict:
     """A document with one or two values replaced, added or taken away anywhere."""
-    document = draw(DOCUMENTS)
+    document = copy.deepcopy(draw(DOCUMENTS))  # strategies share their lists
     for _ in range(draw(st.integers(1, 2))):
         spot: Any = document
         while True:

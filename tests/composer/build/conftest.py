@@ -1,0 +1,19 @@
+"""Sources to build from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import llama
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama(tmp_path / "source")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return llama(tmp_path / "sharded", sharded=True)

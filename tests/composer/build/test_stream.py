@@ -1,0 +1,77 @@
+"""What is written anew is written right: another dtype as torch turns it, in blocks of any size; fresh values by seed and name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from composer.build import contents
+from composer.build.plan import FRESH_FILE
+from composer.build.stream import all_finite
+from composer.errors import BuildError
+from tests.checkpoints import edit_tensors
+from tests.composer.build.students import LAWCAT, LOLCATS, build, loaded, weights
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path: Path, dtype: str):
+    report = build(sharded, tmp_path / "out", LAWCAT, dtype=dtype)
+    kind = getattr(torch, dtype)
+    assert {file.how for file in report.files.values()} == {"rewritten", "written"}
+    found = weights(tmp_path / "out")
+    for name, tensor in LlamaForCausalLM.from_pretrained(sharded).state_dict().items():
+        assert torch.equal(found[name], tensor.to(kind)), name
+    assert {tensor.dtype for tensor in found.values()} == {kind}
+    assert loaded(tmp_path / "out").dtype == kind
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
+
+
+def test_streaming_in_many_blocks_is_streaming_in_one(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build(sharded, tmp_path / "one", dtype="float64")
+    monkeypatch.setattr(contents, "BLOCK", 64)
+    build(sharded, tmp_path / "many", dtype="float64")
+    for file in sorted(path.name for path in (tmp_path / "one").glob("source-*")):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "many" / file).read_bytes()
+
+
+def test_a_value_too_large_for_the_dtype_is_refused_and_nothing_written(source: Path, tmp_path: Path):
+    edit_tensors(source / "model.safetensors", lambda t: t.update({"model.norm.weight": t["model.norm.weight"] * 1e6}))
+    with pytest.raises(BuildError, match=r"model\.norm\.weight holds values up to .*, too large for float16"):
+        build(source, tmp_path / "out", dtype="float16")
+    assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 500, 1000])
+def test_a_single_value_that_is_not_finite_is_seen(dtype: torch.dtype, value: float, place: int):
+    tensor = torch.linspace(-3, 3, 1001).to(dtype)
+    assert all_finite(tensor)
+    assert all_finite(tensor[:0])
+    tensor[place] = value
+    assert not all_finite(tensor)
+
+
+def fresh(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / FRESH_FILE)
+
+
+def test_fresh_values_follow_from_seed_and_name_alone(source: Path, tmp_path: Path):
+    build(source, tmp_path / "a", LOLCATS, seed=1)
+    build(source, tmp_path / "b", LOLCATS, seed=1)
+    assert (tmp_path / "a" / FRESH_FILE).read_bytes() == (tmp_path / "b" / FRESH_FILE).read_bytes()
+
+    build(source, tmp_path / "c", LAWCAT, seed=1)
+    without_conv = {**LAWCAT, "head": {key: part for key, part in LAWCAT["head"].items() if key != "conv"}}
+    build(source, tmp_path / "d", without_conv, seed=1)
+    build(source, tmp_path / "e", LAWCAT, seed=2)
+    together, apart, other = (fresh(tmp_path / name) for name in "cde")
+    assert set(apart) < set(together)
+    assert all(torch.equal(together[name], tensor) for name, tensor in apart.items())
+    assert any(not torch.equal(together[name], other[name]) for name in together)

@@ -1,0 +1,179 @@
+"""A compiled head answers what its spec means: heads drawn at random, rows of documents, ragged calls, either backend."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.flow import Tokens
+from composer.errors import GraphError
+from composer.model.head import Head, PartModule
+from composer.spec.document import HeadSpec
+from composer.spec.resolve import Dimensions
+from tests.composer.graph.by_hand import Document
+from tests.composer.graph.heads import resolved
+
+STACKS = [
+    ["state"],
+    ["window", "state"],
+    ["window", "window", "state"],
+    ["window", "full"],
+    ["full", "state"],
+    ["state", "state"],
+    ["window", "state", "full"],
+]
+MAPS = ["identity", "elu", "relu", "t2r", "exp", "hedgehog"]
+GATES = [
+    "none",
+    "constant",
+    {"kind": "head", "temperature": 0.1},
+    {"kind": "head", "per": "key_head"},
+    {"kind": "channel", "rank": 2, "temperature": 0.02},
+    {"kind": "channel", "rank": "full", "per": "key_head"},
+]
+ROWS = 3
+
+
+def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
+    """A head of these memories with every other choice open; some of them mean nothing, and the rules say so."""
+    kind = draw.choice(MAPS)
+    head: dict[str, Any] = {"position": draw.choice(["none", "rope", "rope"]), "memory": []}
+    for index, memory in enumerate(kinds):
+        part: dict[str, Any] = {"kind": memory, "name": f"m{index}"}
+        if draw.random() < 0.3:
+            part["position"] = draw.choice(["none", "rope"])
+        if len(kinds) > 1 and draw.random() < 0.6:
+            part["weight"] = draw.choice(["learned", 0.3])
+        if memory == "window":
+            part["size"] = draw.choice([1, 2, 3, 4])
+        if memory == "state":
+            part |= {"gate": draw.choice(GATES), "normalise": kind != "identity" and draw.random() < 0.7}
+        head["memory"].append(part)
+    if "state" in kinds:
+        matrix = {
+            "linear": True,
+            "init": "random",
+            "share": draw.choice(["none", "qk"]),
+            "per": draw.choice(["query_head", "key_head"]),
+        }
+        shape = draw.choice([{}, {"bias": True}, {"skip": True}, {"dim": 3}])
+        head["feature_map"] = {"kind": kind, "two_sided": draw.random() < 0.5}
+        if kind in {"exp", "hedgehog", "t2r"} or draw.random() < 0.3:
+            head["feature_map"] |= matrix | shape
+        if draw.random() < 0.5:
+            inputs = draw.choice([["q"], ["k"], ["q", "k"]])
+            per, share = draw.choice(["query_head", "key_head"]), draw.choice(["none", "qk"])
+            head["conv"] = {"kind": "causal", "kernel": draw.choice([1, 2, 4]), "inputs": inputs, "per": per, "share": share}
+    if len(kinds) > 1:
+        head |= {"flow": draw.choice(["cascade", "cascade", "parallel"]), "read": draw.choice(["shared", "mixture", "sum"])}
+    return head
+
+
+def meaningful(draw: random.Random, kinds: list[str]) -> tuple[HeadSpec, Dimensions]:
+    while True:
+        heads, key_heads = draw.choice([(4, 2), (2, 2), (3, 1)])
+        size = Dimensions(hidden_size=6, layers=1, heads=heads, key_heads=key_heads, head_dim=4, rope_theta=100.0)
+        try:
+            return resolved(drawn(draw, kinds), size).heads["head"], size
+        except GraphError:
+            continue
+
+
+class Rows:
+    """Random rows of documents, what each of their tokens should answer, and calls that bring them in pieces."""
+
+    def __init__(self, draw: random.Random, head: HeadSpec, size: Dimensions, module: Head) -> None:
+        self.draw, self.lengths = draw, [[draw.randint(1, 12) for _ in range(draw.choice([1, 1, 3]))] for _ in range(ROWS)]
+        longest = max(map(sum, self.lengths))
+        widths = [(6,), (size.heads, 4), (size.key_heads, 4), (size.key_heads, 4)]
+        self.inputs = [torch.randn(ROWS, longest, *width, dtype=torch.float64) for width in widths]
+        parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        self.wanted = []
+        for row, lengths in enumerate(self.lengths):
+            pieces = [states[row, : sum(lengths)].split(lengths) for states in self.inputs]
+            answers = [Document(head, parameters, *tensors).outputs() for tensors in zip(*pieces, strict=True)]
+            self.wanted.append(torch.cat(answers))
+        self.places = [[place for length in lengths for place in range(length)] for lengths in self.lengths]
+
+    def calls(self, most: int) -> Iterator[tuple[list[Tensor], Tokens, list[slice]]]:
+        """Up to ``most`` tokens a row and call, none at times, padding behind: inputs, tokens, and which they are."""
+        at = [0] * ROWS
+        while any(start < len(places) for start, places in zip(at, self.places, strict=True)):
+            real = [
+                min(len(places) - start, self.draw.randint(most // 2, most)) for start, places in zip(at, self.places, strict=True)
+            ]
+            columns = max(1, *real) + self.draw.choice([0, 2])
+            tensors = [torch.randn(ROWS, columns, *states.shape[2:], dtype=torch.float64) for states in self.inputs]
+            position, segment = torch.full((ROWS, columns), 5), torch.zeros(ROWS, columns, dtype=torch.int64)
+            for row, (start, count) in enumerate(zip(at, real, strict=True)):
+                for states, whole in zip(tensors, self.inputs, strict=True):
+                    states[row, :count] = whole[row, start : start + count]
+                places = torch.tensor(self.places[row][start : start + count], dtype=torch.int64)
+                position[row, :count] = places
+                segment[row, :count] = (places == 0).cumsum(0)
+                segment[row, count:] = (places == 0).sum()
+            valid = torch.arange(columns) < torch.tensor(real)[:, None]
+            yield (
+                tensors,
+                Tokens(position, segment, valid),
+                [slice(start, start + count) for start, count in zip(at, real, strict=True)],
+            )
+            at = [start + count for start, count in zip(at, real, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(42))
+def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    # So small that a few tokens cross every border.
+    for module, name in (("recurrences.additive.chunked", "CHUNK"), ("softmax.windowed", "BLOCK"), ("softmax.dense", "ROWS")):
+        monkeypatch.setattr(importlib.import_module(f"blocks.{module}"), name, 4)
+    monkeypatch.setattr(importlib.import_module("blocks.recurrences.additive.chunked"), "PAIRWISE_CHUNK", 2)
+    monkeypatch.setattr(importlib.import_module("blocks.recurrences.additive.chunked"), "SPAN", 8)
+
+    head, size = meaningful(draw, STACKS[seed % len(STACKS)])
+    module = Head(head, size.shape(size.heads)).double()
+    for part in module.modules():
+        if isinstance(part, PartModule):
+            part.fill(None)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.5 * torch.randn_like(parameter)
+        rows = Rows(draw, head, size, module)
+        for backend, most in (("reference", 6), ("torch", 1), ("torch", 6), ("torch", 99)):
+            state = module.empty_state(ROWS, torch.float64, torch.device("cpu"))
+            for tensors, tokens, pieces in rows.calls(most):
+                output, state = module(*tensors, tokens, state, backend)
+                for row, piece in enumerate(pieces):
+                    wanted = rows.wanted[row][piece]
+                    torch.testing.assert_close(output[row, : len(wanted)], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_copy_computes_with_its_own_parameters() -> None:
+    head = resolved({"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 2, "weight": "learned"}, "state"]}).heads[
+        "head"
+    ]
+    module = Head(head, Dimensions(hidden_size=6, layers=1, heads=2, key_heads=2, head_dim=8, rope_theta=100.0).shape(2))
+    for part in module.modules():
+        if isinstance(part, PartModule):
+            part.fill(None)
+    inputs = [torch.randn(1, 7, *width) for width in ((6,), (2, 8), (2, 8), (2, 8))]
+
+    def answer(of: Head) -> Tensor:
+        start = of.empty_state(1, torch.float32, torch.device("cpu"))
+        return of(*inputs, Tokens(torch.arange(7)[None]), start, "torch")[0].detach()
+
+    before, twin = answer(module), copy.deepcopy(module)
+    assert torch.equal(answer(twin), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert not torch.allclose(answer(twin), before)
+    assert torch.equal(answer(module), before)

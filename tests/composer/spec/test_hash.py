@@ -1,0 +1,175 @@
+"""A hash is what a spec means and nothing else: not its names, its order, its chain of files, or what it leaves at its default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocks.catalogue import CATALOGUE
+from blocks.gates.none import NoGate
+from blocks.positions import Rope
+from composer.spec import load_spec
+from composer.spec.document import HeadSpec
+from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.shipped import shipped_specs
+from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
+
+PLAIN = {"linear": False, "dim": None, "bias": False, "skip": False, "two_sided": False}
+PLAIN |= {"share": "none", "per": "query_head", "init": "identity"}
+DECAY = {"temperature": 16.0, "bias": 0.0, "per": "query_head"}
+DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("position", "rope"): {"theta": None, "scaling": None},
+    ("convolution", "causal"): {"kernel": 4, "inputs": ("q", "k"), "share": "none", "per": "query_head"},
+    ("feature map", "identity"): PLAIN,
+    ("feature map", "elu"): PLAIN,
+    ("feature map", "relu"): PLAIN,
+    ("feature map", "t2r"): PLAIN | {"linear": True, "bias": True},
+    ("feature map", "exp"): PLAIN | {"linear": True, "two_sided": True},
+    ("feature map", "hedgehog"): PLAIN | {"linear": True, "two_sided": True, "floor": 1e-12},
+    ("gate", "constant"): {"exponent": 5.0},
+    ("gate", "head"): DECAY,
+    ("gate", "channel"): DECAY | {"rank": 16},
+    ("memory", "full"): {"position": None, "weight": None},
+    ("memory", "window"): {"position": None, "weight": None, "size": 64, "evict": "fall"},
+    ("memory", "state"): {"position": None, "weight": None, "gate": NoGate(), "normalise": True},
+}
+
+
+def reversed_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: reversed_keys(item) for key, item in reversed(value.items())}
+    return [reversed_keys(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        reversed_keys(LOLCATS),
+        changed("name", "another"),
+        LOLCATS | {"paper": "arXiv:0000.00000"},
+        LOLCATS | {"recipe": {"transfer": {"lr": 1.0, "epochs": 1}}},
+        changed("head.read", None),
+        changed("head.read", {"kind": "shared"}),
+        changed("head.conv", "causal"),
+        changed("head.feature_map", "hedgehog"),
+        changed("head.feature_map", {"kind": "hedgehog", "dim": 8}),
+        changed("head.position", {"kind": "rope", "theta": 10000}),
+        changed("head.flow", "cascade"),
+        changed("head.memory.0.name", "near"),
+        changed("head.memory.0.position", "rope"),
+        changed("head.memory.0.evict", "fall"),
+        changed("head.memory.1.gate", {"kind": "channel", "rank": 16, "temperature": 16, "bias": 0, "per": "query_head"}),
+        changed("head.memory.1.normalise", True),
+        {**LOLCATS, "layers": [{"at": "all", "use": "head"}]},
+        {"compose": 1, "name": "x", "heads": {"b": LOLCATS["head"]}, "layers": [{"at": "0:", "use": "b"}]},
+        {"compose": 1, "name": "x", "heads": {"b": LOLCATS["head"]}, "layers": [{"at": "all", "use": groups(b=8)}]},
+    ],
+    ids=lambda document: json.dumps(document)[:300],
+)
+def test_the_same_meaning_has_the_same_hash(same: dict[str, Any]) -> None:
+    assert resolved(same).hash == resolved(LOLCATS).hash
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("head.position", "none"),
+        ("head.position", {"kind": "rope", "theta": 500.0}),
+        ("head.position", {"kind": "rope", "scaling": json.loads(LLAMA3.model_dump_json())}),
+        ("head.conv", None),
+        ("head.conv.kernel", 5),
+        ("head.conv.inputs", ["k"]),
+        ("head.conv.share", "qk"),
+        ("head.conv.per", "key_head"),
+        ("head.feature_map", {"kind": "exp"}),
+        ("head.feature_map.dim", 7),
+        ("head.feature_map.floor", 1e-6),
+        ("head.feature_map.two_sided", False),
+        ("head.feature_map.share", "qk"),
+        ("head.feature_map.per", "key_head"),
+        ("head.feature_map.bias", True),
+        ("head.feature_map.init", "random"),
+        ("head.memory.0.size", 63),
+        ("head.memory.0.weight", None),
+        ("head.memory.0.weight", 0.5),
+        ("head.memory.0.position", "none"),
+        ("head.memory.1.weight", "learned"),
+        ("head.memory.1.gate", "none"),
+        ("head.memory.1.gate", "head"),
+        ("head.memory.1.gate.rank", 8),
+        ("head.memory.1.gate.rank", "full"),
+        ("head.memory.1.gate.temperature", 8.0),
+        ("head.memory.1.gate.bias", 4.0),
+        ("head.memory.1.gate.per", "key_head"),
+        ("head.memory", [LOLCATS["head"]["memory"][1]]),
+        ("head.flow", "parallel"),
+        ("head.read", "mixture"),
+        ("heads", {"exact": EXACT}),
+    ],
+    ids=str,
+)
+def test_another_meaning_has_another_hash(path: str, value: Any) -> None:
+    document = changed(path, value)
+    if path == "heads":
+        document["layers"] = [{"at": 3, "use": "exact"}]
+    if path == "head.memory":
+        document["head"]["read"] = None
+    assert resolved(document).hash != resolved(LOLCATS).hash
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "layers", "heads", "head_dim", "key_heads", "rope_theta", "rope_scaling"])
+def test_another_source_has_another_hash(key: str) -> None:
+    bigger = {"key_heads": 2, "rope_theta": 5e5, "rope_scaling": LLAMA3}
+    other = Dimensions.model_validate(SIZE.model_dump() | {key: bigger.get(key, 2 * (getattr(SIZE, key) or 1))})
+    assert resolved(LOLCATS, other).hash != resolved(LOLCATS).hash
+
+
+def test_without_positions_the_sources_rope_means_nothing() -> None:
+    document = changed("head.position", "none")
+    assert resolved(document, STRETCHED).hash == resolved(document).hash
+
+
+def test_through_any_chain_of_extends_it_is_the_same(write: Callable[[str, str], Path]) -> None:
+    write("base.yaml", "compose: 1\nname: base\nhead: {feature_map: elu, memory: [{kind: window, size: 9}, state], read: sum}\n")
+    write("middle.yaml", "compose: 1\nname: middle\nextends: base.yaml\nhead: {position: none, memory: [window, state]}\n")
+    leaf = write("leaf.yaml", "compose: 1\nname: leaf\nextends: middle.yaml\nhead: {feature_map: relu, read: null}\n")
+    flat = write("flat.yaml", "compose: 1\nname: flat\nhead: {position: none, feature_map: relu, memory: [window, state]}\n")
+    assert resolve(load_spec(leaf), SIZE).hash == resolve(load_spec(flat), SIZE).hash
+
+
+def test_the_hash_of_version_1_stays() -> None:
+    """Pinned: what is built today says this hash of itself for ever, whatever fields a part gains."""
+    pinned = "11a5aef9407d7ad4a052b0803f4aaea9c45ae5aaa4d5904367ac9e63e3648004"
+    assert resolved({"compose": 1, "name": "x", "head": DROP | {"position": "none"}}).hash == pinned
+
+
+def test_the_defaults_of_version_1_stay() -> None:
+    """Pinned: they are no part of the hash, so a spec would silently mean something else. New parts and new fields are welcome."""
+    for (role, kind), defaults in DEFAULTS.items():
+        fields = CATALOGUE[role][kind].model_fields
+        assert {name: fields[name].get_default(call_default_factory=True) for name in defaults} == defaults, (role, kind)
+    fields = HeadSpec.model_fields
+    assert {name: fields[name].default for name in ("position", "conv", "feature_map", "flow", "read")} == {
+        "position": Rope(),
+        "conv": None,
+        "feature_map": None,
+        "flow": "cascade",
+        "read": None,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(shipped_specs()))
+def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> None:
+    once = resolve(load_spec(name), STRETCHED)
+    again = Resolved.model_validate_json(once.model_dump_json())
+    assert again == once
+    assert again.hash == once.hash
+    # Resolved again, as a spec of its own, against any source's rope, it says the same.
+    spec = {"compose": 1, "name": "y", "heads": json.loads(once.model_dump_json())["heads"]}
+    taken = [groups(**{group.head: group.heads for group in layer}) for layer in once.layers]
+    spec["layers"] = [{"at": index, "use": use} for index, use in enumerate(taken)]
+    assert resolved(spec, SIZE).hash == once.hash
