@@ -91,7 +91,7 @@ def _filter(
     extended = torch.cat((earlier, inputs), dim=1)
     segment = tokens.extended_segment(past)
     heads = max(weight.shape[0], inputs.shape[2])
-    weight = weight.repeat_interleave(heads // weight.shape[0], dim=0)
+    weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
     output = inputs.new_zeros(())
     for tap in range(past + 1):
         seen = extended[:, tap : tap + length]

@@ -53,7 +53,7 @@ class PerChannel(Gate):
         return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        logits = hidden
+        logits = hidden.to(parameters["bias"].dtype)
         for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
             logits = logits @ parameters[matrix].T
         logits = (logits + parameters["bias"]).to(accumulating(hidden.dtype))

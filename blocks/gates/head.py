@@ -43,6 +43,6 @@ class PerHead(Gate):
         return 2 * shape.hidden_size * self._own_heads(shape)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        logits = hidden @ parameters["weight"].T + parameters["bias"]
+        logits = hidden.to(parameters["weight"].dtype) @ parameters["weight"].T + parameters["bias"]
         decay = torch.nn.functional.logsigmoid(logits.to(accumulating(hidden.dtype))) / self.temperature
         return decay.repeat_interleave(shape.state_heads // decay.shape[2], dim=2)

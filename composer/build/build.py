@@ -95,8 +95,8 @@ def build_folder(
     with whole_or_nothing(target) as folder:
         student = record_of(source)
         writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress or _silent)
-        files = writer.weights()
         writer.small_files()
+        files = writer.weights()
         write_json(folder / INDEX, _index(plan))
         write_json(folder / "config.json", config)
         record = Record(
@@ -133,13 +133,14 @@ class _Writer:
     progress: Progress
 
     def weights(self) -> dict[str, StoredFile]:
-        files: dict[str, StoredFile] = {}
-        for shard in self.plan.shards:
-            if shard.output is not None:
-                files[shard.output] = self._linked(shard) if shard.action == "link" else self._rewritten(shard)
-        if self.plan.fresh:
-            files[FRESH_FILE] = self._fresh()
-        return files
+        # The small file first: behind a large copy it would wait for the disk.
+        fresh = {FRESH_FILE: self._fresh()} if self.plan.fresh else {}
+        shards = {
+            shard.output: self._linked(shard) if shard.action == "link" else self._rewritten(shard)
+            for shard in self.plan.shards
+            if shard.output is not None
+        }
+        return {**shards, **fresh}
 
     def small_files(self) -> None:
         """Copies them, never links: what is saved into the output later writes through a link."""

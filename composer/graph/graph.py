@@ -28,7 +28,7 @@ def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
     """The graph of ``head`` on a group of heads of this shape. Every part's node has its own ``shape`` and its ``path``."""
     graph = HeadGraph()
     graph.add_nodes_from(SOURCES, part=None)
-    convolved = head.conv.key_heads(shape) if head.conv else 0
+    convolved = head.conv.key_heads(shape) if head.conv and "k" in head.conv.inputs else 0
     query = "query"
     if head.conv:
         _add(graph, "conv", head.conv, shape, ("conv",))
@@ -37,7 +37,7 @@ def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
         query = "conv"
     graph.add_node("pairs", part=None)
     _connect(graph, "key", "pairs", "key", shape.key_heads, shape.head_dim)
-    if head.conv:
+    if convolved:
         _connect(graph, "conv", "pairs", "key", convolved, shape.head_dim)
     _connect(graph, "value", "pairs", "value", shape.key_heads, shape.head_dim)
 

@@ -23,8 +23,8 @@ RESERVED = frozenset(
     named_buffers named_children named_modules named_parameters parameters pop register_backward_hook register_buffer
     register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
     register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory smart_apply
-    state_dict to to_empty training train type update values xpu zero_grad
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory
+    smart_apply state_dict to to_empty training train type update values xpu zero_grad
     """.split()  # noqa: SIM905 - a list literal would fill the screen
 )
 Problem = tuple[str, tuple[str | int, ...]]

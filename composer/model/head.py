@@ -96,13 +96,14 @@ class Head(nn.Module):
     def forward(
         self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
     ) -> tuple[Tensor, State]:
-        """Run the calls in order."""
+        """Run the calls in order. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         values: Values = {("hidden", "hidden"): hidden, ("query", "query"): query, ("key", "key"): key}
         position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
         values["pairs", "pairs"] = Pairs(key, key, value, position)
         run = Run(values, tokens, state, {}, backend)
-        for name, call in self._calls:
-            call(self._modules[name], run)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for name, call in self._calls:
+                call(self._modules[name], run)
         output = values[self._output]
         return (output if isinstance(output, Tensor) else output.output), run.carried
 

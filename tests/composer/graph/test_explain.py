@@ -43,6 +43,8 @@ def test_lolcats_by_hand() -> None:
     assert costs.kv_cache_bytes == 4 * group.kv_cache_bytes
     assert costs.compression == pytest.approx(4 * group.kv_cache_bytes / costs.state_bytes)
     assert costs.decode_flops_per_token == 4 * group.decode_flops_per_token
+    # In pairs: the window's, and 8 for a state however many features it has.
+    assert costs.compression_lola == group.compression_lola == pytest.approx(1000 / (64 + 8))
     assert (costs.name, costs.hash) == ("lolcats", shipped("lolcats").hash)
 
 

@@ -112,6 +112,25 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
     assert all(name in plain for name in fresh)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast_stays_near_a_float32_model(spec: str) -> None:
+    """Projections are rounded to 8 bits; sums are not, so outputs are within a few times 2^-8 of their size."""
+    model, ids = student(spec, *SPECS[spec]).float(), tokens(2, 70)
+    with torch.no_grad():
+        expected = model.model(ids).last_hidden_state
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = model.model(ids).last_hidden_state
+    assert (found.float() - expected).norm() <= 0.05 * expected.norm()
+
+
+def test_autocast_keeps_states_in_float32() -> None:
+    model = student("lawcat", "head.feature_map.kind=exp").float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        cache = model(tokens(1, 9), use_cache=True).past_key_values
+    kinds = {name.rpartition(".")[2]: tensor.dtype for name, tensor in cache.state(0).tensors.items()}
+    assert kinds["state"] == kinds["maximum"] == torch.float32
+
+
 def test_state_bytes_are_what_the_cache_holds() -> None:
     from composer.graph.explain import explain_resolved
 
