@@ -21,7 +21,8 @@ def test_json_is_the_explanation(compose: Compose, teacher: Path, spec: str) -> 
 
 def test_text(compose: Compose, teacher: Path) -> None:
     Path("mixed.yaml").write_text(
-        "compose: 1\nname: mixed\nextends: lolcats\nheads: {exact: {memory: [full]}}\nlayers: [{at: 1, use: [{head: exact, heads: 2}, {head: head, heads: 2}]}]\n"
+        "compose: 1\nname: mixed\nextends: lolcats\nheads: {exact: {memory: [full]}}\n"
+        "layers: [{at: 1, use: [{head: exact, heads: 2}, {head: head, heads: 2}]}]\n"
     )
     result = compose("explain", "mixed.yaml", "--from", teacher)
     assert result.exit_code == 0

@@ -104,7 +104,7 @@ def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
         ({"feature_map": {"kind": "hedgehog", "per": "key_head", "dim": 5}}, 10, 2, 0),
         ({"feature_map": "relu", "conv": {}}, 8, 4, 4),
         ({"feature_map": "relu", "conv": {"per": "key_head"}}, 8, 2, 2),
-        ({"feature_map": "relu", "conv": {"inputs": ["q"]}}, 8, 2, 2),
+        ({"feature_map": "relu", "conv": {"inputs": ["q"]}}, 8, 2, 0),
         ({"feature_map": {"kind": "exp", "two_sided": False}, "memory": [{**STATE, "gate": "constant"}]}, 8, 4, 0),
         ({"feature_map": "elu", "memory": [{**STATE, "gate": "constant"}]}, 8, 2, 0),
         ({"feature_map": "elu", "memory": [{**STATE, "gate": "head"}]}, 8, 4, 0),

@@ -51,7 +51,7 @@ RIGHT = [
     "{compose: 1, name: x, head: {memory: [state, full]}}",
     "{compose: 1, name: x, head: {memory: [{kind: window, size: 3}, state], conv: causal, read: null, feature_map: relu}}",
     "{compose: 1, name: x, head: {memory: [state], conv: {kernel: 3}}}",
-    "{compose: 1, name: x, head: null, paper: null, heads: {a: {memory: [full]}}, layers: [{at: '1::2', use: [{head: a, heads: 2}]}]}",
+    "{compose: 1, name: x, head: null, heads: {a: {memory: [full]}}, layers: [{at: '1::2', use: [{head: a, heads: 2}]}]}",
     "{compose: 1, name: x, extends: lolcats, head: {position: {theta: 3.0}}}",
     "{compose: 1, name: x, extends: lolcats, head: {position: null, read: null, feature_map: {dim: null}}, recipe: null}",
     "{compose: 1, name: x, extends: lolcats, head: {conv: null}, heads: {a: {memory: [full]}, b: {memory: [state]}}}",
