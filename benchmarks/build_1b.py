@@ -65,7 +65,7 @@ def make_checkpoint(folder: Path) -> None:
     """Writes the random checkpoint tensor by tensor, if it is not there yet."""
     if (folder / "model.safetensors.index.json").exists():
         return
-    from composer.build.stream import Piece, write_shard
+    from composer.weights.stream import Piece, write_shard
     from converters.canonical import expected_tensors
     from converters.llama import read_config
 
@@ -93,7 +93,7 @@ def make_checkpoint(folder: Path) -> None:
 def _random(shape: tuple[int, ...]) -> Iterator[memoryview]:
     import torch
 
-    from composer.build.stream import as_bytes
+    from composer.weights.stream import as_bytes
 
     if len(shape) == 1:
         yield as_bytes(torch.ones(shape, dtype=torch.bfloat16))
@@ -107,11 +107,11 @@ def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str,
     """One build in this process: what the parent asks a child for."""
     import torch  # noqa: F401 - its import is not the build's time
 
-    from composer.build.build import build_folder
-    from composer.build.dimensions import dimensions
-    from composer.build.sources import open_model
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
+    from composer.weights.build import build_folder
+    from composer.weights.dimensions import dimensions
+    from composer.weights.sources import open_model
 
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
@@ -162,7 +162,7 @@ def file_system(folder: Path) -> str:
 
 def warm(source: Path) -> None:
     """Reads the source once, so that no run pays for the first reading."""
-    from composer.build.contents import blocks
+    from composer.weights.contents import blocks
 
     for path in source.glob("*.safetensors"):
         for _ in blocks(path):

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.build.dimensions import dimensions
-from composer.build.naming import default_output
-from composer.build.sources import describe_model, open_model
 from composer.errors import BuildError, GraphError
 from composer.graph.explain import BYTES, Explanation, explain_resolved
 from composer.graph.lowering import BACKENDS, Backend
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.weights.dimensions import dimensions
+from composer.weights.naming import default_output
+from composer.weights.sources import describe_model, open_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from composer.build.build import BuildReport, Progress
     from composer.model.modeling import ComposedForCausalLM
+    from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec"]
@@ -56,7 +56,7 @@ def build(
     ``share`` says whether the weights are shared with it or copied. dtype: of all weights; None leaves them as they are.
     seed: of the fresh parameters. Raises SpecError, SourceError or BuildError.
     """
-    from composer.build.memory import build_from_model, trunk_of
+    from composer.weights.memory import build_from_model, trunk_of
 
     if isinstance(source, (str, os.PathLike)):
         import torch
@@ -86,6 +86,7 @@ def build_folder(
     dtype: Dtype | None = None,
     seed: int = 0,
     copy: bool = False,
+    hash_contents: bool = False,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -93,9 +94,10 @@ def build_folder(
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
 
     out: left out, ``<spec>-<source>`` in the current folder. copy: give it bytes of its own instead of links to the source's
-    files. force: replace what stands there. dry_run: plan and check only. Raises SpecError, SourceError or BuildError.
+    files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force: replace what stands
+    there. dry_run: plan and check only. Raises SpecError, SourceError or BuildError.
     """
-    from composer.build.build import build_folder as write_folder
+    from composer.weights.build import build_folder as write_folder
 
     loaded = _loaded(spec, overrides)
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
@@ -108,6 +110,7 @@ def build_folder(
         dtype=dtype,
         seed=seed,
         copy=copy,
+        hash_contents=hash_contents,
         force=force,
         dry_run=dry_run,
         progress=progress,

@@ -18,8 +18,8 @@ from converters.coverage import Shaped
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:
-    from composer.build.build import BuildReport
-    from composer.build.plan import Plan
+    from composer.weights.build import BuildReport
+    from composer.weights.plan import Plan
 
 
 def build(
@@ -32,6 +32,9 @@ def build(
     dtype: Annotated[Dtype | None, typer.Option(help="Turn every tensor into this type; left out, each keeps its own.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fresh parameters.")] = 0,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the source's weights instead of linking to them.")] = False,
+    hash_contents: Annotated[
+        bool, typer.Option("--hash", help="Read large linked files, too, so that `verify` can check each byte of them later.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that stands there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
     revision: Revision = None,
@@ -51,6 +54,7 @@ def build(
             dtype=dtype,
             seed=seed,
             copy=copy,
+            hash_contents=hash_contents,
             force=force,
             dry_run=dry_run,
             progress=moved,

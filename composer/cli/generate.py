@@ -41,6 +41,7 @@ def generate(
     if not count:
         raise ComposerError("the prompt has no tokens: say something")
     torch.manual_seed(seed)
+    loaded.generation_config.max_length = None  # the source's own limit; --max-new-tokens says it here
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     began = time.perf_counter()
     answer = loaded.generate(

@@ -21,7 +21,7 @@ def verify(
 
     Spec, coverage, shapes, hashes of contents, finite values. The exit code is 1 where something does not match.
     """
-    from composer.build.verify import verify as checks_of
+    from composer.weights.verify import verify as checks_of
 
     with progress("reading") as moved:
         report = checks_of(model, moved)

@@ -89,6 +89,8 @@ class ComposedPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _is_stateful = True
+    # Old Llama checkpoints hold these buffers, and their shards are linked as they are.
+    _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -57,7 +57,7 @@ def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts
     """
     token_ids = torch.tensor(tokenizer(texts).input_ids)
     right = logits_of(model, token_ids)[:, -6:-1].argmax(-1) == token_ids[:, -5:]
-    return {"exact_match": right.all(1).float().mean().item(), "digit_accuracy": right.float().mean().item()}
+    return {"exact_match": right.all(1).double().mean().item(), "digit_accuracy": right.double().mean().item()}
 
 
 def recall_accuracy(
@@ -70,7 +70,7 @@ def recall_accuracy(
     token_ids = torch.tensor(tokenizer(texts).input_ids)
     # <bos> stands at 0, so keys stand at odd positions and values at the even ones after them.
     right = logits_of(model, token_ids)[:, 1:-1:2].argmax(-1) == token_ids[:, 2::2]
-    queries = right[:, pairs:].float()
+    queries = right[:, pairs:].double()
     return {"value_accuracy": queries.mean().item(), "first_query_accuracy": queries[:, :pairs].mean().item()}
 
 

@@ -9,7 +9,7 @@ from stories import story, templates
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["KEYS", "SHORTEST_PASSKEY", "VALUES", "build_tokenizer", "echo", "passkey", "recall", "story"]
+__all__ = ["KEYS", "SHORTEST_PASSKEY", "VALUES", "build_tokenizer", "passkey", "recall", "story"]
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -77,17 +77,6 @@ def recall(rng: random.Random, tokens: int, pairs: int) -> str:
     value_of = dict(zip(keys, rng.sample(VALUES, pairs), strict=True))
     asked = rng.sample(keys, pairs) + rng.choices(keys, k=max(0, queries - pairs))
     return " ".join(f"{key} {value_of[key]}" for key in keys + asked[:queries])
-
-
-def echo(rng: random.Random, tokens: int) -> str:
-    """As many pairs "key value" as fit, each told twice at once; at most `tokens` tokens with <bos>.
-
-    A pretext for recall: it teaches attention to look one token back, the step of recall that has no reward of its
-    own. Without it recall stays at chance for thousands of steps.
-    """
-    pairs = min((tokens - 1) // 4, len(KEYS))
-    told = zip(rng.sample(KEYS, pairs), rng.sample(VALUES, pairs), strict=True)
-    return " ".join(f"{key} {value} {key} {value}" for key, value in told)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import composer
-from composer.build.record import RECORD, read_record
+from composer.weights.record import RECORD, read_record
 from tests.composer.cli.conftest import Compose
 
 

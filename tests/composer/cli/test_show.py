@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.api import resolve_spec
-from composer.build.dimensions import dimensions
-from composer.build.sources import describe_model
 from composer.cli.show import to_yaml
 from composer.spec.loading import load_spec
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.shipped import shipped_specs
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
 from tests.composer.cli.conftest import Compose
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12) | st.sampled_from(

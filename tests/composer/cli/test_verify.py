@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from composer.build.plan import FRESH_FILE
-from composer.build.verify import verify
+from composer.weights.plan import FRESH_FILE
+from composer.weights.verify import verify
 from tests.composer.cli.conftest import Compose
 
 

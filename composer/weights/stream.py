@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocks.part import Fresh
-from composer.build.contents import blocks
 from composer.errors import BuildError
+from composer.weights.contents import blocks
 from converters.shard import BYTES, Tensor, header_bytes
 from converters.trunk import Dtype
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from composer.build.plan import Plan
 from composer.spec.resolve import Resolved
+from composer.weights.plan import Plan
 from converters.errors import ConverterError
 from converters.source import Source, open_source
 

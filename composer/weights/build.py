@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
-from composer.build.card import model_card
-from composer.build.check import problems_of
-from composer.build.contents import sha256
-from composer.build.dimensions import dimensions
-from composer.build.output import check_output, whole_or_nothing
-from composer.build.place import copy_file, place
-from composer.build.plan import FRESH_FILE, Plan, ShardPlan, make_plan
-from composer.build.record import (
+from composer.errors import BuildError
+from composer.spec.resolve import Resolved
+from composer.weights.card import model_card
+from composer.weights.check import problems_of
+from composer.weights.contents import sha256
+from composer.weights.dimensions import dimensions
+from composer.weights.output import check_output, whole_or_nothing
+from composer.weights.place import copy_file, place
+from composer.weights.plan import FRESH_FILE, Plan, ShardPlan, make_plan
+from composer.weights.record import (
     RECORD,
     Record,
     StoredFile,
@@ -30,9 +32,7 @@ from composer.build.record import (
     write_json,
     write_text,
 )
-from composer.build.stream import fresh_piece, inherited_piece, write_shard
-from composer.errors import BuildError
-from composer.spec.resolve import Resolved
+from composer.weights.stream import fresh_piece, inherited_piece, write_shard
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from blocks.part import Closed
-from composer.build.place import How
-from composer.build.plan import Plan
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.weights.place import How
+from composer.weights.plan import Plan
 from converters.hub import cached_sha256
 from converters.shard import read_shard
 from converters.source import Source

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from composer.build import build as build_module
-from composer.build.plan import FRESH_FILE
-from composer.build.record import RECORD
-from composer.build.verify import VerifyReport, verify
 from composer.errors import BuildError
+from composer.weights import build as build_module
+from composer.weights.plan import FRESH_FILE
+from composer.weights.record import RECORD
+from composer.weights.verify import VerifyReport, verify
 from converters.shard import read_shard
 from converters.source import INDEX
 from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
-from tests.composer.build.students import LAWCAT, SOFTMAX, build
+from tests.composer.weights.students import LAWCAT, SOFTMAX, build
 
 LINKED = "source-1-of-1.safetensors"
 

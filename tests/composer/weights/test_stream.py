@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from composer.build import contents
-from composer.build.plan import FRESH_FILE
-from composer.build.stream import all_finite
 from composer.errors import BuildError
+from composer.weights import contents
+from composer.weights.plan import FRESH_FILE
+from composer.weights.stream import all_finite
 from tests.checkpoints import edit_tensors
-from tests.composer.build.students import LAWCAT, LOLCATS, build, loaded, weights
+from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weights
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

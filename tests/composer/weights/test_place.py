@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer.build import place as place_module
-from composer.build.place import copy_file, place
+from composer.weights import place as place_module
+from composer.weights.place import copy_file, place
 
 
 @pytest.fixture

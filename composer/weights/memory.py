@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from composer.build.dimensions import dimensions
-from composer.build.plan import Assignment, assign
-from composer.build.stream import filled
 from composer.errors import BuildError, SourceError
 from composer.spec.resolve import Resolved
+from composer.weights.dimensions import dimensions
+from composer.weights.plan import Assignment, assign
+from composer.weights.stream import filled
 from converters.canonical import EMBEDDING, OUTPUT
 from converters.coverage import cover
 from converters.errors import ConverterError

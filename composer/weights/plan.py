@@ -143,7 +143,7 @@ def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], 
 
 def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) -> Plan:
     """The plan for a folder. dtype: of every tensor; None keeps each tensor's own. Raises ``BuildError``."""
-    from composer.build.contents import same_contents
+    from composer.weights.contents import same_contents
 
     assignment = assign(
         resolved,

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from composer.build import build as build_module
-from composer.build import output
-from composer.build.output import check_output, whole_or_nothing
-from composer.build.sources import open_model
-from composer.build.verify import verify
 from composer.errors import BuildError
+from composer.weights import build as build_module
+from composer.weights import output
+from composer.weights.output import check_output, whole_or_nothing
+from composer.weights.sources import open_model
+from composer.weights.verify import verify
 from tests.checkpoints import fingerprint, llama
-from tests.composer.build.students import LAWCAT, LOLCATS, build, resolved_for
+from tests.composer.weights.students import LAWCAT, LOLCATS, build, resolved_for
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_disk_that_is_sure_to_be_too_small_is_found_before_the_first_byte(
 SLOW = """
 import sys, time
 from pathlib import Path
-from composer.build.output import whole_or_nothing
+from composer.weights.output import whole_or_nothing
 with whole_or_nothing(Path(sys.argv[1])) as folder:
     (folder / "file").write_text("half")
     print("writing", flush=True)

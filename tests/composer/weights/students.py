@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from composer.build.build import BuildReport, build_folder
-from composer.build.dimensions import dimensions
-from composer.build.plan import Plan, make_plan
-from composer.build.sources import open_model
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
+from composer.weights.build import BuildReport, build_folder
+from composer.weights.dimensions import dimensions
+from composer.weights.plan import Plan, make_plan
+from composer.weights.sources import open_model
 
 SOFTMAX = {"compose": 1, "name": "softmax", "head": {"memory": ["full"]}}
 LOLCATS = {

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from composer.build import build as build_module
-from composer.build import sources
-from composer.build.plan import FRESH_FILE
-from composer.build.record import RECORD, read_record
-from composer.build.sources import open_model
 from composer.errors import BuildError
+from composer.weights import build as build_module
+from composer.weights import sources
+from composer.weights.plan import FRESH_FILE
+from composer.weights.record import RECORD, read_record
+from composer.weights.sources import open_model
 from converters.source import open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_tensors, fingerprint, llama
-from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, logits, resolved_for, weights
+from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, loaded, logits, resolved_for, weights
 
 VARIANTS = {
     "gqa": {},

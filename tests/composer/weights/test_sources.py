@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from composer.build import sources
-from composer.build.dimensions import dimensions
-from composer.build.naming import default_output
-from composer.build.sources import describe_model, open_model
 from composer.errors import SourceError
+from composer.weights import sources
+from composer.weights.dimensions import dimensions
+from composer.weights.naming import default_output
+from composer.weights.sources import describe_model, open_model
 from tests.checkpoints import LLAMA3_ROPE, llama
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from composer.build.plan import FRESH_FILE, Plan
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
+from composer.weights.plan import FRESH_FILE, Plan
 from converters.canonical import expected_tensors
 from converters.source import open_source
 from tests.checkpoints import edit_config, edit_tensors, llama
-from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build, plan_for, resolved_for
+from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build, plan_for, resolved_for
 
 
 @pytest.mark.parametrize("spec", [SOFTMAX, LOLCATS, LAWCAT], ids=lambda spec: spec["name"])

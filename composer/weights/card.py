@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from composer.build.record import RECORD, Record
+from composer.weights.record import RECORD, Record
 
 
 def model_card(record: Record, name: str) -> str:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Literal
 
 from blocks.part import Closed
-from composer.build.check import problems_of
-from composer.build.contents import blocks, sha256
-from composer.build.record import RECORD, Record, StoredFile, read_record
-from composer.build.stream import all_finite, as_tensor
 from composer.errors import BuildError
+from composer.weights.check import problems_of
+from composer.weights.contents import blocks, sha256
+from composer.weights.record import RECORD, Record, StoredFile, read_record
+from composer.weights.stream import all_finite, as_tensor
 from converters.composed import SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard

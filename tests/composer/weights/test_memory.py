@@ -7,15 +7,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from composer.build.dimensions import dimensions
-from composer.build.memory import build_from_model, trunk_of
-from composer.build.plan import FRESH_FILE
 from composer.errors import BuildError, SourceError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
+from composer.weights.dimensions import dimensions
+from composer.weights.memory import build_from_model, trunk_of
+from composer.weights.plan import FRESH_FILE
 from tests.checkpoints import LLAMA3_ROPE, llama_model
-from tests.composer.build.students import LAWCAT, LOLCATS, SOFTMAX, build
+from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build
 
 
 def resolved_for(model, spec: dict) -> Resolved:
