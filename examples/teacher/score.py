@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
+from stories import PEOPLE, SLOTS
 from text import SHORTEST_PASSKEY, VALUES, passkey, recall, story
 from torch import Tensor, nn
 from torch.nn import functional
@@ -89,17 +91,40 @@ def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list
     return {"nats_per_token": total / tokens, "tokens": tokens, "guessing_by_word_frequency": by_frequency}
 
 
+@torch.no_grad()
+def later_mentions(
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], words: Iterable[str]
+) -> float:
+    """Share of the words of a story, out of `words` and told in it before, that are the model's first choice."""
+    entries = set(tokenizer.convert_tokens_to_ids([f"▁{word}" for word in words]))
+    right: list[bool] = []
+    for text in texts:
+        token_ids = tokenizer(text).input_ids
+        chosen = model(input_ids=torch.tensor([token_ids])).logits[0].argmax(-1).tolist()
+        right += [
+            chosen[place - 1] == token
+            for place, token in enumerate(token_ids)
+            if token in entries and token in token_ids[:place]
+        ]
+    return sum(right) / len(right)
+
+
 def score(
     model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: dict[str, list[str]], pairs: int
 ) -> dict[str, dict[str, float]]:
     """All scores on the texts of `texts_from`, with the number of samples and what random guessing gives."""
     was_training = model.training
     model.eval()
+    stories = texts["story"]
+    repeats = {
+        "later_names_right": later_mentions(model, tokenizer, stories, PEOPLE),
+        "later_objects_right": later_mentions(model, tokenizer, stories, SLOTS["object"]),
+    }
     scores = {
         "passkey": passkey_accuracy(model, tokenizer, texts["passkey"]) | {"guessing_exact_match": 1e-5},
         "recall": recall_accuracy(model, tokenizer, texts["recall"], pairs)
         | {"guessing_any_value": 1 / len(VALUES), "guessing_a_value_of_the_text": 1 / pairs},
-        "story": story_loss(model, tokenizer, texts["story"]) | {"guessing_any_token": math.log(len(tokenizer))},
+        "story": story_loss(model, tokenizer, stories) | {"guessing_any_token": math.log(len(tokenizer))} | repeats,
     }
     model.train(was_training)
     return {kind: {"samples": len(texts[kind])} | values for kind, values in scores.items()}
