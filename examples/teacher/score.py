@@ -62,9 +62,7 @@ def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts
     return {"exact_match": right.all(1).double().mean().item(), "digit_accuracy": right.double().mean().item()}
 
 
-def recall_accuracy(
-    model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], pairs: int
-) -> dict[str, float]:
+def recall_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], pairs: int) -> dict[str, float]:
     """Share of right values: over all queries, and over the first query of each key, the answer standing in its pair.
 
     The largest logit of the whole vocabulary has to be the value's.
@@ -92,19 +90,15 @@ def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list
 
 
 @torch.no_grad()
-def later_mentions(
-    model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], words: Iterable[str]
-) -> float:
+def later_mentions(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], words: Iterable[str]) -> float:
     """Share of the words of a story, out of `words` and told in it before, that are the model's first choice."""
-    entries = set(tokenizer.convert_tokens_to_ids([f"▁{word}" for word in words]))
+    entries = {tokenizer.convert_tokens_to_ids(f"▁{word}") for word in words}
     right: list[bool] = []
     for text in texts:
         token_ids = tokenizer(text).input_ids
         chosen = model(input_ids=torch.tensor([token_ids])).logits[0].argmax(-1).tolist()
         right += [
-            chosen[place - 1] == token
-            for place, token in enumerate(token_ids)
-            if token in entries and token in token_ids[:place]
+            chosen[place - 1] == token for place, token in enumerate(token_ids) if token in entries and token in token_ids[:place]
         ]
     return sum(right) / len(right)
 

@@ -55,6 +55,13 @@ PROBE_SAMPLES, FINAL_SAMPLES = 40, 500
 REPORT_EVERY = 100  # steps
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of one special token."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
+
+
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """The untrained model: two layers 128 wide, four heads that share two key-value heads."""
     config = LlamaConfig(
@@ -68,20 +75,18 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=STAGES[-1].tokens,
         tie_word_embeddings=False,
         initializer_range=0.05,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=token_id(tokenizer, "<pad>"),
+        bos_token_id=token_id(tokenizer, "<bos>"),
+        eos_token_id=token_id(tokenizer, "<eos>"),
     )
     model = LlamaForCausalLM(config)
     # Large embeddings keep the words apart while the layers learn to compare them. With small ones (0.02), which were
     # tied to the output besides, recall stayed at chance.
-    torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
     return model
 
 
-def sample(
-    rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage
-) -> tuple[list[str], list[int], list[float]]:
+def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage) -> tuple[list[str], list[int], list[float]]:
     """One training sample: its texts, its token ids (at most `stage.tokens` + 1), and the loss weight of each."""
     kind = rng.choices(KINDS, [getattr(stage, kind) for kind in KINDS])[0]
     if kind == "recall":
@@ -107,9 +112,7 @@ def sample(
     return texts, ids, [0.0 if token == tokenizer.bos_token_id else STORY_WEIGHT for token in ids]
 
 
-def batch_of(
-    samples: list[tuple[list[str], list[int], list[float]]], pad: int, tokens: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(samples: list[tuple[list[str], list[int], list[float]]], pad: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, next tokens and the loss weights of those, each [samples, tokens], padded on the right."""
     ids = torch.full((len(samples), tokens + 1), pad)
     weights = torch.zeros(len(samples), tokens + 1)
@@ -141,7 +144,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     seen: set[int] = set()
     steps_taken: list[int] = []
-    next_sample = 0
+    next_sample, step, mean = 0, 0, math.nan
     start = time.perf_counter()
     for number, stage in enumerate(stages, 1):
         # A probe is as long as its stage and looks at other samples than the final scores.
@@ -156,7 +159,7 @@ def train(
             samples = [sample(sample_rng(seed, next_sample + row), tokenizer, stage) for row in range(stage.batch)]
             next_sample += stage.batch
             seen.update(hash(text) for texts, _, _ in samples for text in texts)
-            inputs, targets, weights = batch_of(samples, tokenizer.pad_token_id, stage.tokens)
+            inputs, targets, weights = batch_of(samples, token_id(tokenizer, "<pad>"), stage.tokens)
             losses = functional.cross_entropy(model(input_ids=inputs).logits.transpose(1, 2), targets, reduction="none")
             loss = (losses * weights).sum() / weights.sum()
             loss.backward()
@@ -237,9 +240,9 @@ def main() -> None:
         },
     }
     model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
+        bos_token_id=token_id(tokenizer, "<bos>"),
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=token_id(tokenizer, "<pad>"),
     )
     model.save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)
