@@ -92,7 +92,8 @@ def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list
 @torch.no_grad()
 def later_mentions(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], words: Iterable[str]) -> float:
     """Share of the words of a story, out of `words` and told in it before, that are the model's first choice."""
-    entries = {tokenizer.convert_tokens_to_ids(f"▁{word}") for word in words}
+    vocabulary = tokenizer.get_vocab()
+    entries = {vocabulary[f"▁{word}"] for word in words}
     right: list[bool] = []
     for text in texts:
         token_ids = tokenizer(text).input_ids
