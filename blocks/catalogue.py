@@ -9,6 +9,7 @@ from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
 from blocks.gates import GATES, GateConfig
 from blocks.memories import MEMORIES, MemoryConfig
+from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
 from blocks.positions import POSITIONS, PositionConfig
 from blocks.reads import READS, ReadConfig
@@ -19,6 +20,7 @@ __all__ = [
     "FeatureMapConfig",
     "GateConfig",
     "MemoryConfig",
+    "OutputConfig",
     "PositionConfig",
     "ReadConfig",
 ]
@@ -30,4 +32,5 @@ CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "gate": GATES,
     "memory": MEMORIES,
     "read": READS,
+    "output": OUTPUTS,
 }

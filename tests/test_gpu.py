@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from composer.spec.shipped import shipped_specs
 from tests.composer.model.models import student, tokens
+from tests.shipped import SHIPPED
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("spec", sorted(shipped_specs()))
+@pytest.mark.parametrize("spec", SHIPPED)
 def test_logits_and_text_are_the_cpus(spec: str) -> None:
     model, ids = student(spec), tokens(2, 90)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def test_logits_and_text_are_the_cpus(spec: str) -> None:
     assert torch.equal(generated, text)
 
 
-@pytest.mark.parametrize("spec", sorted(shipped_specs()))
+@pytest.mark.parametrize("spec", SHIPPED)
 def test_gradients_are_the_cpus(spec: str) -> None:
     model, ids = student(spec).train(), tokens(2, 70)
     model(ids, labels=ids).loss.backward()

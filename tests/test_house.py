@@ -18,7 +18,7 @@ import blocks
 from blocks.catalogue import CATALOGUE
 from blocks.part import Part
 from composer.cli.main import app
-from composer.spec.loading import load_spec
+from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, resolve
 from composer.spec.schema import json_schema
 from composer.spec.shipped import shipped_specs
@@ -126,9 +126,8 @@ def test_the_catalogue_has_every_part() -> None:
 def test_shipped_specs(name: str) -> None:
     path = shipped_specs()[name]
     lines = path.read_text(encoding="utf-8").split("\n")
-    spec = load_spec(path)
-    assert resolve(spec, SIZE).hash
-    assert spec.name == path.stem
+    assert all(resolve(spec, SIZE).hash for spec in load_specs(name).values())
+    assert load_spec(path).name == path.stem
     assert lines[-1] == ""
     assert lines[-2]
     assert all(line == line.rstrip() and "\t" not in line and len(line) <= LONGEST_LINE for line in lines)
@@ -165,6 +164,8 @@ def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp
     commands = [
         ["check", "lawcat", "lolcats", "--from", str(tiny_source)],
         ["show", "lolcats", "--from", str(tiny_source)],
+        ["show", "ablations/lawcat-rope", "--expand", "--from", str(tiny_source)],
+        ["diff", "lawcat", "lolcats", "--from", str(tiny_source)],
         ["explain", "lawcat", "--from", str(tiny_source)],
         ["new", str(tmp_path / "mine")],
         ["parts", "hedgehog"],

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocks.catalogue import MemoryConfig
-from composer.build.dimensions import dimensions
-from composer.build.sources import describe_model
 from composer.cli.options import Json, MaybeFrom, Revision
 from composer.cli.screen import plural, print_json, print_table, short_hashes
 from composer.errors import GraphError, SpecError
 from composer.spec.document import HeadSpec, Spec
-from composer.spec.loading import load_spec, locate
+from composer.spec.loading import load_specs, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.sweep import SEPARATOR, together
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
 
 if TYPE_CHECKING:
     from composer.spec.places import Path
@@ -34,12 +35,12 @@ def check(
 ) -> None:
     """Check specs: every mistake, with its file, line and column.
 
-    With --from they are resolved against that source, too: its sizes and its number of layers and heads.
+    Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and heads.
     """
     size = None
     if source is not None:
         size = dimensions(describe_model(source, revision).trunk)
-    answers = [_checked(name, size) for name in specs]
+    answers = [answer for name in specs for answer in _answers(name, size)]
     wrong = [answer for answer in answers if not answer.ok]
     if as_json:
         print_json([asdict(answer) for answer in answers])
@@ -60,13 +61,25 @@ class _Answer:
     mistakes: tuple[str, ...]
 
 
-def _checked(name: str, size: Dimensions | None) -> _Answer:
+def _answers(name: str, size: Dimensions | None) -> Iterator[_Answer]:
+    """One, or of a sweep one a variant."""
     try:
-        spec = load_spec(name)
-        resolved = _resolved(spec, size)
+        specs = load_specs(name)
     except SpecError as error:
-        return _Answer(name, False, "", None, tuple(str(error).splitlines()))
-    return _Answer(name, True, _said(spec), resolved.hash if resolved else None, ())
+        yield _wrong(name, error)
+        return
+    for source, spec in specs.items():
+        try:
+            resolved = _resolved(spec, size)
+        except SpecError as error:
+            variant = source.removeprefix(f"{name}{SEPARATOR}")
+            yield _wrong(source, error if source == name else together([(variant, error)], 1))
+            continue
+        yield _Answer(source, True, _said(spec), resolved.hash if resolved else None, ())
+
+
+def _wrong(name: str, error: SpecError) -> _Answer:
+    return _Answer(name, False, "", None, tuple(str(error).splitlines()))
 
 
 def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer], *, against_source: bool) -> None:
@@ -85,8 +98,7 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
     try:
         if size is not None:
             return resolve(spec, size)
-        for path, head in _heads(spec):
-            _check_alone(spec, path, head)
+        check_alone(spec)
     except GraphError as error:
         raise locate(error, spec) from error
     return None
@@ -98,7 +110,13 @@ def _heads(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
     yield from ((("heads", name), head) for name, head in spec.heads.items())
 
 
-def _check_alone(spec: Spec, path: Path, head: HeadSpec) -> None:
+def check_alone(spec: Spec) -> None:
+    """Check each head by itself, whatever the source. Raises GraphError."""
+    for path, head in _heads(spec):
+        _check_head(spec, path, head)
+
+
+def _check_head(spec: Spec, path: Path, head: HeadSpec) -> None:
     kept = head.feature_map.dim if head.feature_map is not None and head.feature_map.skip else None
     size = ANY if kept is None else ANY.model_copy(update={"head_dim": kept})
     try:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 import composer
 from composer.cli.build import build
 from composer.cli.check import check
+from composer.cli.diff import diff
 from composer.cli.explain import explain
 from composer.cli.generate import generate
 from composer.cli.new import new
@@ -62,7 +63,7 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-for command in (build, new, check, show, parts, schema, explain, generate, verify):
+for command in (build, new, check, show, diff, parts, schema, explain, generate, verify):
     app.command()(command)
 
 

@@ -3,47 +3,97 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import yaml
 
 from composer.api import resolve_spec
-from composer.build.dimensions import dimensions
-from composer.build.sources import describe_model
 from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
 from composer.cli.screen import print_json
-from composer.spec.loading import load_spec
+from composer.errors import ComposerError
+from composer.spec.document import Spec
+from composer.spec.loading import expand, load_spec
+from composer.spec.resolve import Dimensions
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
 
 WIDTH = 100
 _LEAVES = 3
 """Mappings of at most so many plain values stand on one line."""
 
 
-def show(spec: SpecName, source: MaybeFrom = None, settings: Set = None, revision: Revision = None, as_json: Json = False) -> None:
+def show(
+    spec: SpecName,
+    source: MaybeFrom = None,
+    settings: Set = None,
+    revision: Revision = None,
+    expanded: Annotated[bool, typer.Option("--expand", help="Of a sweep, each variant as a spec of its own.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="With --expand: write one file a variant there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Print a spec as YAML, after `extends` and --set.
 
     What it prints is a spec that says the same by itself. With --from it is the resolved document: every default and every
     dimension of that source, layer by layer, and in JSON its hash.
     """
-    loaded = load_spec(spec, settings or ())
-    if source is None:
-        _print(loaded.model_dump(mode="json", exclude_unset=True), as_json)
+    if out is not None and (source is not None or not expanded):
+        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from")
+    size = None if source is None else dimensions(describe_model(source, revision).trunk)
+    if not expanded:
+        loaded = load_spec(spec, settings or ())
+        if as_json:
+            print_json(_document(loaded, size))
+        else:
+            typer.echo(_text(loaded, source, size, named=False), nl=False)
         return
-    resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-    document = resolved.model_dump(mode="json")
-    if as_json:
-        document["hash"] = resolved.hash
+    specs = expand(spec, settings or ())
+    if out is not None:
+        files = _write(spec, specs, out)
+        if as_json:
+            print_json(files)
+        else:
+            typer.echo("\n".join(files))
+    elif as_json:
+        print_json({name: _document(variant, size) for name, variant in specs.items()})
     else:
-        typer.echo(f"# {loaded.name} on {source}, resolved. Hash of what it means: {resolved.hash}")
-    _print(document, as_json)
+        typer.echo("---\n".join(_text(variant, source, size, named=True) for variant in specs.values()), nl=False)
 
 
-def _print(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-    else:
-        typer.echo(to_yaml(document), nl=False)
+def _document(spec: Spec, size: Dimensions | None) -> dict[str, Any]:
+    """The spec as it is written, or resolved, with its hash."""
+    if size is None:
+        return spec.model_dump(mode="json", exclude_unset=True)
+    resolved = resolve_spec(spec, size)
+    return resolved.model_dump(mode="json") | {"hash": resolved.hash}
+
+
+def _text(spec: Spec, source: str | None, size: Dimensions | None, *, named: bool) -> str:
+    """The same as YAML; the hash, and the name where there are several, in a comment above it."""
+    document = _document(spec, size)
+    found = document.pop("hash", None)
+    heading = f"# {spec.name} on {source}, resolved. Hash of what it means: {found}\n" if found else f"# {spec.name}\n"
+    return (heading if found or named else "") + to_yaml(document)
+
+
+def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
+    """One file a variant; none where one of them is there already."""
+    files = {folder / f"{spec.name}.yaml": (name, spec) for name, spec in specs.items()}
+    taken = [str(path) for path in files if path.exists()]
+    if taken:
+        raise ComposerError(f"{', '.join(taken)}: there already; choose another folder, or remove what stands there")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, (name, spec) in files.items():
+            text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
+            path.write_text(f"# The variant {name} of {sweep}.\n{text}", encoding="utf-8")
+    except OSError as error:
+        raise ComposerError(f"{folder} cannot be written: {error.strerror}") from None
+    return list(map(str, files))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -68,17 +118,17 @@ _Dumper.add_implicit_resolver(
 
 def to_yaml(document: dict[str, Any]) -> str:
     """The document as text that reads back as itself."""
-    return yaml.dump(_as_written(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
+    return yaml.dump(as_written(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
 
 
-def _as_written(value: Any) -> Any:
+def as_written(value: Any) -> Any:
     """A part without keys as the bare word that it may be, any other with its kind and its name first."""
     if isinstance(value, dict):
         if value.keys() == {"kind"} and isinstance(value["kind"], str):
             return value["kind"]
         first = [key for key in ("kind", "name") if "kind" in value and key in value]
-        return {key: _as_written(value[key]) for key in dict.fromkeys((*first, *value))}
-    return [_as_written(item) for item in value] if isinstance(value, list) else value
+        return {key: as_written(value[key]) for key in dict.fromkeys((*first, *value))}
+    return [as_written(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> bool:

@@ -16,6 +16,7 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.memories.state import StateMemory
 from blocks.part import Part
+from blocks.reads import Read
 
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
@@ -58,13 +59,18 @@ def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
 
     graph.add_node("output", part=None)
     names = [memory.name or memory.kind for memory in head.memory]
-    if head.read is None:
-        _connect(graph, names[0], "output", "partial", shape.heads, shape.head_dim)
-        return graph
-    _add(graph, "read", head.read, shape, ("read",))
-    for name in names:
-        _connect(graph, name, "read", "partial", shape.heads, shape.head_dim)
-    _connect(graph, "read", "output", "output", shape.heads, shape.head_dim)
+    answer, kind = names[0], "partial"
+    if head.read is not None:
+        _add(graph, "read", head.read, shape, ("read",))
+        for name in names:
+            _connect(graph, name, "read", "partial", shape.heads, shape.head_dim)
+        answer, kind = "read", "output"
+    if head.output is not None:
+        _add(graph, "output_norm", head.output, shape, ("output",))
+        _connect(graph, answer, "output_norm", kind, shape.heads, shape.head_dim)
+        _connect(graph, "hidden", "output_norm", "hidden", 1, shape.hidden_size)
+        answer, kind = "output_norm", "output"
+    _connect(graph, answer, "output", kind, shape.heads, shape.head_dim)
     return graph
 
 
@@ -132,7 +138,7 @@ def feed(graph: HeadGraph, node: str, kind: str) -> list[tuple[str, str]]:
 def needs_mass(graph: HeadGraph, node: str) -> bool:
     """Whether somebody asks this memory for its mass."""
     reads = [graph.nodes[end]["part"] for _, end, data in graph.out_edges(node, data=True) if data["kind"] == "partial"]
-    return any(read is not None and not read.leaves_masses_out for read in reads)
+    return any(isinstance(read, Read) and not read.leaves_masses_out for read in reads)
 
 
 def is_plain(graph: HeadGraph, node: str) -> bool:

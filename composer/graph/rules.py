@@ -43,7 +43,7 @@ def checked_graph(head: HeadSpec, shape: Shape, path: tuple[str | int, ...]) -> 
 
 
 def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    seen: set[str] = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "feature_map"}
+    seen: set[str] = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
     for index, memory in enumerate(head.memory):
         name = memory.name or memory.kind
         own = {name, f"{name}_features", f"{name}_gate"}

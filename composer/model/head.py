@@ -21,6 +21,7 @@ from blocks.legend import Shape
 from blocks.memories.full import Full
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
+from blocks.outputs import Norm
 from blocks.part import Fresh, Part, State
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Read
@@ -41,6 +42,11 @@ class Run:
     state: State
     carried: State
     backend: Backend
+
+    def answer(self, source: Any) -> Tensor:
+        """What a read, an output norm or a memory of its own has given."""
+        given = self.values[source]
+        return given if isinstance(given, Tensor) else given.output
 
     def own(self, node: str) -> State:
         """The state of one part."""
@@ -104,8 +110,7 @@ class Head(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             for name, call in self._calls:
                 call(self._modules[name], run)
-        output = values[self._output]
-        return (output if isinstance(output, Tensor) else output.output), run.carried
+        return run.answer(self._output), run.carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -169,6 +174,10 @@ def _read(node: str, module: nn.Module, run: Run, *, partial: Any) -> None:
     run.values[node, "output"] = module([run.values[name] for name in partial])
 
 
+def _finish(node: str, module: nn.Module, run: Run, *, hidden: Any, output: Any = None, partial: Any = None) -> None:
+    run.values[node, "output"] = module(run.answer(output or partial[0]), run.values[hidden])
+
+
 COMPILERS: dict[type[Part], tuple[Callable[..., None], str]] = {
     Convolution: (_convolution, "convolve"),
     FeatureMap: (_features, "map"),
@@ -177,5 +186,6 @@ COMPILERS: dict[type[Part], tuple[Callable[..., None], str]] = {
     Full: (_exact, "attend"),
     StateMemory: (_state, "recall"),
     Read: (_read, "combine"),
+    Norm: (_finish, "finish"),
 }
 """For each kind of part: the call that it becomes, and the function of the part that its module computes."""

@@ -5,14 +5,17 @@ The parts inside come from the catalogue of ``blocks``; each is told by its ``ki
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from blocks.catalogue import (
     ConvolutionConfig,
     FeatureMapConfig,
     MemoryConfig,
+    OutputConfig,
     PositionConfig,
     ReadConfig,
 )
@@ -38,6 +41,8 @@ class HeadSpec(Closed):
     """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
     read: ReadConfig | None = None
     """How several memories are weighed against each other. Left out: shared."""
+    output: OutputConfig | None = None
+    """What becomes of the head's answer before the output projection."""
 
 
 class HeadsOf(Closed):
@@ -95,6 +100,66 @@ class Recipe(Closed):
     finetune: Finetune | None = None
 
 
+Varied = Annotated[str, StringConstraints(pattern=r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$")]
+VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Values = Annotated[tuple[Any, ...], Field(min_length=1)]
+
+MOST_VARIANTS = 1000
+
+
+class Vary(Closed):
+    """A table of specs: what its rows say differently. Of a grid and a zip together, each combination of the one meets each side
+    of the other."""
+
+    grid: dict[Varied, Values] = Field(default_factory=dict)
+    """Every combination: a path, as ``--set`` has it, and the values that it takes. The last path changes fastest."""
+    zip: dict[Varied, Values] = Field(default_factory=dict)
+    """Side by side: the first value of each path, then the second of each, and so on."""
+    names: Annotated[tuple[VariantName, ...], Field(min_length=1)] | None = None
+    """One a variant, in their order. Left out: made of the values that differ."""
+
+    @field_validator("zip")
+    @classmethod
+    def _sides_are_equally_long(cls, sides: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        if len({len(values) for values in sides.values()}) > 1:
+            counts = ", ".join(f"{path} has {len(values)}" for path, values in sides.items())
+            raise ValueError(f"lists side by side need equally many values: {counts}")
+        return sides
+
+    @field_validator("names")
+    @classmethod
+    def _names_differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        twice = [name for name, count in Counter(names or ()).items() if count > 1]
+        if twice:
+            raise ValueError(f'names two variants "{twice[0]}"')
+        return names
+
+    @model_validator(mode="after")
+    def _settled(self) -> Self:
+        steps = Counter(setting_steps(path) for path in (*self.grid, *self.zip))
+        twice = [".".join(path) for path, count in steps.items() if count > 1]
+        if not steps:
+            raise ValueError("varies nothing: say `grid:` or `zip:`, a path and a list of its values, or leave `vary` out")
+        if twice:
+            raise ValueError(f"varies {twice[0]} twice: say all its values in one list")
+        if self.count > MOST_VARIANTS:
+            raise ValueError(f"makes {self.count:,} specs; a sweep has at most {MOST_VARIANTS:,}")
+        if self.names is not None and len(self.names) != self.count:
+            raise ValueError(f"has {self.count} variants and {len(self.names)} names: say one a variant, or leave `names` out")
+        return self
+
+    @property
+    def count(self) -> int:
+        """How many variants it has."""
+        sides = next((len(values) for values in self.zip.values()), 1)
+        return math.prod(len(values) for values in self.grid.values()) * sides
+
+
+def setting_steps(path: str) -> tuple[str, ...]:
+    """``head.memory[0].size`` and ``head.memory.0.size`` as the steps that they name."""
+    return tuple(path.replace("[", ".").replace("]", "").split("."))
+
+
 class Spec(Closed):
     """One YAML document, after ``extends`` and overrides."""
 
@@ -112,6 +177,8 @@ class Spec(Closed):
     """Which layers take which head; a later rule overrides an earlier one."""
     recipe: Recipe | None = None
     """How it is trained: kept with the model, no part of what the spec means."""
+    vary: Vary | None = None
+    """Makes this a sweep: not one spec but a table of them, all else said in common."""
     _places: Places = PrivateAttr(default_factory=Places)
 
     def place(self, path: Path) -> Place | None:

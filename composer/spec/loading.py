@@ -9,39 +9,91 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from composer.errors import GraphError, SpecError
-from composer.spec.document import Spec
+from composer.spec.document import Spec, Vary
 from composer.spec.inherit import find_spec, inherited, not_found, shown
 from composer.spec.messages import spec_error
 from composer.spec.overrides import overridden
 from composer.spec.places import Node, Places, at, from_plain, plain
 from composer.spec.reading import read_file
+from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
+Source = str | Path | Mapping[str, object]
+"""A file, the name of a shipped spec, or what stands in one."""
 
 
-def load_spec(source: str | Path | Mapping[str, object], overrides: Sequence[str] = ()) -> Spec:
-    """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``.
+def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
+    """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a sweep's.
 
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
-    document = load_document(source, overrides, Spec)
+    source, variant = _split(source)
+    document = load_document(source)
+    if variant is None:
+        return _overridden(document, overrides)
+    vary = _vary(document)
+    document = chosen(document, vary, variant)
+    try:
+        return _overridden(document, overrides)
+    except SpecError as error:
+        raise together([(variant, error)], vary.count) from None
+
+
+def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
+    """The specs of a sweep, by their variants' names; overrides are said on top of each. Raises SpecError, also where it is no
+    sweep, and then with every mistake of every variant."""
+    document = load_document(source)
+    vary = _vary(document)
+    specs: dict[str, Spec] = {}
+    problems: list[tuple[str, SpecError]] = []
+    for name, variant in variants(document, vary).items():
+        try:
+            specs[name] = _overridden(variant, overrides)
+        except SpecError as error:
+            problems.append((name, error))
+    if problems:
+        raise together(problems, vary.count)
+    return specs
+
+
+def load_specs(source: str) -> dict[str, Spec]:
+    """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
+    spec = load_spec(source)
+    return {source: spec} if spec.vary is None else {f"{source}{SEPARATOR}{name}": one for name, one in expand(source).items()}
+
+
+def load_document(source: Source) -> Node:
+    """The whole document after ``extends``, with its places, before it is checked."""
+    if isinstance(source, Mapping):
+        return inherited(from_plain(source), Path(), (Spec,))
+    path = find_spec(str(source), Path())
+    if path is None:
+        raise SpecError(not_found(str(source), Path()))
+    return inherited(read_file(path, shown(path)), path.parent, (Spec,), (path,))
+
+
+def _split(source: Source) -> tuple[Source, str | None]:
+    """The sweep and its variant, where the source is one. A file of the whole name comes first."""
+    if isinstance(source, Mapping) or find_spec(str(source), Path()) is not None:
+        return source, None
+    file, separator, variant = str(source).rpartition(SEPARATOR)
+    return (file, variant) if separator and find_spec(file, Path()) is not None else (source, None)
+
+
+def _vary(document: Node) -> Vary:
+    """What the document varies; the whole of it has to be right."""
+    vary = checked(document, Spec).vary
+    if vary is None:
+        raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
+    return vary
+
+
+def _overridden(document: Node, overrides: Sequence[str]) -> Spec:
+    for override in overrides:
+        document = overridden(document, override, (Spec,))
     spec = checked(document, Spec)
     spec._places = Places(document)
     return spec
-
-
-def load_document(source: str | Path | Mapping[str, object], overrides: Sequence[str], model: type[BaseModel]) -> Node:
-    """The whole document, with its places, before it is checked against ``model``."""
-    if isinstance(source, Mapping):
-        document = inherited(from_plain(source), Path(), (model,))
-    else:
-        path = find_spec(str(source), Path())
-        if path is None:
-            raise SpecError(not_found(str(source), Path()))
-        document = inherited(read_file(path, shown(path)), path.parent, (model,), (path,))
-    for override in overrides:
-        document = overridden(document, override, (model,))
-    return document
 
 
 def checked(document: Node, model: type[Model]) -> Model:

@@ -16,6 +16,8 @@ from composer.spec.places import Node, Path, Place, at, brief, nearest
 PATTERNS = {
     r"^[a-z][a-z0-9_-]*$": "a name (lower-case letters, digits, - and _, a letter first)",
     r"^[a-z][a-z0-9_]*$": "a name (lower-case letters, digits and _, a letter first)",
+    r"^[a-z0-9][a-z0-9_-]*$": "the end of a name (lower-case letters, digits, - and _), in quotes where it is a number",
+    r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$": "a path such as head.memory.0.size",
     r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$": "`all` or a range such as 0:8:2",
 }
 """The patterns of the schemas in plain words."""

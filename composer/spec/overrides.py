@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from composer.errors import SpecError
+from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.places import Node, Path, Place, at, brief
 from composer.spec.reading import read_value
+
+Steps = tuple[str, ...]
 
 
 def overridden(document: Node, override: str, here: Alternatives) -> Node:
@@ -18,15 +21,20 @@ def overridden(document: Node, override: str, here: Alternatives) -> Node:
     """
     said = f"--set {override}"
     path, found, text = override.partition("=")
-    steps = path.replace("[", ".").replace("]", "").strip().split(".")
+    steps = setting_steps(path.strip())
     if not found or not all(steps):
         raise SpecError(f"{said}: expected path=value, such as head.memory.0.size=32")
-    if steps == ["extends"]:
+    if steps == ("extends",):
         raise SpecError(f"{said}: extends is settled before overrides: say it in a file")
-    return merged(document, _child(document, steps, read_value(text, said), here, Place(said)), here)
+    return setting(document, steps, read_value(text, said), here, Place(said))
 
 
-def _child(node: Node | None, steps: list[str], value: Node, here: Alternatives, said: Place, done: Path = ()) -> Node:
+def setting(document: Node, steps: Steps, value: Node, here: Alternatives, said: Place | None) -> Node:
+    """The document with ``value`` at this place. said: where that is told to. Raises SpecError where there is no such place."""
+    return merged(document, _child(document, steps, value, here, said), here)
+
+
+def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, said: Place | None, done: Path = ()) -> Node:
     """What a child says at this place, so that merging it over ``node`` sets the rest of the path."""
     if not steps:
         return value
@@ -52,7 +60,7 @@ def _child(node: Node | None, steps: list[str], value: Node, here: Alternatives,
     return Node({step: new})
 
 
-def _index(items: tuple[Node, ...], step: str, said: Place, done: Path) -> int:
+def _index(items: tuple[Node, ...], step: str, said: Place | None, done: Path) -> int:
     """An index of the list, counted from its start."""
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"

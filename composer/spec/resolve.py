@@ -22,6 +22,7 @@ from blocks.reads import Shared, Sum
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.spec.document import HeadsOf, HeadSpec, Name, Recipe, Spec
+from composer.spec.sweep import refuse_sweep
 
 Path = tuple[str | int, ...]
 
@@ -71,11 +72,11 @@ class Resolved(Closed):
     @property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
-        heads = {name: _meaning(head) for name, head in self.heads.items()}
+        heads = {name: meaning(head) for name, head in self.heads.items()}
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling"})
-        meaning = {"compose": self.compose, "dimensions": size, "layers": layers}
-        text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        whole = {"compose": self.compose, "dimensions": size, "layers": layers}
+        text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def groups(self) -> Iterator[tuple[int, Group, HeadSpec, Shape]]:
@@ -87,6 +88,7 @@ class Resolved(Closed):
 
 def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
     """Write out everything that ``spec`` leaves to the source. Raises GraphError where the result cannot mean anything."""
+    refuse_sweep(spec)
     heads = dict(spec.heads)
     if spec.head is not None:
         if "head" in heads:
@@ -101,7 +103,7 @@ def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
             raise GraphError("no layer uses this head; remove it, or name it in `layers`", path)
         if name in RESERVED:
             raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
-        complete[name] = _complete(head, dimensions)
+        complete[name] = complete_head(head, dimensions)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
             checked_graph(complete[name], dimensions.shape(size), path)
     return Resolved(
@@ -115,27 +117,29 @@ def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
     )
 
 
-def _complete(head: HeadSpec, dimensions: Dimensions) -> HeadSpec:
-    """The head with every default that depends on the source or on its place written out."""
+def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
+    """The head with every default that depends on its place or on the source written out; without a source, those are left."""
     last = len(head.memory) - 1
     memories = []
     for memory in head.memory:
         position = memory.position or head.position
-        if isinstance(position, Rope) and position.theta is None:
+        if dimensions and isinstance(position, Rope) and position.theta is None:
             position = Rope(theta=dimensions.rope_theta, scaling=position.scaling or dimensions.rope_scaling)
         changes: dict[str, Any] = {"position": position, "name": memory.name or memory.kind}
         # Under `parallel` nothing receives what a window evicts, as long as another memory keeps every pair.
         if isinstance(memory, Window) and head.flow == "parallel" and not all(other.bounded for other in head.memory):
             changes["evict"] = "drop"
         memories.append(memory.model_copy(update=changes))
-    read = head.read
+    read, features = head.read, head.feature_map
+    if features and dimensions:
+        features = features.resolved(dimensions.shape(dimensions.heads))
     if isinstance(read, Sum) and all(memory.has_mass() for memory in memories):
         read = Shared()
     return head.model_copy(
         update={
             # Each memory has its own by now.
             "position": NoPosition(),
-            "feature_map": head.feature_map and head.feature_map.resolved(dimensions.shape(dimensions.heads)),
+            "feature_map": features,
             "memory": tuple(memories),
             "read": None if last == 0 else read or Shared(),
         }
@@ -195,7 +199,7 @@ def _groups(use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mappi
     return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
 
 
-def _meaning(value: Any) -> Any:
+def meaning(value: Any) -> Any:
     """What a schema says beyond its defaults, without names: a field that a part gains later leaves older hashes as they are."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
@@ -204,5 +208,5 @@ def _meaning(value: Any) -> Any:
             for name, item in value
             if name == "kind" or (name != "name" and item != fields[name].get_default(call_default_factory=True))
         }
-        return {name: _meaning(item) for name, item in said.items()}
-    return [_meaning(item) for item in value] if isinstance(value, tuple) else value
+        return {name: meaning(item) for name, item in said.items()}
+    return [meaning(item) for item in value] if isinstance(value, tuple) else value

@@ -23,7 +23,7 @@ from blocks.memories.base import Memory
 from blocks.part import State
 from composer.model.head import Backend, Head
 from composer.spec.document import HeadSpec
-from composer.spec.loading import load_spec
+from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
 
@@ -77,10 +77,12 @@ def every_part() -> dict[str, HeadSpec]:
 
 
 def every_spec() -> dict[str, Resolved]:
-    """Every shipped spec on the small dimensions, its windows made small enough to overflow."""
-    resolved = {}
-    for name in shipped_specs():
-        spec = load_spec(name)
+    """Every shipped spec on the small dimensions, its windows made small enough to overflow; of sweeps, every variant.
+
+    Those that mean the same as one before (every ablation of a spec has the spec itself in it) are left out.
+    """
+    resolved: dict[str, Resolved] = {}
+    for name, spec in (variant for shipped in shipped_specs() for variant in load_specs(shipped).items()):
         heads = {"head": spec.head} | {f"heads.{key}": head for key, head in spec.heads.items()}
         windows = [
             f"{where}.memory.{index}.size=5"
@@ -88,7 +90,9 @@ def every_spec() -> dict[str, Resolved]:
             for index, memory in enumerate(head.memory if head else ())
             if hasattr(memory, "size")
         ]
-        resolved[name] = resolve(load_spec(name, windows), SMALL)
+        case = resolve(load_spec(name, windows), SMALL)
+        if case.hash not in {other.hash for other in resolved.values()}:
+            resolved[name.replace(":", ": ")] = case
     return resolved
 
 
@@ -273,6 +277,8 @@ def _heads(draw: st.DrawFn) -> dict[str, Any]:
         raw = any(memory.get("normalise") is False for memory in memories)
         reads = {kind: part for kind, part in CATALOGUE["read"].items() if not raw or part.takes_raw or part.leaves_masses_out}
         head["read"] = draw(st.sampled_from(sorted(reads)))
+    if draw(st.booleans()):
+        head["output"] = draw(_fields(CATALOGUE["output"][draw(kinds["output"])]))
     if flow == "parallel" and not all(CATALOGUE["memory"][memory["kind"]].bounded for memory in memories):
         for memory in memories:
             memory.pop("evict", None)

@@ -9,6 +9,7 @@ import pytest
 
 from composer.spec.shipped import shipped_specs
 from tests.composer.cli.conftest import Compose
+from tests.shipped import SHIPPED
 
 BEFORE = "compose: 1\nname: wrong\n"
 
@@ -16,7 +17,7 @@ BEFORE = "compose: 1\nname: wrong\n"
 def test_shipped_specs_are_good(compose: Compose) -> None:
     result = compose("check", *shipped_specs())
     assert result.exit_code == 0
-    assert result.stdout.count("ok  ") == len(shipped_specs())
+    assert result.stdout.count("ok  ") == len(SHIPPED)
     assert result.stderr == ""
 
 
@@ -78,3 +79,23 @@ def test_json(compose: Compose, teacher: Path) -> None:
     assert good["hash"] == json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)["hash"]
     assert (wrong["ok"], len(wrong["mistakes"])) == (False, 1)
     assert json.loads(compose("check", "lawcat", "--json").stdout)[0]["hash"] is None
+
+
+def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
+    Path("x.yaml").write_text(
+        BEFORE + "extends: lolcats\nvary:\n  grid:\n    head.memory.0.evict: [fall, drop]\n    head.position: [rope, none]\n"
+    )
+    for arguments in ([], ["--from", teacher]):
+        result = compose("check", "x.yaml", "lawcat", *arguments)
+        assert result.exit_code == 2
+        good = [line.split()[:2] for line in result.stdout.splitlines()]
+        assert good == [["ok", "x.yaml:fall-rope"], ["ok", "x.yaml:fall-none"], ["ok", "lawcat"]]
+        mistakes = result.stderr.splitlines()
+        assert [line.rpartition(" (")[2] for line in mistakes[:2]] == ["in the variant drop-rope)", "in the variant drop-none)"]
+        assert all(line.startswith("x.yaml:6:33  head.memory[0].evict: it drops its evicted pairs") for line in mistakes[:2])
+        assert mistakes[2] == "2 specs of 5 cannot be used"
+    Path("y.yaml").write_text(BEFORE + "extends: lolcats\nvary: {grid: {head.memory.0.size: [4, x, y]}}\n")
+    result = compose("check", "y.yaml", "--json")
+    (answer,) = json.loads(result.stdout)
+    assert (answer["spec"], answer["ok"], len(answer["mistakes"])) == ("y.yaml", False, 2)
+    assert answer["mistakes"][1].endswith('got "y" (in the variant y)')

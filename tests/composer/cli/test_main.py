@@ -27,6 +27,10 @@ MISTAKES = [
     ["check"],
     ["check", "nowhere.yaml"],
     ["show", "lawcat", "--set", "head.feature_map.kind=hedgehgo"],
+    ["show", "lawcat", "--expand"],
+    ["diff", "lawcat"],
+    ["diff", "lawcat", "lawact"],
+    ["diff", "lawcat", "ablations/lawcat-rope"],
     ["parts", "hedgehgo"],
     ["explain", "lawcat", "--from", "nowhere/at/all"],
     ["explain", "lawcat", "--from", ".", "--seq", "0"],
@@ -37,7 +41,7 @@ MISTAKES = [
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["build", "check", "explain", "generate", "new", "parts", "schema", "show", "verify"]
+    assert COMMANDS == ["build", "check", "diff", "explain", "generate", "new", "parts", "schema", "show", "verify"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -80,7 +84,7 @@ def test_ctrl_c(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check_module, "load_spec", interrupted)
+    monkeypatch.setattr(check_module, "load_specs", interrupted)
     result = compose("check", "lawcat")
     assert result.exit_code == INTERRUPTED
     assert result.stderr == "Interrupted.\n"
@@ -90,7 +94,7 @@ def test_errors_of_the_program_itself_are_not_hidden(compose: Compose, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(check_module, "load_spec", broken)
+    monkeypatch.setattr(check_module, "load_specs", broken)
     assert isinstance(compose("check", "lawcat").exception, ZeroDivisionError)
 
 
@@ -98,7 +102,7 @@ def test_every_line_of_a_message_is_shown(compose: Compose, monkeypatch: pytest.
     def wrong(*_: object) -> None:
         raise BuildError("one [b] thing\nanother")
 
-    monkeypatch.setattr(check_module, "load_spec", wrong)
+    monkeypatch.setattr(check_module, "load_specs", wrong)
     assert compose("check", "lawcat").stderr == "one [b] thing\nanother\n"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer.api import resolve_spec
 from composer.cli.show import to_yaml
-from composer.spec.loading import load_spec
+from composer.spec.loading import expand, load_spec
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.shipped import shipped_specs
@@ -79,3 +79,57 @@ def test_json(compose: Compose, teacher: Path) -> None:
 @given(document=st.dictionaries(st.sampled_from(["head", "name", "paper"]), VALUES, min_size=1))
 def test_its_yaml_reads_back(document: dict[str, object]) -> None:
     assert without_bare_words(plain(read_text(to_yaml(document), "shown"))) == without_bare_words(document)
+
+
+def test_a_sweep_is_shown_as_it_is_written_or_expanded(compose: Compose, teacher: Path) -> None:
+    assert yaml.safe_load(compose("show", "ablations/lawcat-rope").stdout)["vary"] == {"grid": {"head.position": ["rope", "none"]}}
+    result = compose("show", "ablations/lawcat-rope", "--expand", "--set", "head.conv.kernel=3")
+    assert result.exit_code == 0
+    assert [line for line in result.stdout.splitlines() if line[:1] in "#-"] == ["# lawcat-rope-rope", "---", "# lawcat-rope-none"]
+    specs = expand("ablations/lawcat-rope", ["head.conv.kernel=3"])
+    for name, text in zip(specs, result.stdout.split("---\n"), strict=True):
+        assert load_spec(plain(read_text(text, "shown"))) == specs[name]
+    said = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--set", "head.conv.kernel=3", "--json").stdout)
+    assert {name: load_spec(document) for name, document in said.items()} == specs
+    result = compose("show", "ablations/lawcat-rope", "--from", teacher)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is a sweep of 2 specs" in result.stderr
+
+
+def test_expanded_on_a_source(compose: Compose, teacher: Path) -> None:
+    size = dimensions(describe_model(teacher).trunk)
+    hashes = {name: resolve_spec(f"ablations/lawcat-rope:{name}", size).hash for name in ("rope", "none")}
+    said = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher, "--json").stdout)
+    assert {name: document["hash"] for name, document in said.items()} == hashes
+    shown = compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher).stdout
+    assert [line.rpartition(" ")[2] for line in shown.splitlines() if line.startswith("#")] == list(hashes.values())
+    assert shown.count("hash:") == 0
+
+
+def test_variants_are_written_as_files(compose: Compose) -> None:
+    result = compose("show", "ablations/lawcat-gate-rank", "--expand", "-o", "deep/folder")
+    assert result.exit_code == 0
+    files = [f"deep/folder/lawcat-gate-rank-{rank}.yaml" for rank in (16, 32, 64, 128, "full")]
+    assert result.stdout.splitlines() == files
+    assert [load_spec(file) for file in files] == list(expand("ablations/lawcat-gate-rank").values())
+    Path(files[0]).unlink()
+    Path(files[1]).write_text("precious")
+    result = compose("show", "ablations/lawcat-gate-rank", "--expand", "-o", "deep/folder", "--json")
+    assert result.exit_code == 2
+    assert f"{files[1]}, {files[2]}" in result.stderr
+    assert (Path(files[0]).exists(), Path(files[1]).read_text()) == (False, "precious")
+    result = compose("show", "ablations/lawcat-gate-rank", "--expand", "-o", "other", "--json")
+    assert json.loads(result.stdout) == [file.replace("deep/folder", "other") for file in files]
+
+
+def test_what_cannot_be_expanded(compose: Compose, teacher: Path) -> None:
+    Path("file").touch()
+    for arguments, message in (
+        (["lawcat", "--expand"], "this is one spec, no sweep"),
+        (["ablations/lawcat-rope", "-o", "x"], "it needs --expand"),
+        (["ablations/lawcat-rope", "--expand", "--from", teacher, "-o", "x"], "goes without --from"),
+        (["ablations/lawcat-rope", "--expand", "-o", "file/x"], "file/x cannot be written: Not a directory"),
+    ):
+        result = compose("show", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr

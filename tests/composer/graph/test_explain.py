@@ -12,8 +12,8 @@ from composer.graph.graph import build_graph
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
-from composer.spec.shipped import shipped_specs
 from tests.composer.graph.heads import SIZE, resolved, shipped
+from tests.shipped import SHIPPED
 
 LLAMA_8B = Dimensions(hidden_size=4096, layers=32, heads=32, key_heads=8, head_dim=128, rope_theta=5e5)
 
@@ -111,7 +111,7 @@ def test_bytes_follow_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
     for head in shipped(name).heads.values():
         shape = SIZE.shape(4)
@@ -121,7 +121,7 @@ def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
         assert sum(tensor.nbytes for tensor in held.values()) == state_bytes(slots, dtype)
 
 
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_parameters_are_those_of_the_module(name: str) -> None:
     for group in explain_resolved(shipped(name)).groups:
         module = Head(shipped(name).heads[group.head], SIZE.shape(group.heads))

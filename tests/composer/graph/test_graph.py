@@ -7,8 +7,8 @@ import pytest
 
 from blocks.memories.base import Memory
 from composer.graph.graph import HeadGraph, build_graph, feed, is_plain, memories, needs_mass, parts
-from composer.spec.shipped import shipped_specs
 from tests.composer.graph.heads import SIZE, graph_of, shipped
+from tests.shipped import SHIPPED
 
 WINDOW, STATE = {"kind": "window", "size": 4}, {"kind": "state"}
 
@@ -145,7 +145,7 @@ def test_plain_attention_sees_all_pairs_and_owes_no_mass(head: dict, mass: bool,
     assert is_plain(graph, "full") is plain
 
 
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str) -> None:
     resolved = shipped(name)
     for head in resolved.heads.values():

@@ -9,14 +9,14 @@ from blocks.flow import Tokens
 from blocks.memories.full import Full
 from composer.graph.lowering import BACKENDS, lower
 from composer.model.head import Head
-from composer.spec.shipped import shipped_specs
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
+from tests.shipped import SHIPPED
 
 WINDOW = {"kind": "window", "size": 4}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str, backend: str) -> None:
     for head in shipped(name).heads.values():
         graph = graph_of(head.model_dump(mode="json"))

@@ -6,12 +6,12 @@ from torch import nn
 
 from composer.graph.rules import RESERVED
 from composer.model.naming import fresh_parameters
-from composer.spec.shipped import shipped_specs
 from tests.composer.model.models import llama, student
+from tests.shipped import SHIPPED
 
 
 def test_the_model_has_the_parameters_that_were_announced() -> None:
-    for name in shipped_specs():
+    for name in SHIPPED:
         model = student(name, source=llama())
         announced = {name: fresh.shape for name, fresh in fresh_parameters(model.config.resolved()).items()}
         assert announced == {name: tuple(p.shape) for name, p in model.named_parameters() if ".composed." in name}

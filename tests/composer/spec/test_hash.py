@@ -15,8 +15,8 @@ from blocks.positions import Rope
 from composer.spec import load_spec
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions, Resolved, resolve
-from composer.spec.shipped import shipped_specs
 from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
+from tests.shipped import SHIPPED
 
 PLAIN = {"linear": False, "dim": None, "bias": False, "skip": False, "two_sided": False}
 PLAIN |= {"share": "none", "per": "query_head", "init": "identity"}
@@ -162,7 +162,7 @@ def test_the_defaults_of_version_1_stay() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(shipped_specs()))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> None:
     once = resolve(load_spec(name), STRETCHED)
     again = Resolved.model_validate_json(once.model_dump_json())

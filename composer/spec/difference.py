@@ -1,0 +1,104 @@
+"""What differs between two specs in meaning: their complete heads, without names, papers and recipes.
+
+On a source they are compared layer by layer, with every dimension known. Without one, ``head`` is compared with ``head`` and each
+rule of ``layers`` with the other's, its heads in place of their names; what only the source says is left to it in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from blocks.part import Closed
+from composer.errors import GraphError
+from composer.spec.document import HeadSpec, Spec
+from composer.spec.places import Path
+from composer.spec.resolve import Resolved, complete_head, meaning
+from composer.spec.sweep import refuse_sweep
+
+
+class Difference(Closed):
+    """One place at which they differ. layers: those where they do; None where no source says how many there are."""
+
+    layers: tuple[int, ...] | None
+    path: Path
+    first: Any
+    second: Any
+
+
+class _Group(Closed):
+    """Query heads that are composed alike. heads: how many; None where they are all of the layer."""
+
+    head: HeadSpec
+    heads: int | None = None
+
+
+class _Rule(Closed):
+    at: int | tuple[int, ...] | str
+    use: tuple[_Group, ...]
+
+
+def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
+    """Head by head, for any source. Raises GraphError where one is a sweep, or names a head that it does not have."""
+    for spec in (first, second):
+        refuse_sweep(spec)
+    one, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
+    found = [*_between(one, other, ("head",)), *_between(_rules(first), _rules(second), ("layers",))]
+    return [Difference(layers=None, path=path, first=one, second=other) for path, one, other in found]
+
+
+def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]:
+    """Layer by layer, on the same source; layers that differ alike stand together. None exactly where the hashes are equal."""
+    layers: dict[str, list[int]] = {}
+    found: dict[str, tuple[Path, Any, Any]] = {}
+    for number, (one, other) in enumerate(zip(_groups(first), _groups(second), strict=True)):
+        pair = (one[0].head, other[0].head) if len(one) == len(other) == 1 else (one, other)
+        for difference in _between(*pair, ("head",) if len(one) == len(other) == 1 else ("groups",)):
+            layers.setdefault(repr(difference), []).append(number)
+            found.setdefault(repr(difference), difference)
+    return [Difference(layers=tuple(layers[key]), path=path, first=one, second=other) for key, (path, one, other) in found.items()]
+
+
+def _rules(spec: Spec) -> tuple[_Rule, ...]:
+    heads = spec.heads | ({"head": spec.head} if spec.head else {})
+    rules = []
+    for number, rule in enumerate(spec.layers):
+        said = [(None, rule.use)] if isinstance(rule.use, str) else [(group.heads, group.head) for group in rule.use]
+        for _, name in said:
+            if name not in heads:
+                known = ", ".join(heads) or "none"
+                raise GraphError(f'there is no head "{name}"; there are: {known}', ("layers", number, "use"))
+        groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
+        rules.append(_Rule(at=rule.at, use=groups))
+    return tuple(rules)
+
+
+def _groups(spec: Resolved) -> Iterator[tuple[_Group, ...]]:
+    for layer in spec.layers:
+        yield tuple(_Group(heads=group.heads, head=_head(spec.heads[group.head])) for group in layer)
+
+
+def _head(complete: HeadSpec) -> HeadSpec:
+    """Without its own position: each memory has one by now."""
+    return complete.model_copy(update={"position": HeadSpec.model_fields["position"].default})
+
+
+def _between(first: Any, second: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    """The smallest places that differ: fields of the same kind of part, items of lists that hold the same kinds."""
+    if meaning(first) == meaning(second):
+        return
+    if isinstance(first, BaseModel) and type(first) is type(second):
+        for name in type(first).model_fields:
+            if name != "name":
+                yield from _between(getattr(first, name), getattr(second, name), (*path, name))
+    elif isinstance(first, tuple) and isinstance(second, tuple) and _kinds(first) == _kinds(second) != []:
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            yield from _between(one, other, (*path, index))
+    else:
+        yield path, meaning(first), meaning(second)
+
+
+def _kinds(items: tuple[Any, ...]) -> list[type[BaseModel]]:
+    return [type(item) for item in items if isinstance(item, BaseModel)]

@@ -1,0 +1,154 @@
+"""``vary``: one document that stands for a table of specs becomes its variants, each a document of its own.
+
+A variant is the document without ``vary``, with the values of its row said over it, in the order in which their paths are
+written, as ``--set`` would say them. ``vary`` itself is inherited like any other mapping: a child adds paths or replaces their
+values, and removes it all with null.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from composer.errors import GraphError, SpecError
+from composer.spec.document import Spec, Vary, setting_steps
+from composer.spec.overrides import setting
+from composer.spec.places import Node, at, brief, nearest
+
+SEPARATOR = ":"
+"""Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
+OWN = ("compose", "name", "extends", "vary")
+"""What a sweep cannot vary: it is settled before, or made of the variant."""
+LONGEST = 40
+"""Characters of a value that may become part of a name."""
+
+Row = tuple[tuple[str, int], ...]
+"""A variant: which of its values each path takes, by index."""
+
+
+def rows(vary: Vary) -> list[Row]:
+    """The variants in their order: for each combination of the grid, each side of the zip."""
+    combinations = itertools.product(*([(path, index) for index in range(len(values))] for path, values in vary.grid.items()))
+    count = next((len(values) for values in vary.zip.values()), 1)
+    sides = [tuple((path, index) for path in vary.zip) for index in range(count)]
+    return [combination + side for combination in combinations for side in sides]
+
+
+def variant_names(vary: Vary) -> list[str]:
+    """What each variant is called behind the name of its sweep, in the order of ``rows``."""
+    if vary.names is not None:
+        return list(vary.names)
+    names: list[str] = []
+    for row in rows(vary):
+        words = [_word(path, (vary.grid | vary.zip)[path], index, alone=len(row) == 1) for path, index in row]
+        made = "-".join(words)
+        numbered = (f"{made}-{number}" for number in itertools.count(2))
+        names.append(next(name for name in itertools.chain((made,), numbered) if name not in names))
+    return names
+
+
+def variants(document: Node, vary: Vary) -> dict[str, Node]:
+    """The documents, by their variants' names. Raises SpecError where a path leads nowhere."""
+    common, said = without_vary(document), document.child("vary")
+    assert said is not None
+    lists = {path: node for key in ("grid", "zip") if (part := said.child(key)) is not None for path, node in _items(part)}
+    for path, node in lists.items():
+        if setting_steps(path)[0] in OWN:
+            raise SpecError(at(node.key or node.where, ("vary",), f'a sweep cannot vary "{path}": that is settled before it'))
+    made: dict[str, Node] = {}
+    problems: list[tuple[str, SpecError]] = []
+    for name, row in zip(variant_names(vary), rows(vary), strict=True):
+        try:
+            made[name] = _named(common, name)
+            for path, index in row:
+                value = lists[path].child(index)
+                assert value is not None
+                made[name] = setting(made[name], setting_steps(path), value, (Spec,), value.where)
+        except SpecError as error:
+            problems.append((name, error))
+    if problems:
+        raise together(problems, vary.count)
+    return made
+
+
+def chosen(document: Node, vary: Vary, name: str) -> Node:
+    """One of the documents. Raises SpecError where the sweep has no such variant."""
+    known = variants(document, vary)
+    if name not in known:
+        place = node.where if (node := document.child("vary")) else None
+        guess = nearest(name, known) or "."
+        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {', '.join(known)}"))
+    return known[name]
+
+
+def without_vary(document: Node) -> Node:
+    """What all variants have in common."""
+    return Node({key: node for key, node in _items(document) if key != "vary"}, document.place)
+
+
+def together(problems: list[tuple[str, SpecError]], count: int) -> SpecError:
+    """What is wrong with some of ``count`` variants: each mistake once, at its first place, with the variants that have it."""
+    places: dict[str, str] = {}
+    having: dict[str, list[str]] = {}
+    for name, error in problems:
+        for line in str(error).splitlines():
+            place, found, message = line.partition("  ")
+            message = message if found else line
+            places.setdefault(message, f"{place}  " if found else "")
+            having.setdefault(message, []).append(name)
+    return SpecError("\n".join(f"{places[message]}{message}{_in(names, count)}" for message, names in having.items()))
+
+
+def refuse_sweep(spec: Spec) -> None:
+    """Raise GraphError where one spec is needed and this is a table of them."""
+    if spec.vary is not None:
+        names = variant_names(spec.vary)
+        raise GraphError(
+            f"{spec.name} is a sweep of {len(names)} specs: {', '.join(names)}. Name one of them behind a colon, as in "
+            f"SPEC{SEPARATOR}{names[0]}, or write them out: compose show SPEC --expand -o FOLDER",
+            ("vary",),
+        )
+
+
+def _in(names: list[str], count: int) -> str:
+    if len(names) == count > 1:
+        return ""
+    return f" (in the variant{'s' if len(names) > 1 else ''} {', '.join(dict.fromkeys(names))})"
+
+
+def _items(node: Node) -> Iterator[tuple[str, Node]]:
+    assert isinstance(node.value, dict)
+    yield from node.value.items()
+
+
+def _named(document: Node, name: str) -> Node:
+    said = document.child("name")
+    assert said is not None
+    return Node(dict(_items(document)) | {"name": Node(f"{said.value}-{name}", said.place, said.key)}, document.place)
+
+
+def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> str:
+    """A value in a name: a word or a number, with its key where that alone would not say what it is."""
+    steps, value = setting_steps(path), values[index]
+    key = _legal("-".join(steps[-2:] if steps[-1].lstrip("-").isdigit() else steps[-1:]))
+    if value is None or isinstance(value, bool):
+        return key if value else f"no-{key}"
+    if isinstance(value, int | float):
+        return _legal(f"{value:g}" if isinstance(value, float) else str(value)) if alone else f"{key}-{_legal(str(value))}"
+    return _short(value) or f"{key}-{index + 1}"
+
+
+def _short(value: object) -> str:
+    """The kind of a part, the items of a list, or the value itself; nothing where that makes no short name."""
+    if isinstance(value, dict):
+        return _short(value.get("kind", ""))
+    if isinstance(value, tuple | list):
+        words = [_short(item) for item in value]
+        return "-".join(words) if all(words) and len("-".join(words)) <= LONGEST else ""
+    return _legal(str(value)) if len(str(value)) <= LONGEST else ""
+
+
+def _legal(text: str) -> str:
+    """As it may stand in a name."""
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")

@@ -1,0 +1,61 @@
+"""The output side: RMSNorm of each head, and a gate that starts open, from their formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocks.legend import Shape
+from blocks.outputs import GatedNorm, Norm
+
+SHAPE = Shape(hidden_size=6, heads=3, key_heads=1, head_dim=4)
+
+
+def tensors(part: Norm, *, noise: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    filled = {}
+    for name, fresh in part.parameters(SHAPE).items():
+        filled[name] = torch.empty(fresh.shape, dtype=torch.float64)
+        fresh.fill(filled[name], generator)
+        filled[name] += noise * torch.randn(fresh.shape, generator=generator, dtype=torch.float64)
+    return filled
+
+
+def test_each_head_is_divided_by_its_own_root_mean_square() -> None:
+    output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    weights = tensors(Norm(), noise=0.5)
+    found = Norm().finish(weights, output, hidden)
+    for head in range(3):
+        one = output[0, 2, head]
+        expected = one / ((one**2).sum() / 4 + 1e-5) ** 0.5 * weights["weight"]
+        torch.testing.assert_close(found[0, 2, head], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", ["full", 2])
+@pytest.mark.parametrize("activation", ["swish", "sigmoid"])
+def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: int | str) -> None:
+    part = GatedNorm(activation=activation, rank=rank)
+    output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
+    weights = tensors(part, noise=0.5)
+    matrix = weights["gate"] if rank == "full" else weights["gate_up"] @ weights["gate_down"]
+    logits = (hidden[0, 1] @ matrix.T + weights["gate_bias"]).view(3, 4)
+    gate = logits / (1 + (-logits).exp()) if activation == "swish" else 1 / (1 + (-logits).exp())
+    expected = Norm().finish(weights, output, hidden)[0, 1] * gate
+    torch.testing.assert_close(part.finish(weights, output, hidden)[0, 1], expected, rtol=0, atol=1e-12)
+
+
+def test_a_gate_starts_open() -> None:
+    output, hidden = torch.randn(1, 3, 3, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
+    norm = Norm().finish(tensors(Norm(), noise=0.0), output, hidden)
+    for activation, nearness in (("swish", 1e-6), ("sigmoid", 0.02)):
+        part = GatedNorm(activation=activation)
+        torch.testing.assert_close(part.finish(tensors(part, noise=0.0), output, hidden), norm, rtol=nearness, atol=0)
+
+
+def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
+    output = torch.zeros(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    found = Norm().finish(tensors(Norm(), noise=0.1), output, torch.zeros(1, 1, 6, dtype=torch.float64))
+    found.sum().backward()
+    assert torch.equal(found, torch.zeros_like(found))
+    assert output.grad is not None
+    assert output.grad.isfinite().all()

@@ -1,0 +1,137 @@
+"""`compose diff` compares meanings: names and spelling are nothing, every complete head is everything, and the hash agrees."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.spec.difference import differences_of_specs, differences_on_source
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from tests.composer.cli.conftest import Compose
+from tests.shipped import SHIPPED
+
+SIZE = Dimensions(hidden_size=24, layers=3, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)
+LAWCAT_AGAIN = """\
+compose: 1
+name: again
+heads:
+  mine:
+    conv: {kind: causal, share: none}
+    feature_map: {kind: hedgehog, share: qk, two_sided: true}
+    memory: [{kind: state, name: all, position: none, normalise: true, gate: {kind: channel, rank: 32, temperature: 16}}]
+layers: [{at: "0:", use: mine}]
+"""
+
+
+def rows(compose: Compose, *arguments: object) -> list[list[str]]:
+    """The table, its columns split."""
+    result = compose("diff", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
+
+
+def test_any_two_specs_differ_exactly_where_their_hashes_do() -> None:
+    specs = {name: load_spec(name) for name in SHIPPED}
+    resolved = {name: resolve(spec, SIZE) for name, spec in specs.items()}
+    same = 0
+    for one, other in combinations(SHIPPED, 2):
+        found = differences_on_source(resolved[one], resolved[other])
+        alike = resolved[one].hash == resolved[other].hash
+        assert (not found) is alike, (one, other)
+        if not differences_of_specs(specs[one], specs[other]):
+            assert alike
+            same += 1
+    assert same
+
+
+def test_without_a_source_head_by_head(compose: Compose) -> None:
+    assert rows(compose, "lawcat", "gla") == [
+        ["lawcat → gla"],
+        ["head.conv", "causal → null"],
+        ["head.feature_map", "{kind: hedgehog, share: qk} → identity"],
+        ["head.memory[0].gate.rank", "32 → 16"],
+        ["head.memory[0].normalise", "true → false"],
+        ["Compared head by head, as for any source; layer by layer: --from SOURCE"],
+    ]
+
+
+def test_on_a_source_layer_by_layer(compose: Compose, teacher: Path) -> None:
+    Path("last.yaml").write_text(
+        "compose: 1\nname: last\nextends: lawcat\nheads: {exact: {memory: [full]}}\nlayers: [{at: -1, use: exact}]\n"
+    )
+    found = rows(compose, "lawcat", "last.yaml", "--from", teacher)
+    assert found[1:4] == [
+        ["layer 1", "head.conv", "causal → null"],
+        ["layer 1", "head.feature_map", "{kind: hedgehog, dim: 8, share: qk} → null"],
+        ["layer 1", "head.memory", "[{kind: state, position: none, gate: {kind:"],
+    ]
+    found = rows(compose, "lawcat", "ablations/lawcat-gate-rank:full", "--from", teacher)
+    assert found[1:] == [["layers 0 to 1", "head.memory[0].gate.rank", "32 → full"]]
+
+
+def test_names_recipes_and_spelling_mean_nothing(compose: Compose, teacher: Path) -> None:
+    Path("again.yaml").write_text(LAWCAT_AGAIN)
+    Path("child.yaml").write_text("compose: 1\nname: child\nextends: lawcat\nrecipe: null\nhead: {conv: {kernel: 4}}\n")
+    assert rows(compose, "lawcat", "child.yaml") == [["the same meaning on every source"]]
+    result = compose("diff", "lawcat", "again.yaml", "--from", teacher)
+    shown = json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)["hash"]
+    assert result.stdout == f"the same meaning on {teacher}: {shown[:12]}…\n"
+    assert "head" in compose("diff", "lawcat", "again.yaml").stdout
+
+
+def test_what_the_source_says_is_only_the_same_on_that_source(compose: Compose, teacher: Path) -> None:
+    Path("eight.yaml").write_text("compose: 1\nname: eight\nextends: linear\nhead: {feature_map: {linear: true, dim: 8}}\n")
+    Path("open.yaml").write_text("compose: 1\nname: open\nextends: linear\nhead: {feature_map: {linear: true}}\n")
+    assert rows(compose, "eight.yaml", "open.yaml")[1] == ["head.feature_map.dim", "8 → null"]
+    assert "the same meaning" in compose("diff", "eight.yaml", "open.yaml", "--from", teacher).stdout
+
+
+def test_groups_inside_a_layer(compose: Compose, teacher: Path) -> None:
+    text = "compose: 1\nname: {0}\nextends: lolcats\nheads: {{{1}: {{memory: [full]}}}}\nlayers: [{{at: 0, use: {2}}}]\n"
+    Path("one.yaml").write_text(text.format("one", "a", "[{head: a, heads: 2}, {head: head, heads: 2}]"))
+    Path("other.yaml").write_text(text.format("other", "b", "[{head: b, heads: 2}, {head: head, heads: 2}]"))
+    Path("swapped.yaml").write_text(text.format("swapped", "b", "[{head: head, heads: 2}, {head: b, heads: 2}]"))
+    assert "the same meaning" in compose("diff", "one.yaml", "other.yaml").stdout
+    assert "the same meaning" in compose("diff", "one.yaml", "other.yaml", "--from", teacher).stdout
+    found = rows(compose, "one.yaml", "swapped.yaml", "--from", teacher)
+    assert found[1] == ["layer 0", "groups[0].head.feature_map", "null → {kind: hedgehog, dim: 64}"]
+    assert rows(compose, "one.yaml", "swapped.yaml")[1][0] == "layers[0].use[0].head.feature_map"
+    assert rows(compose, "one.yaml", "lolcats")[1][0] == "layers"
+
+
+def test_json(compose: Compose, teacher: Path) -> None:
+    def said(*arguments: object) -> Any:
+        return json.loads(compose("diff", *arguments, "--json").stdout)
+
+    names = ["lawcat", "ablations/lawcat-convolution:without"]
+    change = {"path": "head.conv", "first": {"kind": "causal"}, "second": None}
+    assert said(*names) == {"specs": names, "same": False, "hashes": None, "differences": [change | {"layers": None}]}
+    found = said(*names, "--from", teacher)
+    assert found["differences"] == [change | {"layers": [0, 1]}]
+    assert len(set(found["hashes"])) == 2
+    same = said("lawcat", "ablations/lawcat-convolution:complete", "--from", teacher)
+    assert (same["same"], same["differences"], len(set(same["hashes"]))) == (True, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("head: {memory: [windwo]}", "x.yaml:3:17  head.memory[0].kind: "),
+        ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: pairs older than 64 tokens"),
+        ("extends: lawcat\nlayers: [{at: 0, use: other}]", 'x.yaml:4:23  layers[0].use: there is no head "other"; there are: head'),
+        ("extends: ablations/lawcat-rope", "vary: x is a sweep of 2 specs: rope, none"),
+    ],
+)
+@pytest.mark.parametrize("on_source", [False, True])
+def test_mistakes(compose: Compose, teacher: Path, text: str, message: str, on_source: bool) -> None:
+    Path("x.yaml").write_text(f"compose: 1\nname: x\n{text}\n")
+    for names in (("lawcat", "x.yaml"), ("x.yaml", "x.yaml")):
+        result = compose("diff", *names, *(["--from", teacher] if on_source else []))
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stdout == ""

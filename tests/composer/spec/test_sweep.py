@@ -1,0 +1,183 @@
+"""A sweep is a table of specs: each of its rows is what the document says with those values, under a name that tells them apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.errors import GraphError, SpecError
+from composer.spec import Spec, expand, load_spec, load_specs, locate
+from composer.spec.document import MOST_VARIANTS
+from composer.spec.resolve import resolve
+from composer.spec.sweep import variant_names
+from tests.composer.spec.sources import SIZE
+from tests.composer.spec.told import told
+
+Write = Callable[[str, str], Path]
+START = {"compose": 1, "name": "x", "extends": "lawcat"}
+GATE, KERNEL = "head.memory.0.gate", "head.conv.kernel"
+
+
+def sweep(**vary: Any) -> dict[str, Any]:
+    return {**START, "vary": vary}
+
+
+def names(**vary: Any) -> list[str]:
+    return list(expand(sweep(**vary)))
+
+
+def refused(document: dict[str, Any] | Path) -> str:
+    with pytest.raises(SpecError) as caught:
+        expand(document)
+    return str(caught.value)
+
+
+def test_a_grid_is_every_combination_the_last_path_fastest() -> None:
+    made = expand(sweep(grid={f"{GATE}.rank": [4, "full"], KERNEL: [2, 3]}))
+    assert list(made) == ["rank-4-kernel-2", "rank-4-kernel-3", "full-kernel-2", "full-kernel-3"]
+    for name, (rank, kernel) in zip(made, [("4", 2), ("4", 3), ("full", 2), ("full", 3)], strict=True):
+        expected = load_spec(START, [f"{GATE}.rank={rank}", f"{KERNEL}={kernel}", f"name=x-{name}"])
+        assert made[name] == expected
+        assert made[name].vary is None
+
+
+def test_a_zip_is_side_by_side() -> None:
+    made = expand(sweep(zip={"head.conv.share": ["qk", "none"], "head.feature_map.share": ["none", "qk"]}, names=["one", "two"]))
+    assert list(made) == ["one", "two"]
+    assert made["two"] == load_spec(START, ["head.conv.share=none", "head.feature_map.share=qk", "name=x-two"])
+
+
+def test_of_both_each_combination_meets_each_side() -> None:
+    made = expand(sweep(grid={KERNEL: [2, 3]}, zip={"head.conv.share": ["qk", "none"], "head.position": ["rope", "none"]}))
+    said = [(s.head.conv.kernel, s.head.conv.share, s.head.position.kind) for s in made.values() if s.head and s.head.conv]
+    assert said == [(2, "qk", "rope"), (2, "none", "none"), (3, "qk", "rope"), (3, "none", "none")]
+
+
+def test_values_are_any_yaml_and_say_what_a_child_would() -> None:
+    made = expand(
+        sweep(grid={"head.conv": [{"kernel": 2}, None], "head.memory": [[{"kind": "state"}], [{"kind": "window"}, "state"]]})
+    )
+    assert list(made) == ["conv-1-state", "conv-1-window-state", "no-conv-state", "no-conv-window-state"]
+    heads = [spec.head for spec in made.values()]
+    assert [head.conv and (head.conv.kernel, head.conv.inputs) for head in heads if head] == [(2, ("q", "k"))] * 2 + [None] * 2
+    assert [len(head.memory) for head in heads if head] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "expected"),
+    [
+        (f"{GATE}.rank", [16, 32, "full"], ["16", "32", "full"]),
+        (f"{GATE}.temperature", [0.5, 1e-4, 2.0], ["0-5", "0-0001", "2"]),
+        ("head.memory[0].normalise", [True, False], ["normalise", "no-normalise"]),
+        ("head.conv", [None, "causal"], ["no-conv", "causal"]),
+        (GATE, ["none", {"kind": "channel", "rank": 3}, {"rank": 4}], ["none", "channel", "gate-3"]),
+        ("head.feature_map", [{"kind": "exp"}, {"kind": "exp", "dim": 4}, {"kind": "exp", "dim": 5}], ["exp", "exp-2", "exp-3"]),
+        ("head.conv.inputs", [["q"], ["q", "k"]], ["q", "q-k"]),
+        ("paper", ["Ärger & Co.", "…", "x" * 41], ["rger-co", "paper-2", "paper-3"]),
+        ("head.memory.0", ["state", {"kind": "state", "normalise": False}], ["state", "state-2"]),
+    ],
+)
+def test_names_are_made_of_the_values(path: str, values: list[Any], expected: list[str]) -> None:
+    assert names(grid={path: values}) == expected
+    assert [spec.name for spec in expand(sweep(grid={path: values})).values()] == [f"x-{name}" for name in expected]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just({"kind": "a"})
+
+
+@given(st.dictionaries(st.sampled_from(["a.b", "a.0", "c"]), st.lists(VALUES, min_size=1, max_size=4), min_size=1))
+def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
+    spec = Spec.model_validate({"compose": 1, "name": "x", "vary": {"grid": grid}})
+    assert spec.vary is not None
+    made = variant_names(spec.vary)
+    assert len(set(made)) == len(made) == spec.vary.count
+    for name in made:
+        Spec(compose=1, name=f"x-{name}")
+
+
+def test_one_variant_is_named_behind_a_colon(write: Write) -> None:
+    write("x.yaml", f"{json.dumps(sweep(grid={KERNEL: [2, 3]}))}\n")
+    assert load_spec("x.yaml:3") == expand("x.yaml")["3"]
+    assert load_spec("x.yaml:3", [f"{KERNEL}=5"]) == expand("x.yaml", [f"{KERNEL}=5"])["3"]
+    assert list(load_specs("x.yaml")) == ["x.yaml:2", "x.yaml:3"]
+    assert list(load_specs("x.yaml:2")) == ["x.yaml:2"]
+    assert 'there is no variant "4". Variants: 2, 3' in told("x.yaml:4")
+    assert "this is one spec, no sweep" in told("lawcat:4")
+    assert told("nothing:4").startswith('no file "nothing:4" here')
+    write("x.yaml:2", "compose: 1\nname: other\n")
+    assert load_spec("x.yaml:2").name == "other"
+
+
+def test_a_sweep_is_refused_where_one_spec_is_needed(write: Write) -> None:
+    spec = load_spec(write("x.yaml", "compose: 1\nname: x\nextends: lawcat\nvary:\n  grid: {head.conv.kernel: [2, 3]}\n"))
+    with pytest.raises(GraphError, match="x is a sweep of 2 specs: 2, 3") as caught:
+        resolve(spec, SIZE)
+    assert str(locate(caught.value, spec)).startswith("x.yaml:4:1  vary: ")
+    assert "SPEC:2" in str(caught.value)
+    assert "compose show SPEC --expand" in str(caught.value)
+    assert refused({"compose": 1, "name": "y"}).endswith("this is one spec, no sweep: it has no `vary`")
+
+
+def test_a_child_adds_replaces_and_removes(write: Write) -> None:
+    write("base.yaml", json.dumps(sweep(grid={KERNEL: [2, 3]})))
+    child = {"compose": 1, "name": "child", "extends": "base.yaml"}
+    assert [spec.name for spec in expand(child).values()] == ["child-2", "child-3"]
+    assert list(expand(child | {"vary": {"grid": {KERNEL: [5]}}})) == ["5"]
+    assert list(expand(child | {"vary": {"zip": {f"{GATE}.rank": [1]}}})) == ["kernel-2-rank-1", "kernel-3-rank-1"]
+    assert list(expand(child | {"vary": {"grid": {KERNEL: None, "head.position": ["rope"]}}})) == ["rope"]
+    assert load_spec(child | {"vary": None}).vary is None
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({}, "vary: varies nothing"),
+        ({"grid": {}}, "vary: varies nothing"),
+        ({"grid": {KERNEL: []}}, 'vary.grid."head.conv.kernel": expected a list of at least 1'),
+        ({"grid": {KERNEL: 3}}, "expected a list, got 3"),
+        ({"grid": {"head..conv": [3]}}, "expected a path such as head.memory.0.size"),
+        (
+            {"zip": {KERNEL: [2, 3], "head.position": ["none"]}},
+            f"vary.zip: lists side by side need equally many values: {KERNEL} has 2",
+        ),
+        ({"grid": {KERNEL: [2, 3]}, "names": ["a"]}, "vary: has 2 variants and 1 names"),
+        ({"grid": {KERNEL: [2, 3]}, "names": ["a", "a"]}, 'vary.names: names two variants "a"'),
+        ({"grid": {KERNEL: [2, 3]}, "names": ["a", "B"]}, "vary.names[1]: expected the end of a name"),
+        ({"grid": {f"{GATE}.rank": [2]}, "zip": {"head.memory[0].gate.rank": [3]}}, f"vary: varies {GATE}.rank twice"),
+        ({"grid": {"a.b": list(range(MOST_VARIANTS + 1))}}, "vary: makes 1,001 specs; a sweep has at most 1,000"),
+        ({"gird": {KERNEL: [2]}}, 'unknown key "gird"; did you mean "grid"?'),
+        ({"grid": {"name": ["a"]}}, 'a sweep cannot vary "name"'),
+        ({"grid": {"vary.grid": [{}]}}, 'a sweep cannot vary "vary.grid"'),
+        ({"grid": {"head.memory.3.size": [2]}}, "head.memory: has no item 3; its items are 0 to 0"),
+    ],
+)
+def test_mistakes(vary: dict[str, Any], message: str) -> None:
+    assert message in refused(sweep(**vary))
+
+
+def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
+    path = write(
+        "x.yaml",
+        "compose: 1\nname: x\nextends: lawcat\nvary:\n  grid:\n    head.memory.0.gate.rank:\n      - 4\n      - ful\n      - -1\n",
+    )
+    assert refused(path).splitlines() == [
+        'x.yaml:8:9  head.memory[0].gate.rank: expected a whole number or "full", got "ful"; did you mean "full"?'
+        " (in the variant ful)",
+        "x.yaml:9:9  head.memory[0].gate.rank: expected a number greater than 0"
+        ' or "full", got -1. Columns of W₁; full: one matrix. (in the variant 1)',
+    ]
+    path = write("y.yaml", "compose: 1\nname: y\nextends: lawcat\nvary:\n  grid: {head.conv.kernal: [2, 3]}\n")
+    (line,) = refused(path).splitlines()
+    assert line.startswith('y.yaml:5:29  head.conv.kernal: unknown key "kernal"; did you mean "kernel"?')
+    assert "variant" not in line
+    assert "(in the variant 2)" in told(f"{write('z.yaml', json.dumps(sweep(grid={KERNEL: [2, 3]})))}:2", ["head.colour=red"])
+
+
+def test_the_document_around_has_to_be_right() -> None:
+    assert "head.colour" in refused(sweep(grid={KERNEL: [2]}) | {"head": {"colour": "red"}})

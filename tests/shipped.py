@@ -1,0 +1,9 @@
+"""The shipped specs as the tests go through them."""
+
+from __future__ import annotations
+
+from composer.spec.loading import load_specs
+from composer.spec.shipped import shipped_specs
+
+SHIPPED = sorted(name for shipped in shipped_specs() for name in load_specs(shipped))
+"""By name; of sweeps, every variant."""
