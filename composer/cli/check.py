@@ -85,7 +85,8 @@ def _wrong(name: str, error: SpecError) -> _Answer:
 def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer], *, against_source: bool) -> None:
     good = [answer for answer in answers if answer.ok]
     if good:
-        print_table([("ok", one.spec, one.says, *([short_hashes(one.hash)] if one.hash else [])) for one in good], indent=0)
+        rows = [("ok", one.spec, *([short_hashes(one.hash)] if one.hash else []), one.says) for one in good]
+        print_table(rows, indent=0, wrap=False)
     if wrong:
         typer.echo("\n".join(line for answer in wrong for line in answer.mistakes), err=True)
         typer.echo(f"{plural(len(wrong), 'spec')} of {len(answers)} cannot be used", err=True)

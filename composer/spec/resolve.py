@@ -100,6 +100,9 @@ def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
     for name, head in heads.items():
         path: Path = ("head",) if name == "head" and spec.head is not None else ("heads", name)
         if name not in used:
+            if path == ("head",):
+                # The default of a source whose layers are all named: a spec for deeper models stays right on a shallow one.
+                continue
             raise GraphError("no layer uses this head; remove it, or name it in `layers`", path)
         if name in RESERVED:
             raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)

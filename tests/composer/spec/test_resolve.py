@@ -149,7 +149,6 @@ def test_groups_of_heads_inside_one_layer() -> None:
         ({"layers": [{"at": 0, "use": groups(head=4) + groups(head=4)}]}, ("layers", 0, "use"), "names a head twice"),
         ({"heads": {"head": EXACT}}, ("heads", "head"), "`head:` is itself called head"),
         ({"heads": {"a": EXACT}}, ("heads", "a"), "no layer uses this head"),
-        ({"heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}, ("head",), "no layer uses this head"),
         ({"heads": {"half": EXACT}, "layers": [{"at": 0, "use": "half"}]}, ("heads", "half"), "give this head another name"),
         ({"heads": {"a": {"memory": ["state"]}}, "layers": [{"at": 0, "use": "a"}]}, ("heads", "a", "memory", 0), "`feature_map`"),
     ],
@@ -190,3 +189,10 @@ def test_resolving_needs_neither_torch_nor_transformers() -> None:
         print(*{"torch", "transformers"} & sys.modules.keys())
     """
     assert printed(code) == ""
+
+
+def test_a_default_that_no_layer_needs_is_left_out() -> None:
+    """A hybrid whose first and last layer are exact is a whole on a source of two layers."""
+    named = {"compose": 1, "name": "x", "head": DROP, "heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
+    assert set(resolved(named).heads) == {"a"}
+    assert resolved(named).hash == resolved({key: value for key, value in named.items() if key != "head"}).hash
