@@ -1,4 +1,4 @@
-"""Prefill of a state memory against softmax attention over length, and decode of a LAWCAT student far into a sequence.
+"""Prefill of states against softmax attention over length, alone and as whole layers, and decode of LAWCAT far into a sequence.
 
     python benchmarks/prefill_decode.py [--device cuda]
 
@@ -21,6 +21,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
+from blocks.flow import Tokens
 from blocks.recurrences import additive
 from composer.model.cache import ComposedCache
 
@@ -61,6 +62,26 @@ def prefill(length: int, device: str) -> dict[str, float]:
         },
         repeats=3 if length > 8192 else 5,
     )
+
+
+def layers(length: int, device: str) -> dict[str, float]:
+    """Whole attention layers with their projections, 512 wide, 8 heads: Llama's, LAWCAT's and LoLCATs'."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=64, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8
+    )
+    source = LlamaForCausalLM(config).to(torch.float32)
+    torch.nn.Module.to(source, device)
+    hidden = torch.randn(1, length, 512, device=device)
+    position = torch.arange(length, device=device)[None]
+    rotary = source.model.rotary_emb(hidden, position)
+    runs: dict[str, Callable[[], object]] = {
+        "softmax": lambda: source.model.layers[0].self_attn(hidden, position_embeddings=rotary, attention_mask=None)
+    }
+    for spec in ("lawcat", "lolcats"):
+        attention = composer.build(spec, source).model.layers[0].self_attn
+        runs[spec] = lambda attention=attention: attention(hidden, Tokens(position), {}, "torch")
+    return in_turn(runs, repeats=3 if length > 8192 else 5)
 
 
 def decode(device: str) -> dict[str, float]:
@@ -110,6 +131,13 @@ def main() -> None:
         times = [f"{row[name] * 1e3:.0f} ms" for name in ("state", "gated state", "softmax")]
         table.add_row(f"{length:,}", *times, f"{row['softmax'] / row['state']:.2f}", f"{row['softmax'] / row['gated state']:.2f}")
     console.print(table)
+    whole, layer_rows = Table("tokens", "softmax", "lawcat", "lolcats", "softmax / lawcat", "softmax / lolcats"), {}
+    for length in LENGTHS:
+        row = layer_rows[length] = layers(length, device)
+        times = [f"{row[name] * 1e3:.0f} ms" for name in ("softmax", "lawcat", "lolcats")]
+        ratios = [f"{row['softmax'] / row[name]:.2f}" for name in ("lawcat", "lolcats")]
+        whole.add_row(f"{length:,}", *times, *ratios)
+    console.print(whole)
     step = decode(device)
     console.print(
         f"decode at {NEAR:,}: {step['near_seconds'] * 1e3:.2f} ms, {step['near_bytes']:,} bytes of state; "
@@ -117,7 +145,14 @@ def main() -> None:
         f"ratio {step['far_seconds'] / step['near_seconds']:.3f}"
     )
     RESULTS.mkdir(exist_ok=True)
-    result = {"threads": 1, "torch": torch.__version__, "device": device, "prefill_seconds": rows, "decode": step}
+    result = {
+        "threads": 1,
+        "torch": torch.__version__,
+        "device": device,
+        "prefill_seconds": rows,
+        "layer_seconds": layer_rows,
+        "decode": step,
+    }
     (RESULTS / f"prefill_decode_{device}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -11,10 +11,23 @@ Importing it registers the models with transformers' Auto classes, and imports n
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from composer import registration
-from composer.api import build, build_folder, explain, load, load_spec
+
+if TYPE_CHECKING:
+    from composer.api import build, build_folder, explain, load, load_spec
 
 __all__ = ["build", "build_folder", "explain", "load", "load_spec"]
 __version__ = "0.1.0"
 
 registration.register()
+
+
+def __getattr__(name: str) -> Any:
+    # The functions come at their first use, so that the command line can answer Ctrl-C from its first moment.
+    if name not in __all__:
+        raise AttributeError(f"module 'composer' has no attribute {name!r}")
+    from composer import api
+
+    return getattr(api, name)

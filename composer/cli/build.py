@@ -103,8 +103,8 @@ def _print_files(report: BuildReport, seed: int) -> None:
         f"  {size(report.bytes_written)} written, {size(report.bytes_shared)} shared with the source, {report.seconds:.1f} s"
     )
     typer.echo(short_hashes(f"  spec {report.spec_hash}"))
-    if report.plan.fresh:
-        typer.echo(f"  The fresh parameters are untrained (seed {seed}): do not expect the source's quality yet.")
+    if report.untrained:
+        typer.echo(f"  {plural(len(report.untrained), 'tensor')} untrained (seed {seed}): do not expect the source's quality yet.")
 
 
 def _grouped(entries: Mapping[str, Shaped]) -> list[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 
 from composer.errors import SourceError
 from composer.model.modeling import ComposedForCausalLM
@@ -20,7 +21,10 @@ def load_model(folder: Path, dtype: str | None, device: str) -> ComposedForCausa
     if json.loads(config.read_text()).get("model_type") != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     kind = "auto" if dtype is None else getattr(torch, dtype)
-    answer: Any = ComposedForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+    try:
+        answer: Any = ComposedForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+    except (OSError, SafetensorError) as error:
+        raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[ComposedForCausalLM, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])

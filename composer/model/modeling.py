@@ -36,23 +36,39 @@ class ComposedAttention(nn.Module):
         self.k_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
         self.v_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
         self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden_size, bias=bias)
-        self.groups = resolved.layers[layer]
-        heads = {group.head: Head(resolved.heads[group.head], size.shape(group.heads)) for group in self.groups}
-        self.composed = nn.ModuleDict(heads)
+        self.composed = ComposedHeads(resolved, layer)
 
     def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
         """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state."""
-        projected = (projection(hidden).unflatten(2, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        query, key, value = (list(_split(states, self.groups)) for states in projected)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (projection(hidden).unflatten(2, (-1, self.head_dim)) for projection in projections)
+        output, carried = self.composed(hidden, query, key, value, tokens, state, backend)
+        return self.o_proj(output.flatten(2)), carried
+
+
+class ComposedHeads(nn.Module):
+    """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
+
+    def __init__(self, resolved: Resolved, layer: int) -> None:
+        super().__init__()
+        self._groups = resolved.layers[layer]
+        for group in self._groups:
+            self.add_module(group.head, Head(resolved.heads[group.head], resolved.dimensions.shape(group.heads)))
+
+    def forward(
+        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
+    ) -> tuple[Tensor, State]:
+        """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
+        queries, keys, values = (_split(states, self._groups) for states in (query, key, value))
         outputs, carried = [], {}
-        for index, group in enumerate(self.groups):
-            head = cast("Head", self.composed[group.head])
+        for index, group in enumerate(self._groups):
+            head = cast("Head", self._modules[group.head])
             own = {name.partition(".")[2]: held for name, held in state.items() if name.startswith(f"{group.head}.")}
-            own = own or head.empty_state(hidden.shape[0], query[index].dtype, hidden.device)
-            output, new = head(hidden, query[index], key[index], value[index], tokens, own, backend)
+            own = own or head.empty_state(hidden.shape[0], query.dtype, hidden.device)
+            output, new = head(hidden, queries[index], keys[index], values[index], tokens, own, backend)
             outputs.append(output)
             carried |= {f"{group.head}.{name}": tensor for name, tensor in new.items()}
-        return self.o_proj(torch.cat(outputs, dim=2).flatten(2)), carried
+        return torch.cat(outputs, dim=2), carried
 
 
 def _split(states: Tensor, groups: tuple[Any, ...]) -> tuple[Tensor, ...]:

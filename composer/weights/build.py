@@ -33,6 +33,7 @@ from composer.weights.record import (
     write_text,
 )
 from composer.weights.stream import fresh_piece, inherited_piece, write_shard
+from composer.weights.untrained import untrained
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
 
@@ -51,6 +52,7 @@ class BuildReport(Closed):
     spec_hash: str
     plan: Plan
     files: dict[str, StoredFile]
+    untrained: tuple[str, ...]
     bytes_written: int
     bytes_shared: int
     seconds: float
@@ -88,8 +90,9 @@ def build_folder(
     plan = make_plan(resolved, source, dtype)
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
+    raw = untrained(source, record_of(source), plan)
     if dry_run:
-        return _report(target, resolved, plan, {}, 0, began, dry_run=True)
+        return _report(target, resolved, plan, raw, {}, 0, began, dry_run=True)
     _check_space(target, source, plan, copy)
 
     with whole_or_nothing(target) as folder:
@@ -108,6 +111,7 @@ def build_folder(
             trunk=asdict(trunk),
             plan=plan,
             files=files,
+            untrained=raw,
             versions=versions(),
         )
         write_json(folder / RECORD, record.model_dump(mode="json"))
@@ -115,7 +119,7 @@ def build_folder(
         if problems := problems_of(folder, resolved, plan):
             raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return _report(target, resolved, plan, files, total, began, dry_run=False)
+    return _report(target, resolved, plan, raw, files, total, began, dry_run=False)
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,15 @@ def _check_space(target: Path, source: Source, plan: Plan, copy: bool) -> None:
 
 
 def _report(
-    out: Path, resolved: Resolved, plan: Plan, files: dict[str, StoredFile], total: int, began: float, *, dry_run: bool
+    out: Path,
+    resolved: Resolved,
+    plan: Plan,
+    raw: tuple[str, ...],
+    files: dict[str, StoredFile],
+    total: int,
+    began: float,
+    *,
+    dry_run: bool,
 ) -> BuildReport:
     """total: bytes of all files of the output, small ones included."""
     shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
@@ -215,6 +227,7 @@ def _report(
         spec_hash=resolved.hash,
         plan=plan,
         files=files,
+        untrained=raw,
         bytes_written=total - shared,
         bytes_shared=shared,
         seconds=time.perf_counter() - began,

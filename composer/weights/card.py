@@ -17,9 +17,16 @@ def model_card(record: Record, name: str) -> str:
     revision = f" at commit `{source.commit}`" if source.commit else ""
     paper = f"\nPaper: {record.resolved.paper}\n" if record.resolved.paper else ""
     trained = (
-        f"{len(plan.fresh)} tensors are fresh (seed {record.seed}): until they are trained, do not expect the source's quality.\n"
-        if plan.fresh
-        else "No tensor is fresh: every parameter comes from the source.\n"
+        f"When this was built, {len(record.untrained)} tensors of its heads were untrained: until they are trained, do not expect "
+        "the source's quality.\n"
+        if record.untrained
+        else "Every parameter comes from the source, or was trained in it.\n"
+    )
+    linked = (
+        "\nFiles that the record calls linked are the source's own, under another name: what writes into one of them in place "
+        "changes the source.\n"
+        if any(file.how == "linked" for file in record.files.values())
+        else ""
     )
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
@@ -37,11 +44,11 @@ def model_card(record: Record, name: str) -> str:
 | dropped tensors | {len(plan.dropped)} |
 | dtype | {plan.dtype} |
 
-{trained}
+{trained}{linked}
 ## Load it
 
 ```python
-import composer
+import composer  # registers the model with the Auto classes
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from composer.errors import BuildError
-from converters.source import Source
+from composer.weights.record import RECORD, read_record
+from converters.source import INDEX, Source, small_files
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -39,9 +40,22 @@ def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
     if any(out.iterdir()):
         if not force:
             raise BuildError(f"{out} exists already. Use --force to replace it, or choose another folder.")
-        if not (out / "config.json").is_file():
-            raise BuildError(f"{out} holds no config.json, so it is no model, and --force does not replace it.")
+        _check_replaceable(out)
     return out
+
+
+def _check_replaceable(out: Path) -> None:
+    """Only what a build wrote, and nothing that came to it later, is replaced."""
+    record = read_record(out)
+    if record is None:
+        raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
+    known = {RECORD, INDEX, "config.json", "README.md", *record.files, *(Path(name).parts[0] for name in small_files(out))}
+    strangers = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
+    if strangers:
+        listed = ", ".join(strangers[:3]) + (", …" if len(strangers) > 3 else "")
+        raise BuildError(
+            f"{out} holds what no build wrote ({listed}), and --force does not replace it. Move that, or choose another folder."
+        )
 
 
 @contextmanager

@@ -67,6 +67,8 @@ class Record(Closed):
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
     files: dict[str, StoredFile]
+    untrained: tuple[str, ...] = ()
+    """Parameters that nobody had trained when the build ended."""
     versions: dict[str, str]
 
 

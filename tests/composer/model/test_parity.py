@@ -51,7 +51,7 @@ def lolcats_attention(hidden: torch.Tensor, attention: torch.nn.Module, rotate, 
     )
     factor = query.shape[1] // key.shape[1]
     query, key, value = rotate(query), rotate(key).repeat_interleave(factor, 1), value.repeat_interleave(factor, 1)
-    part = attention.composed["head"]
+    part = attention.composed.get_submodule("head")
     weight = part.get_parameter("window.weight").sigmoid()[:, None, None]
 
     def features(states: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

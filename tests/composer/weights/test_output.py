@@ -126,11 +126,12 @@ def test_force_replaces_the_whole_of_the_old_output(source: Path, tmp_path: Path
         monkeypatch.setattr(output, "_exchanged", lambda *_: False)
     out = tmp_path / "out"
     build(source, out, LOLCATS)
-    (out / "left over").write_text("")
+    left_over = next(path.name for path in out.iterdir() if path.name.startswith("source-"))
     with pytest.raises(BuildError, match=r"exists already\. Use --force"):
         build(source, out, LAWCAT)
+    before = (out / left_over).stat().st_ctime_ns, (out / "fresh.safetensors").stat().st_ino
     build(source, out, LAWCAT, force=True)
-    assert not (out / "left over").exists()
+    assert before != ((out / left_over).stat().st_ctime_ns, (out / "fresh.safetensors").stat().st_ino)
     assert verify(out).ok
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
@@ -139,9 +140,20 @@ def test_force_does_not_replace_what_is_no_model(source: Path, tmp_path: Path):
     out = tmp_path / "home"
     out.mkdir()
     (out / "thesis.tex").write_text("")
-    with pytest.raises(BuildError, match="no model"):
+    with pytest.raises(BuildError, match="no build wrote it"):
         build(source, out, force=True)
     assert (out / "thesis.tex").exists()
+
+
+def test_force_does_not_replace_what_came_later(source: Path, tmp_path: Path):
+    """A trained checkpoint that was saved into a built folder, say."""
+    out = tmp_path / "out"
+    build(source, out)
+    (out / "checkpoint-100").mkdir()
+    (out / "train.log").write_text("")
+    with pytest.raises(BuildError, match=r"no build wrote \(checkpoint-100, train\.log\)"):
+        build(source, out, force=True)
+    assert (out / "train.log").exists()
 
 
 def test_an_empty_folder_is_filled(source: Path, tmp_path: Path):

@@ -1,0 +1,15 @@
+"""Where the command starts: Ctrl-C while the rest is still being imported ends it as quietly as later."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """``compose``."""
+    try:
+        from composer.cli.main import main as command
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
+    command()
