@@ -58,6 +58,7 @@ def build(
     """
     from composer.weights.memory import build_from_model, trunk_of
 
+    known = _backend(backend)
     if isinstance(source, (str, os.PathLike)):
         import torch
         from transformers import AutoModelForCausalLM
@@ -72,7 +73,7 @@ def build(
         model = source if dtype is None else _turned(source, dtype)
         resolved = resolve_spec(spec, dimensions(trunk_of(model)), overrides)
     student = build_from_model(resolved, model, seed=seed, share=share)
-    student.model.backend = _backend(backend)
+    student.model.backend = known
     return student
 
 
@@ -145,8 +146,9 @@ def load(
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter."""
     from composer.model.loading import load_model
 
+    known = _backend(backend)
     model = load_model(Path(folder), dtype, device)
-    model.model.backend = _backend(backend)
+    model.model.backend = known
     return model
 
 

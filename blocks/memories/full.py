@@ -22,8 +22,10 @@ class Full(Memory):
     reads: ClassVar[Literal["pairs", "features"]] = "pairs"
     forms: ClassVar[dict[str, str]] = {
         "reference": "all pairs, masked",
-        "torch": "blocks of 512 queries; scaled_dot_product_attention",
+        "torch": "blocks of 512 queries",
     }
+    plain_form: ClassVar[str] = "scaled_dot_product_attention"
+    """The torch backend's form where every token brings its pair and nobody asks for the mass."""
     kind: Literal["full"] = "full"
 
     def state(self, shape: Shape) -> dict[str, Slot]:

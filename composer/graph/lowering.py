@@ -28,8 +28,8 @@ def lower(graph: HeadGraph, backend: Backend, device: str) -> tuple[Lowered, ...
     for node, part, _ in parts(graph):
         kind: str = getattr(part, "kind")  # noqa: B009 - each part declares its own
         form = part.forms[backend]
-        if isinstance(part, Full) and backend == "torch":
-            form = form.split("; ")[is_plain(graph, node)]
+        if isinstance(part, Full) and backend == "torch" and is_plain(graph, node):
+            form = part.plain_form
         reason = _why_not_faster(part, backend, device)
         lowered.append(Lowered(part=node, kind=kind, backend=backend, form=form, why_not_faster=reason))
     return tuple(lowered)

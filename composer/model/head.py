@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,9 @@ from blocks.part import Fresh, Part, State
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Read
 from composer.graph.graph import HeadGraph, build_graph, feed, is_plain, parts
+from composer.graph.lowering import Backend
 from composer.spec.document import HeadSpec
 
-Backend = Literal["reference", "torch"]
 Values = dict[Any, Any]
 """What the calls of one head have given so far, by (node, kind of edge)."""
 

@@ -15,9 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from blocks.flow import Tokens
 from blocks.part import State
+from composer.graph.lowering import Backend
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.configuration import ComposedConfig
-from composer.model.head import Backend, Head, PartModule
+from composer.model.head import Head, PartModule
 from composer.model.rows import Rows
 from composer.spec.resolve import Resolved
 

@@ -90,13 +90,13 @@ def build_folder(
     plan = make_plan(resolved, source, dtype)
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
-    raw = untrained(source, record_of(source), plan)
+    student = record_of(source)
+    raw = untrained(source, student, plan)
     if dry_run:
         return _report(target, resolved, plan, raw, {}, 0, began, dry_run=True)
     _check_space(target, source, plan, copy)
 
     with whole_or_nothing(target) as folder:
-        student = record_of(source)
         writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress or _silent)
         writer.small_files()
         files = writer.weights()

@@ -21,7 +21,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.part import State
-from composer.model.head import Backend, Head
+from composer.graph.lowering import Backend
+from composer.model.head import Head
 from composer.spec.document import HeadSpec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, Resolved, resolve

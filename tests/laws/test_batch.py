@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from composer.model.head import Backend
+from composer.graph.lowering import Backend
 from composer.spec.document import HeadSpec
 from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, random_heads, run
 
