@@ -9,10 +9,13 @@ from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
 from blocks.gates import GATES, GateConfig
 from blocks.memories import MEMORIES, MemoryConfig
+from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
 from blocks.positions import POSITIONS, PositionConfig
+from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
+from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
     "CATALOGUE",
@@ -20,16 +23,22 @@ __all__ = [
     "FeatureMapConfig",
     "GateConfig",
     "MemoryConfig",
+    "MixerConfig",
     "OutputConfig",
     "PositionConfig",
+    "RateConfig",
     "ReadConfig",
+    "ValuePositionConfig",
 ]
 
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
+    "mix input": MIXERS,
     "position": POSITIONS,
+    "value position": VALUE_POSITIONS,
     "convolution": CONVOLUTIONS,
     "feature map": FEATURE_MAPS,
     "gate": GATES,
+    "rate": RATES,
     "memory": MEMORIES,
     "read": READS,
     "output": OUTPUTS,

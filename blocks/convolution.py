@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator
 
 from blocks import initialise
-from blocks.flow import Tokens, repeat_heads
-from blocks.legend import Float, Shape, Tensor, torch
+from blocks.flow import Tokens
+from blocks.legend import Float, Shape, Tensor
 from blocks.part import Fresh, Parameters, Part, Per, Slot, State, bare, kinds
+from blocks.taps import filtered
 
 Input = Literal["q", "k"]
 
@@ -76,31 +77,8 @@ class Convolution(Part):
         for name in state:
             weight = parameters.get("weight", parameters.get(name))
             assert weight is not None
-            outputs[name], carried[name] = _filter(outputs[name], weight, tokens, state[name])
+            outputs[name], carried[name] = filtered(outputs[name], weight, tokens, state[name])
         return outputs["query"], outputs["key"], carried
-
-
-def _filter(
-    inputs: Float[Tensor, "B T h D"],
-    weight: Float[Tensor, "w D kernel"],
-    tokens: Tokens,
-    earlier: Float[Tensor, "B P h D"],
-) -> tuple[Tensor, Tensor]:
-    """Filter one input; its heads or the filters' are repeated, whichever are fewer."""
-    length, past = inputs.shape[1], earlier.shape[1]
-    extended = torch.cat((earlier, inputs), dim=1)
-    segment = tokens.extended_segment(past)
-    heads = max(weight.shape[0], inputs.shape[2])
-    weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
-    output = inputs.new_zeros(())
-    for tap in range(past + 1):
-        seen = extended[:, tap : tap + length]
-        if segment is not None:
-            seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
-        output = output + repeat_heads(seen, heads) * weight[..., tap]
-    carried = tokens.tail(extended, past)
-    current = tokens.tail_is_current(past)
-    return output, carried if current is None else carried * current[..., None, None]
 
 
 ConvolutionConfig = Annotated[Convolution, BeforeValidator(bare)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 
@@ -21,13 +22,19 @@ class Tokens:
     segment: Int[Tensor, "B T"] | None = None
     valid: Bool[Tensor, "B T"] | None = None
 
+    def cut(self, columns: slice) -> Tokens:
+        """Some consecutive tokens, numbered as a call of their own."""
+        segment, valid = self.segment, self.valid
+        if segment is not None:
+            before = segment[:, columns.start - 1, None] if columns.start else 0
+            segment = segment[:, columns] - before
+        return Tokens(self.position[:, columns], segment, None if valid is None else valid[:, columns])
+
     def tail(self, extended: Shaped[Tensor, "B E ..."], count: int) -> Tensor:
         """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
         if self.valid is None:
             return extended[:, extended.shape[1] - count :]
-        index = self.valid.sum(1)[:, None] + torch.arange(count, device=extended.device)
-        index = index.view(*index.shape, *[1] * (extended.dim() - 2)).expand(-1, -1, *extended.shape[2:])
-        return extended.gather(1, index)
+        return take(extended, self.valid.sum(1)[:, None] + torch.arange(count, device=extended.device))
 
     def extended_segment(self, count: int) -> Int[Tensor, "B E"] | None:
         """Segments of ``count`` earlier entries (they belong to the document that the state belongs to) and of the call's."""
@@ -51,29 +58,65 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of one key and one value, one a token: those of the call, or those that fall out of a memory at each of its tokens.
+    """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
     key: not rotated. convolved: the key as the feature maps see it, not rotated either, with its own number of heads (it is
-    the key itself where the head has no convolution). position: place in the document; -1 where there is no pair.
+    the key itself where the head has no convolution). position: place in the document, -1 where there is no pair; with heads
+    where each query head has pairs of its own.
+    arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
+    share their column.
+    numbers: what travels with the pairs beside key and value (``rate``, ``error``), by name.
     """
 
-    key: Float[Tensor, "B T K D"]
-    convolved: Float[Tensor, "B T N D"]
-    value: Float[Tensor, "B T K D"]
-    position: Int[Tensor, "B T"]
+    key: Float[Tensor, "B E K D"]
+    convolved: Float[Tensor, "B E N D"]
+    value: Float[Tensor, "B E K D"]
+    position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
+    arrival: Int[Tensor, "B E"] | None = None
+    numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
 
     @property
-    def present(self) -> Bool[Tensor, "B T"]:
+    def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:
         return self.position >= 0
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
+        """The same change made to all that the pairs are; the arrival is left out."""
+        key = change(self.key)
+        convolved = key if self.convolved is self.key else change(self.convolved)
+        numbers = {name: change(entries) for name, entries in self.numbers.items()}
+        return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers)
+
+    def joined(self, later: Pairs) -> Pairs:
+        """These, and behind them those; of the numbers that these have, 0 where those have none."""
+
+        def join(these: Tensor, those: Tensor | None) -> Tensor:
+            if those is None:
+                those = these.new_zeros(*later.key.shape[:2], *these.shape[2:])
+            return torch.cat((these, those), dim=1)
+
+        key = join(self.key, later.key)
+        convolved = key if self.convolved is self.key else join(self.convolved, later.convolved)
+        numbers = {name: join(entries, later.numbers.get(name)) for name, entries in self.numbers.items()}
+        return Pairs(key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is."""
+    """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is.
 
-    key: Float[Tensor, "B T N F"]
-    value: Float[Tensor, "B T K D"]
-    present: Bool[Tensor, "B T"]
+    arrival: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
+    """
+
+    key: Float[Tensor, "B E N F"]
+    value: Float[Tensor, "B E K D"]
+    present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]
+    arrival: Int[Tensor, "B E"] | None = None
+    rate: Float[Tensor, "B E n"] | None = None
+
+    def there(self, entries: Tensor, absent: float) -> Tensor:
+        """``B E h …`` with ``absent`` where there is no pair."""
+        there = self.present if self.present.dim() == 3 else self.present[..., None]
+        return entries.masked_fill(~there.view(*there.shape, *[1] * (entries.dim() - 3)), absent)
 
 
 @dataclass(frozen=True)
@@ -81,17 +124,31 @@ class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
     lse: -inf where the memory is empty (the output is 0 there); None where the output is a raw numerator without a mass.
-    logit: the memory's own weight in the head's read, one a head, before any sigmoid. None: it has none.
+    logit: the memory's own weight in the head's read, before any sigmoid: one a head, or one a token and head. None: none.
+    maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
     """
 
     output: Float[Tensor, "B T H D"]
     lse: Float[Tensor, "B T H"] | None
-    logit: Float[Tensor, " H"] | None = None
+    logit: Float[Tensor, " H"] | Float[Tensor, "B T H"] | None = None
+    maximum: Float[Tensor, "B T H"] | None = None
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
+    """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
+    wide = states.to(accumulating(states.dtype))
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return (scaled * weight.to(scaled.dtype)).to(states.dtype)
+
+
+def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:
+    """Each row's entries at ``index``."""
+    return states.gather(1, index.view(*index.shape, *[1] * (states.dim() - 2)).expand(-1, -1, *states.shape[2:]))
 
 
 def repeat_heads(states: Tensor, heads: int) -> Tensor:

@@ -27,6 +27,12 @@ def _current_token(tensor: Tensor, _generator: torch.Generator | None) -> None:
     tensor[..., -1] = 1.0
 
 
+def _sigmoid_power(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float, power: float) -> None:
+    # Not in the tensor's own dtype: bfloat16 has no number between 0.9961 and 1.
+    drawn = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device).uniform_(low, high, generator=generator)
+    tensor.copy_(-torch.expm1(-drawn.log() / power).log())
+
+
 def constant(value: float) -> Fill:
     """Every entry is ``value``."""
     return partial(_constant, value=value)
@@ -35,6 +41,11 @@ def constant(value: float) -> Fill:
 def normal(fan_in: int) -> Fill:
     """Normal with standard deviation ``fan_in ** -0.5``: a unit input gives a unit output."""
     return partial(_normal, deviation=fan_in**-0.5)
+
+
+def sigmoid_power(low: float, high: float, power: float) -> Fill:
+    """σ(entry) ** ``power`` is uniform between ``low`` and ``high``, 0 < low < high < 1."""
+    return partial(_sigmoid_power, low=low, high=high, power=power)
 
 
 identity: Fill = _identity

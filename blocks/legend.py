@@ -44,7 +44,9 @@ class Shape:
 
     hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
     on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    exponential: the features are given by their logarithms.
+    numbers: what else travels with the pairs that a memory holds, by name, and for how many heads.
+    exponential: the features are given by their logarithms. both_ways: every token sees those after it, too, so a call holds
+    its documents whole and memories hand nothing on.
     """
 
     hidden_size: int
@@ -54,4 +56,6 @@ class Shape:
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
+    numbers: tuple[tuple[str, int], ...] = ()
     exponential: bool = False
+    both_ways: bool = False

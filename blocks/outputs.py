@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import accumulating
+from blocks.flow import rms_norm
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Part, bare, kinds
 
@@ -35,9 +35,7 @@ class Norm(Part):
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
         """Normalise each head's answer, in the accumulating dtype."""
-        wide = output.to(accumulating(output.dtype))
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return (scaled * parameters["weight"].to(scaled.dtype)).to(output.dtype)
+        return rms_norm(output, parameters["weight"], self.epsilon)
 
 
 class GatedNorm(Norm):

@@ -61,10 +61,13 @@ class Rope(Part):
         fast = wavelength < s.original_length / s.high_frequency_factor
         return torch.where(slow, inverse / s.factor, torch.where(fast, inverse, blended))
 
-    def rotate(self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"]) -> Float[Tensor, "B T H D"]:
+    def rotate(
+        self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
+    ) -> Float[Tensor, "B T H D"]:
         """Turn each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
+        position = position if position.dim() == 3 else position[..., None]
         angles = position[..., None].float() * self.frequencies(states.shape[-1]).to(states.device)
-        angles = torch.cat((angles, angles), dim=-1)[:, :, None]
+        angles = torch.cat((angles, angles), dim=-1)
         first, second = states.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)
         return states * angles.cos().to(states.dtype) + turned * angles.sin().to(states.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -26,26 +27,45 @@ class Read(Part):
 
 
 class Shared(Read):
-    """One denominator over all memories; a memory's weight σ multiplies its mass."""
+    """One denominator over all memories; a memory's weight σ multiplies its mass.
+
+    exact: the masses as they are. row_max, as in LoLCATs' published code: exp(q·k/√D) of the exact memories is divided by its
+    largest value at the token, over all of them, and the linear term is not: another function, not another way to compute it.
+    """
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(lse_m(t) + log σ(w_m)) · o_m(t)"
     source: ClassVar[str] = "LoLCATs as in its code and in LoLA, eq. 13"
     kind: Literal["shared"] = "shared"
+    scale: Literal["exact", "row_max"] = "exact"
+    """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
-        masses = torch.stack([_mass(partial) for partial in partials], dim=-1)
+        masses = torch.stack([_mass(partial) for partial in self._scaled(partials)], dim=-1)
         largest = masses.detach().amax(-1, keepdim=True)
         raw = (masses - largest.masked_fill(largest.isneginf(), 0.0)).exp()
         total = raw.sum(-1, keepdim=True)
         weights = raw / total.masked_fill(total == 0, 1.0)
         return _weighted(partials, weights)
 
+    def _scaled(self, partials: Sequence[Partial]) -> Sequence[Partial]:
+        maxima = [partial.maximum for partial in partials if partial.maximum is not None]
+        if self.scale == "exact" or not maxima:
+            return partials
+        largest = torch.stack(maxima).amax(0)
+        largest = largest.masked_fill(largest.isneginf(), 0.0)
+        return [
+            partial if partial.maximum is None or partial.lse is None else replace(partial, lse=partial.lse - largest)
+            for partial in partials
+        ]
+
 
 class Mixture(Read):
-    """Fixed shares: the masses are left out, and a memory that is empty keeps its weight and answers 0."""
+    """Shares by weights alone: the masses are left out, and a memory that is empty keeps its weight and answers 0."""
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(w_m) · o_m(t)"
-    source: ClassVar[str] = "LoLCATs (workshop), eq. 8: σ and 1 - σ for two memories of which one has a weight"
+    source: ClassVar[str] = (
+        "LoLCATs (workshop), eq. 8: σ and 1 - σ where one of two memories has a weight; Latte, definition 3: p(l|t)"
+    )
     leaves_masses_out: ClassVar[bool] = True
     kind: Literal["mixture"] = "mixture"
 
@@ -53,7 +73,7 @@ class Mixture(Read):
         output = partials[0].output
         none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
         logits = [none if partial.logit is None else partial.logit for partial in partials]
-        weights = torch.stack(logits, dim=-1).softmax(-1)
+        weights = torch.stack(torch.broadcast_tensors(*logits), dim=-1).softmax(-1)
         return _weighted(partials, weights)
 
 
@@ -83,7 +103,7 @@ def _mass(partial: Partial) -> Float[Tensor, "B T H"]:
 def _scaled(partial: Partial) -> Tensor:
     if partial.logit is None:
         return partial.output
-    return partial.output * partial.logit.sigmoid().to(partial.output.dtype)[:, None]
+    return partial.output * partial.logit.sigmoid().to(partial.output.dtype)[..., None]
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:

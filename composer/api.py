@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.errors import BuildError, GraphError
 from composer.graph.explain import BYTES, Explanation, explain_resolved
@@ -20,7 +20,7 @@ from composer.weights.sources import describe_model, open_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from composer.model.modeling import ComposedForCausalLM
+    from composer.model.loading import Composed
     from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
@@ -28,10 +28,14 @@ __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", 
 
 SpecLike = Spec | str | Path | Mapping[str, Any]
 """A spec, the path of one, the name of a shipped one, or what stands in one."""
+Origin = TypeVar("Origin")
 
 
-def resolve_spec(spec: SpecLike, size: Dimensions, overrides: Sequence[str] = ()) -> Resolved:
-    """The complete document for a source of this size. Raises SpecError with file, line and path."""
+def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Sequence[str] = ()) -> Resolved:
+    """The complete document for a source of this size, or, for None, on the spec's own trunk.
+
+    Raises SpecError with file, line and path.
+    """
     loaded = _loaded(spec, overrides)
     try:
         return resolve(loaded, size)
@@ -41,32 +45,42 @@ def resolve_spec(spec: SpecLike, size: Dimensions, overrides: Sequence[str] = ()
 
 def build(
     spec: SpecLike,
-    source: str | os.PathLike[str] | PreTrainedModel,
+    source: str | os.PathLike[str] | PreTrainedModel | None = None,
     *,
+    fresh: bool = False,
     overrides: Sequence[str] = (),
     revision: str | None = None,
     dtype: Dtype | None = None,
     seed: int = 0,
     share: bool = False,
     backend: Backend = "torch",
-) -> ComposedForCausalLM:
+) -> Composed:
     """The composed model, in memory, in evaluation mode.
 
     source: a folder, a repository of the Hub, or a model that is in memory already (Llama, or itself composed); of the last,
-    ``share`` says whether the weights are shared with it or copied. dtype: of all weights; None leaves them as they are.
-    seed: of the fresh parameters. Raises SpecError, SourceError or BuildError.
+    ``share`` says whether the weights are shared with it or copied. fresh: there is no source, and the spec has a trunk of its
+    own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of the fresh parameters.
+    Raises SpecError, SourceError or BuildError.
     """
     from composer.weights.memory import build_from_model, trunk_of
 
     known = _backend(backend)
+    source = _origin(source, fresh, revision)
+    if source is None:
+        from composer.weights.fresh import build_fresh
+
+        made = build_fresh(resolve_spec(spec, None, overrides), dtype=dtype, seed=seed)
+        made.model.backend = known
+        return made
     if isinstance(source, (str, os.PathLike)):
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
         opened = open_model(source, revision)
         kind = getattr(torch, dtype or opened.trunk.dtype)
-        model, share = AutoModelForCausalLM.from_pretrained(opened.folder, dtype=kind, local_files_only=True), True
+        auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
+        model, share = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True), True
     else:
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
@@ -79,9 +93,11 @@ def build(
 
 def build_folder(
     spec: SpecLike,
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
+    fresh: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
     overrides: Sequence[str] = (),
     revision: str | None = None,
     dtype: Dtype | None = None,
@@ -94,13 +110,34 @@ def build_folder(
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
 
-    out: left out, ``<spec>-<source>`` in the current folder. copy: give it bytes of its own instead of links to the source's
-    files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force: replace what stands
-    there. dry_run: plan and check only. Raises SpecError, SourceError or BuildError.
+    out: left out, ``<spec>-<source>`` in the current folder. fresh: there is no source, and the spec has a trunk of its own;
+    tokenizer: a folder or a model of the Hub whose tokenizer then comes along. copy: give it bytes of its own instead of links
+    to the source's files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force:
+    replace what stands there. dry_run: plan and check only. Raises SpecError, SourceError or BuildError.
     """
     from composer.weights.build import build_folder as write_folder
 
+    source = _origin(source, fresh, revision)
     loaded = _loaded(spec, overrides)
+    if source is None:
+        from composer.weights.fresh import build_fresh_folder
+        from composer.weights.tokenizer import open_tokenizer
+
+        return build_fresh_folder(
+            resolve_spec(loaded, None),
+            default_output(loaded.name, None) if out is None else out,
+            spec_document=loaded.model_dump(mode="json", exclude_unset=True),
+            dtype=dtype,
+            seed=seed,
+            tokenizer=None if tokenizer is None else open_tokenizer(tokenizer),
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if tokenizer is not None:
+        raise BuildError(
+            "a source brings its own tokenizer: leave `tokenizer` (--tokenizer) out, it is for what is built from nothing"
+        )
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
     opened = open_model(source, revision)
     return write_folder(
@@ -120,7 +157,7 @@ def build_folder(
 
 def explain(
     spec: SpecLike,
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
     *,
     overrides: Sequence[str] = (),
     revision: str | None = None,
@@ -129,12 +166,15 @@ def explain(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Explanation:
-    """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression."""
+    """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
+
+    source: None takes the trunk of the spec's own.
+    """
     if sequence < 1:
         raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
-    described = describe_model(source, revision)
-    resolved = resolve_spec(spec, dimensions(described.trunk), overrides)
-    kind = dtype or described.trunk.dtype
+    trunk = None if source is None else describe_model(source, revision).trunk
+    resolved = resolve_spec(spec, trunk and dimensions(trunk), overrides)
+    kind = dtype or (trunk.dtype if trunk else "float32")
     if kind not in BYTES:
         raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')
     return explain_resolved(resolved, sequence=sequence, backend=_backend(backend), device=device, dtype=kind)
@@ -142,7 +182,7 @@ def explain(
 
 def load(
     folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: Backend = "torch"
-) -> ComposedForCausalLM:
+) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter."""
     from composer.model.loading import load_model
 
@@ -150,6 +190,19 @@ def load(
     model = load_model(Path(folder), dtype, device)
     model.model.backend = known
     return model
+
+
+def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:
+    """The source, or None where there is none to be. Raises BuildError."""
+    if source is not None and fresh:
+        raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
+    if source is None and not fresh:
+        raise BuildError(
+            "nothing says what to build from: a source (--from SOURCE), or nothing (--fresh), with the spec's own trunk"
+        )
+    if fresh and revision is not None:
+        raise BuildError("a revision is for a source of the Hub, and there is none: leave it out")
+    return source
 
 
 def _loaded(spec: SpecLike, overrides: Sequence[str]) -> Spec:

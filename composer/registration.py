@@ -27,7 +27,7 @@ class _Entries(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         if key != MODEL_TYPE:
             raise KeyError(key)
-        from composer.model.modeling import ComposedConfig  # enters the tables of models, too
+        from composer.model.classification import ComposedConfig  # enters the tables of models, too
 
         self[MODEL_TYPE] = ComposedConfig
         return ComposedConfig

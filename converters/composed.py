@@ -1,21 +1,46 @@
-"""Students of this project: Llama's names, and beside them the parameters of composed heads, handed through."""
+"""Models of this project: Llama's names and keys, those of what a trunk of our own may have, and parameters of composed heads."""
 
 from __future__ import annotations
 
-from converters.canonical import COMPOSED
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
+
+from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
+from converters.config import number, positive_int, word
 from converters.family import Config, Family
-from converters.llama import LLAMA
-from converters.trunk import Trunk
+from converters.llama import LLAMA, read_trunk
+from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
 
 SPEC_KEYS = ("spec", "spec_hash")
-"""Where a student's config says what its heads are."""
+"""Where a model's config says what its heads are."""
 
-NAMES = {**LLAMA.names, COMPOSED: COMPOSED}
+TRUNK_KEYS: Mapping[str, str] = {
+    "norm_type": "norm",
+    "mlp_type": "mlp",
+    "position_embedding": "position_embedding",
+    "residual_dropout": "dropout",
+    "labels": "labels",
+}
+"""What a trunk has that Llama's config has no key for: our key, and the field of ``Trunk``. Left out where it is Llama's."""
+
+_NORMS = ("model.layers.{i}.input_layernorm.bias", "model.layers.{i}.post_attention_layernorm.bias", "model.norm.bias")
+NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIER, COMPOSED)}}
 
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
-    """A student's trunk is written with Llama's keys; what its config says of its heads is the spec's affair."""
-    return LLAMA.read_config({key: value for key, value in config.items() if key not in SPEC_KEYS}, notes)
+    """A trunk in Llama's keys and in those of our own; what its config says of its heads is the spec's affair."""
+    own = {*SPEC_KEYS, *TRUNK_KEYS, "hidden_act", "problem_type"}
+    trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
+    return replace(
+        trunk,
+        activation=word(config, "hidden_act", get_args(Activation)),
+        norm=word(config, "norm_type", get_args(Norm)),
+        mlp=word(config, "mlp_type", get_args(MLP)),
+        position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
+        dropout=number(config, "residual_dropout", 0.0),
+        labels=positive_int(config, "labels") if config.get("labels") is not None else None,
+    )
 
 
 COMPOSED_FAMILY = Family(

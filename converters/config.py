@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from converters.errors import ConfigError
 
@@ -28,6 +28,11 @@ def positive_number(config: Mapping[str, object], key: str, default: float | Non
 
 def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
     return _checked(config, key, default, "true or false", lambda v: v if isinstance(v, bool) else None)
+
+
+def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
+    """One of the words that are known; the first where the key is missing or null."""
+    return _checked(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
 
 
 def token_ids(config: Mapping[str, object], key: str, default: int | None) -> int | list[int] | None:

@@ -6,17 +6,18 @@ import re
 from pathlib import Path
 
 from converters.errors import HubError
-from converters.source import BROUGHT_ALONG, INDEX
+from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True) -> tuple[Path, str | None]:
+def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False) -> tuple[Path, str | None]:
     """Brings a model into the Hub's local cache: its folder there, and the commit that ``revision`` stands for.
 
-    weights: False brings ``config.json`` alone. Pickles are never fetched. A ``HubError`` says what to do.
+    weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. Pickles are never
+    fetched. A ``HubError`` says what to do.
     """
     if not _REPO_ID.fullmatch(repo_id):
         raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
@@ -24,7 +25,7 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True) ->
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
-    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else [])]
+    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
     try:
         folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))

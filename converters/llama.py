@@ -102,6 +102,14 @@ _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
     """Llama's config in its old and its new style. A key left out takes the value that transformers gives it."""
+    trunk = read_trunk(config, notes)
+    if trunk.head_dim % 2:
+        raise ConfigError(f"head_dim is {trunk.head_dim}; rotary positions turn pairs, so it must be even.")
+    return trunk
+
+
+def read_trunk(config: Config, notes: list[str]) -> Trunk:
+    """The same for heads that need not be in rotary positions."""
     _refuse_what_changes_the_computation(config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":

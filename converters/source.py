@@ -18,20 +18,18 @@ from converters.shard import Shard, Tensor, read_shard
 from converters.trunk import Trunk
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-BROUGHT_ALONG = (
+TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.*",
     "merges.txt",
     "*.model",
-    "generation_config.json",
     "chat_template*",
     "additional_chat_templates/*",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
 )
+"""What may belong to a tokenizer."""
+BROUGHT_ALONG = (*TOKENIZER, "generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
 """What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -116,9 +114,9 @@ def open_source(folder: Path) -> Source:
     )
 
 
-def small_files(folder: Path) -> tuple[str, ...]:
+def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tuple[str, ...]:
     """Paths, relative to the folder, of the files that go with the weights."""
-    found = {path for pattern in BROUGHT_ALONG for path in folder.glob(pattern) if path.is_file()}
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return tuple(sorted(path.relative_to(folder).as_posix() for path in found))
 
 

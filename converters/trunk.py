@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
 
 from converters.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 TokenIds = int | list[int] | None
+Activation = Literal["silu", "gelu", "relu"]
+Norm = Literal["rms", "layer"]
+MLP = Literal["gated", "plain"]
+PositionEmbedding = Literal["none", "sinusoidal", "learned"]
 
 
 class RopeScaling(TypedDict):
@@ -27,7 +31,9 @@ class Trunk:
     """Sizes are numbers of elements; ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
 
     ``attention_bias`` puts a bias on q, k, v and o alike and ``mlp_bias`` one on gate, up and down, as in Llama.
-    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ.
+    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. What has a default is Llama's
+    there: of our own models, ``position_embedding`` is added to the tokens' embeddings (``learned``: ``max_positions`` of them),
+    ``dropout`` falls on all that is added to a hidden state, and ``labels`` is the number of classes of a classifier.
     """
 
     vocabulary_size: int
@@ -44,12 +50,17 @@ class Trunk:
     rope_theta: float
     rope_scaling: RopeScaling | None
     max_positions: int
-    activation: Literal["silu"]
+    activation: Activation
     bos_token_id: TokenIds
     eos_token_id: TokenIds
     pad_token_id: int | None
     dtype: Dtype
     initializer_range: float
+    norm: Norm = "rms"
+    mlp: MLP = "gated"
+    position_embedding: PositionEmbedding = "none"
+    dropout: float = 0.0
+    labels: int | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:
@@ -57,7 +68,9 @@ class Trunk:
                 f"{self.heads} query heads cannot share {self.key_heads} key/value heads evenly: "
                 "num_attention_heads must be a multiple of num_key_value_heads."
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even.")
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(get_args(Dtype))}.")
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Trunk) if field.default is not MISSING}
+"""What a trunk has of itself where nothing says otherwise."""

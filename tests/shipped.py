@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from composer.spec.loading import load_specs
+from composer.spec.loading import load_spec, load_specs
+from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
 
 SHIPPED = sorted(name for shipped in shipped_specs() for name in load_specs(shipped))
 """By name; of sweeps, every variant."""
+
+
+def on(name: str, size: Dimensions) -> Resolved:
+    """A shipped spec on these dimensions, without the trunk of its own if it has one."""
+    return resolve(load_spec(name, ["trunk=null"]), size)

@@ -11,6 +11,9 @@ from blocks.flow import accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Part, Per
 
+Scale = Literal["plain", "logarithm", "unit"]
+"""Features as they are, their logarithms, or divided by their length."""
+
 
 class FeatureMap(Part):
     """φ(x) = f(u), or f(u) ‖ f(-u) where two-sided, with u = x, xW, xW + x (skip), each plus b (bias)."""
@@ -85,24 +88,33 @@ class FeatureMap(Part):
         return (shape.heads + keys) * (matrix + self.features(shape))
 
     def map(
-        self,
-        parameters: Parameters,
-        query: Float[Tensor, "B T H D"],
-        key: Float[Tensor, "B T N D"],
-        *,
-        logarithm: bool = False,
-    ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T M F"]]:
-        """Features of queries and keys, in the accumulating dtype; their logarithms where asked for."""
+        self, parameters: Parameters, query: Float[Tensor, "B T H D"], key: Float[Tensor, "B E N D"], *, scale: Scale = "plain"
+    ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B E M F"]]:
+        """Features of queries and keys, in the accumulating dtype."""
+        return self.map_query(parameters, query, scale=scale), self.map_key(parameters, key, scale=scale)
+
+    def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
+        """Features of queries alone: B T H F."""
+        return self._map(parameters, "query_", query, scale)
+
+    def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
+        """Features of keys alone: B E M F, M heads of the map's own or N."""
+        return self._map(parameters, "key_", key, scale)
+
+    def _map(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale) -> Tensor:
+        side = "" if self.share == "qk" else side
+        mapped = inputs.to(accumulating(inputs.dtype))
+        if self.linear:
+            mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
+        logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
         activate = self.log_activate if logarithm else self.activate
-        answers = []
-        prefixes = ("", "") if self.share == "qk" else ("query_", "key_")
-        for side, inputs in zip(prefixes, (query, key), strict=True):
-            mapped = inputs.to(accumulating(inputs.dtype))
-            if self.linear:
-                mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
-            sides = (mapped, -mapped) if self.two_sided else (mapped,)
-            answers.append(torch.cat([activate(one) for one in sides], dim=-1))
-        return answers[0], answers[1]
+        sides = (mapped, -mapped) if self.two_sided else (mapped,)
+        features = torch.cat([activate(one) for one in sides], dim=-1)
+        if scale != "unit":
+            return features
+        if logarithm:
+            features = (features - features.detach().amax(-1, keepdim=True)).exp()
+        return torch.nn.functional.normalize(features, dim=-1, eps=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         heads = max(weight.shape[0], inputs.shape[2])

@@ -6,13 +6,16 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from blocks.memories.delta import Delta
 from blocks.memories.full import Full
+from blocks.memories.latents import Latents
+from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.part import bare, kinds
 
 MemoryConfig = Annotated[
-    Full | Window | StateMemory,
+    Full | Window | Sparse | StateMemory | Delta | Latents,
     Field(discriminator="kind"),
     BeforeValidator(bare),
 ]

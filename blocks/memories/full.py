@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from blocks.flow import Pairs, Partial, Tokens
@@ -19,7 +18,8 @@ class Full(Memory):
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t"
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, eq. 1"
     bounded: ClassVar[bool] = False
-    reads: ClassVar[Literal["pairs", "features"]] = "pairs"
+    exact: ClassVar[bool] = True
+    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "pairs"
     forms: ClassVar[dict[str, str]] = {
         "reference": "all pairs, masked",
         "torch": "blocks of 512 queries",
@@ -53,7 +53,7 @@ class Full(Memory):
         *,
         form: str,
         plain: bool,
-    ) -> tuple[Partial, State, None]:
+    ) -> tuple[Partial, State]:
         """Answer the queries. plain: every token brings its pair and nobody asks for the mass; PyTorch's own attention does it."""
         turn = self.position or NoPosition()
         query = turn.rotate(query, tokens.position)
@@ -69,7 +69,7 @@ class Full(Memory):
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
         state = {"key": key, "value": value, "position": position}
-        return replace(partial, logit=self.logit(parameters, partial.output)), state, None
+        return partial, state
 
     def _visible(self, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
@@ -90,3 +90,16 @@ class Full(Memory):
             *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
         )
         return output.transpose(1, 2)
+
+    def problem_both_ways(self) -> None:
+        return None
+
+    def attend_both_ways(
+        self, parameters: Parameters, query: Float[Tensor, "B T H D"], pairs: Pairs, tokens: Tokens, *, form: str
+    ) -> Partial:
+        """Softmax over the whole document of each token, before and after it."""
+        turn = self.position or NoPosition()
+        visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
+        if tokens.segment is not None:
+            visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
+        return dense(turn.rotate(query, tokens.position), turn.rotate(pairs.key, pairs.position), pairs.value, visible)

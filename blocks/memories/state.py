@@ -6,17 +6,15 @@ import math
 from typing import ClassVar, Literal
 
 from blocks.flow import Features, Partial, Tokens, accumulating, repeat_heads
-from blocks.gates import GateConfig
-from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.memories.recurrent import Recurrent
 from blocks.part import Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.stabilised import stabilise
 
 
-class StateMemory(Memory):
+class StateMemory(Recurrent):
     """S_t = D_t S_{t-1} + φ(k)ᵀ v of the pair that enters at t, read by φ(q_t).
 
     Normalised, o_t = φ(q_t) S_t / φ(q_t)·z_t with lse_t = log φ(q_t)·z_t: the normaliser z is the same recurrence on a column
@@ -26,16 +24,12 @@ class StateMemory(Memory):
 
     equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
     source: ClassVar[str] = "LoLCATs (workshop), eq. 4 and 5; LAWCAT, eq. 4 to 8"
-    bounded: ClassVar[bool] = False
-    reads: ClassVar[Literal["pairs", "features"]] = "features"
     decay_ranks: ClassVar[frozenset[str]] = additive.DECAY_RANKS
     forms: ClassVar[dict[str, str]] = {
         "reference": "one token after the other",
         "torch": "chunks of 64 (of 16 where a feature decays below e^-40 in a chunk), one step in decode",
     }
     kind: Literal["state"] = "state"
-    gate: GateConfig = NoGate()
-    """How fast it forgets."""
     normalise: bool = True
     """Divide by the mass. Without it the answer is a raw numerator, which only a sum can take beside other memories."""
 
@@ -60,9 +54,8 @@ class StateMemory(Memory):
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
-    def recall(
+    def recur(
         self,
-        parameters: Parameters,
         query: Float[Tensor, "B T H F"],
         pairs: Features,
         log_decay: Tensor | None,
@@ -71,16 +64,9 @@ class StateMemory(Memory):
         *,
         form: str,
     ) -> tuple[Partial, State]:
-        """Take the pair that enters at each token, if any, and answer the token's query.
-
-        query and the pairs' keys are features; with a ``maximum`` in the state, the logarithms of features.
-        """
         exponential = "maximum" in state
         state_heads, dtype = state["state"].shape[1], pairs.value.dtype
-        if log_decay is not None and tokens.valid is not None:
-            log_decay = log_decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
-        key = repeat_heads(pairs.key, state_heads)
-        key = key.masked_fill(~pairs.present[..., None, None], -math.inf if exponential else 0.0)
+        key = pairs.there(repeat_heads(pairs.key, state_heads), -math.inf if exponential else 0.0)
         value = pairs.value.to(accumulating(dtype))
         if self.normalise:
             value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
@@ -95,20 +81,75 @@ class StateMemory(Memory):
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise:
-            # A query's own scale cancels in the quotient; taking it out keeps products of small features in range.
-            largest = query.detach().amax(-1, keepdim=True)
-            largest = largest.masked_fill(largest == 0, 1.0)
-            query, log_scale = query / largest, largest.log().squeeze(-1)
+            query, log_scale = _scaled(query)
         output, carried["state"] = additive.FORMS[form](query, key, value, log_decay, tokens.segment, matrix)
-        return self._answer(output, log_scale, parameters, dtype), carried
+        return self._answer(output, log_scale, dtype), carried
 
-    def _answer(self, output: Tensor, log_scale: Tensor, parameters: Parameters, dtype: torch.dtype) -> Partial:
-        logit = self.logit(parameters, output)
+    def predict(self, parameters: Parameters, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+        matrix = state["state"]
+        log_scale = key.new_zeros(key.shape[:3])
+        if "maximum" in state:
+            exponents = key + state["maximum"][:, None]
+            log_scale = exponents.amax(-1)
+            log_scale = log_scale.masked_fill(log_scale.isneginf(), 0.0)
+            key = (exponents - log_scale[..., None]).exp()
+        elif self.normalise:
+            key, log_scale = _scaled(key)
+        output = torch.einsum("behf,bhfv->behv", key, matrix)
+        return self._answer(output, log_scale, output.dtype).output
+
+    def problem_both_ways(self) -> str | None:
+        return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
+
+    def recall_both_ways(
+        self, parameters: Parameters, query: Float[Tensor, "B T H F"], pairs: Features, tokens: Tokens, shape: Shape
+    ) -> Partial:
+        """The same with the sums of a token's whole document, before and after it."""
+        dtype, exponential = pairs.value.dtype, shape.exponential
+        key = pairs.there(repeat_heads(pairs.key, shape.state_heads), -math.inf if exponential else 0.0)
+        value = repeat_heads(pairs.value.to(accumulating(dtype)), shape.state_heads)
+        if self.normalise:
+            value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
+        segment = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
+        output = query.new_zeros(*query.shape[:3], value.shape[-1])
+        log_scale = query.new_zeros(query.shape[:3])
+        for document in segment.unique().tolist():
+            inside = segment == document
+            answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
+            output = output + answer * inside[..., None, None]
+            log_scale = log_scale + scale * inside[..., None]
+        return self._answer(output, log_scale, dtype)
+
+    def _answer(self, output: Tensor, log_scale: Tensor, dtype: torch.dtype) -> Partial:
         if not self.normalise:
-            return Partial((output * log_scale[..., None].exp()).to(dtype), None, logit)
+            return Partial((output * log_scale[..., None].exp()).to(dtype), None)
         numerator, mass = output[..., :-1], output[..., -1]
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         empty = mass < 1e8 * torch.finfo(mass.dtype).tiny
         mass = mass.masked_fill(empty, 1.0)
         lse = (mass.log() + log_scale).masked_fill(empty, -math.inf)
-        return Partial((numerator / mass[..., None]).masked_fill(empty[..., None], 0.0).to(dtype), lse, logit)
+        return Partial((numerator / mass[..., None]).masked_fill(empty[..., None], 0.0).to(dtype), lse)
+
+
+def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Features whose largest is 1, and its logarithm: a query's own scale cancels in the quotient, and taking it out keeps
+    products of small features in range."""
+    largest = features.detach().amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == 0, 1.0)
+    return features / largest, largest.log().squeeze(-1)
+
+
+def _whole(query: Tensor, key: Tensor, value: Tensor, inside: Tensor, exponential: bool) -> tuple[Tensor, Tensor]:
+    """Every query against the sums over the pairs inside, and the logarithm of what its answer is to be multiplied by."""
+    log_scale = query.new_zeros(query.shape[:3])
+    if exponential:
+        key = key.masked_fill(~inside, -math.inf)
+        largest = key.detach().amax(1, keepdim=True)
+        largest = largest.masked_fill(largest.isneginf(), 0.0)
+        exponents = query + repeat_heads(largest, query.shape[2])
+        log_scale = exponents.detach().amax(-1)
+        query, key = (exponents - log_scale[..., None]).exp(), (key - largest).exp()
+    else:
+        key = key * inside
+    state = torch.einsum("btnf,btnv->bnfv", key, value)
+    return torch.einsum("bthf,bhfv->bthv", query, state.repeat_interleave(query.shape[2] // state.shape[1], dim=1)), log_scale

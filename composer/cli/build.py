@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import composer
-from composer.cli.options import From, Json, Revision, Set, SpecName
+from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, progress, quantity, ranges, short_hashes, size
 from composer.spec.inherit import shown
 from converters.coverage import Shaped
@@ -24,13 +24,23 @@ if TYPE_CHECKING:
 
 def build(
     spec: SpecName,
-    source: From,
+    source: MaybeFrom = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Build from nothing: the spec has a trunk of its own, and every parameter is random.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes; left out, SPEC-SOURCE here.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes; left out, SPEC-SOURCE or SPEC-fresh here."),
     ] = None,
     settings: Set = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Turn every tensor into this type; left out, each keeps its own.")] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Turn every tensor into this type; left out, each keeps its own, and fresh ones are float32."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fresh parameters.")] = 0,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="With --fresh: copy the tokenizer of a folder, or of a model of the Hub.")
+    ] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the source's weights instead of linking to them.")] = False,
     hash_contents: Annotated[
         bool, typer.Option("--hash", help="Read large linked files, too, so that `verify` can check each byte of them later.")
@@ -42,13 +52,16 @@ def build(
 ) -> None:
     """Build a model: the source's weights, the spec's heads.
 
-    The folder appears whole or not at all, and transformers loads it.
+    With --fresh there is no source: the spec says its trunk, too, and all of it is random. The folder appears whole or not at
+    all, and transformers loads it.
     """
     with progress("writing") as moved:
         report = composer.build_folder(
             spec,
             source,
             out,
+            fresh=fresh,
+            tokenizer=tokenizer,
             overrides=settings or (),
             revision=revision,
             dtype=dtype,
@@ -68,7 +81,7 @@ def build(
         heading(f"Nothing was written; without --dry-run it would be {shown(report.out)}")
         return
     heading(f"Built {shown(report.out)}")
-    _print_files(report, seed)
+    _print_files(report, seed, fresh=fresh)
 
 
 def _print_plan(plan: Plan) -> None:
@@ -83,14 +96,15 @@ def _print_plan(plan: Plan) -> None:
             print_table(_grouped(some), right=(0,), indent=4, wrap=False)
     for reason in {entry.reason: None for entry in plan.dropped.values()}:
         typer.echo(f"    because {reason}")
-    typer.echo("  Files of the source:")
-    doing = {"link": "kept as it is", "rewrite": "rewritten", "leave": "left behind"}
-    print_table([(shard.file, doing[shard.action], f"({shard.reason})") for shard in plan.shards], indent=4, wrap=False)
+    if plan.shards:
+        typer.echo("  Files of the source:")
+        doing = {"link": "kept as it is", "rewrite": "rewritten", "leave": "left behind"}
+        print_table([(shard.file, doing[shard.action], f"({shard.reason})") for shard in plan.shards], indent=4, wrap=False)
     for note in plan.notes:
         typer.echo(f"  Note: {note}")
 
 
-def _print_files(report: BuildReport, seed: int) -> None:
+def _print_files(report: BuildReport, seed: int, *, fresh: bool) -> None:
     print_table(
         [
             (name, size(file.bytes), file.how + (f" from {Path(file.origin).name}" if file.origin else ""))
@@ -99,11 +113,12 @@ def _print_files(report: BuildReport, seed: int) -> None:
         right=(1,),
         wrap=False,
     )
-    typer.echo(
-        f"  {size(report.bytes_written)} written, {size(report.bytes_shared)} shared with the source, {report.seconds:.1f} s"
-    )
+    shared = "" if fresh else f" {size(report.bytes_shared)} shared with the source,"
+    typer.echo(f"  {size(report.bytes_written)} written,{shared} {report.seconds:.1f} s")
     typer.echo(short_hashes(f"  spec {report.spec_hash}"))
-    if report.untrained:
+    if fresh:
+        typer.echo(f"  Every parameter is random (seed {seed}): it says nothing until it is trained.")
+    elif report.untrained:
         typer.echo(f"  {plural(len(report.untrained), 'tensor')} untrained (seed {seed}): do not expect the source's quality yet.")
 
 

@@ -35,7 +35,8 @@ def check(
 ) -> None:
     """Check specs: every mistake, with its file, line and column.
 
-    Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and heads.
+    Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and
+    heads; a spec with a trunk of its own is resolved on that.
     """
     size = None
     if source is not None:
@@ -45,14 +46,14 @@ def check(
     if as_json:
         print_json([asdict(answer) for answer in answers])
     else:
-        _print(answers, wrong, against_source=size is not None)
+        _print(answers, wrong)
     if wrong:
         raise typer.Exit(MISTAKE)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What became of one spec. hash: of what it means on the source, where there is one. mistakes: a line each."""
+    """What became of one spec. hash: of what it means on its source or trunk, where there is one. mistakes: a line each."""
 
     spec: str
     ok: bool
@@ -82,7 +83,7 @@ def _wrong(name: str, error: SpecError) -> _Answer:
     return _Answer(name, False, "", None, tuple(str(error).splitlines()))
 
 
-def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer], *, against_source: bool) -> None:
+def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer]) -> None:
     good = [answer for answer in answers if answer.ok]
     if good:
         rows = [("ok", one.spec, *([short_hashes(one.hash)] if one.hash else []), one.says) for one in good]
@@ -90,14 +91,14 @@ def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer], *, against_sour
     if wrong:
         typer.echo("\n".join(line for answer in wrong for line in answer.mistakes), err=True)
         typer.echo(f"{plural(len(wrong), 'spec')} of {len(answers)} cannot be used", err=True)
-    elif not against_source:
+    elif not all(answer.hash for answer in answers):
         typer.echo("Layers and sizes are checked against a source: --from SOURCE")
 
 
 def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
-    """The spec on its source, or None where there is none and each head was checked alone. Raises SpecError."""
+    """The spec on its source or its own trunk, or None where it has neither and each head was checked alone. Raises SpecError."""
     try:
-        if size is not None:
+        if size is not None or spec.trunk is not None:
             return resolve(spec, size)
         check_alone(spec)
     except GraphError as error:

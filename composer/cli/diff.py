@@ -31,13 +31,14 @@ def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revisi
     """Say what differs between two specs in meaning, not in text.
 
     Names, papers and recipes mean nothing, and a default means the same written out or not. With --from they are compared layer
-    by layer, as they would be built on that source; without it head by head.
+    by layer, as they would be built on that source; without it head by head, and their own trunks where they have them.
     """
     specs = [load_spec(name) for name in (first, second)]
     if source is None:
         for spec in specs:
             _check(spec)
-        found, hashes = differences_of_specs(*specs), None
+        found = differences_of_specs(*specs)
+        hashes = [resolve_spec(spec, None).hash for spec in specs] if all(spec.trunk for spec in specs) else None
     else:
         size = dimensions(describe_model(source, revision).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
@@ -63,10 +64,10 @@ def _print(names: tuple[str, str], found: Sequence[Difference], source: str | No
     if found:
         heading(f"{names[0]} → {names[1]}" + (f" on {source}" if source else ""))
         print_table([(*_where(row), f"{_said(row.first)} → {_said(row.second)}") for row in found])
-        if source is None:
+        if source is None and hashes is None:
             typer.echo("Compared head by head, as for any source; layer by layer: --from SOURCE")
     elif hashes:
-        typer.echo(short_hashes(f"the same meaning on {source}: {hashes[0]}"))
+        typer.echo(short_hashes(f"the same meaning on {source or 'their own trunk'}: {hashes[0]}"))
     else:
         typer.echo("the same meaning on every source")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 import composer
-from composer.cli.options import From, Json, Revision, Set, SpecName
+from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
 from composer.graph.explain import Explanation, GroupCost
 from composer.graph.lowering import Backend
@@ -16,10 +16,12 @@ from converters.trunk import Dtype
 
 def explain(
     spec: SpecName,
-    source: From,
+    source: MaybeFrom = None,
     seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length at which the source's KV cache is compared.")] = 4096,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model would run.")] = "cpu",
-    dtype: Annotated[Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own, or float32.")
+    ] = None,
     backend: Annotated[Backend, typer.Option(help="reference is the definition, torch its fast forms on any device.")] = "torch",
     settings: Set = None,
     revision: Revision = None,
@@ -28,7 +30,8 @@ def explain(
     """Say what a spec costs on a source, before it is built.
 
     Of each group of heads: parts, forms and why not faster ones, fresh parameters, bytes of state for one row of a batch,
-    operations, and the compression against the source's KV cache. It reads the source's config.json alone.
+    operations, and the compression against the source's KV cache. It reads the source's config.json alone; a spec with a trunk
+    of its own needs no source, and is compared with softmax attention in that trunk.
     """
     answer = composer.explain(
         spec,
@@ -43,7 +46,7 @@ def explain(
     if as_json:
         print_json(answer.model_dump(mode="json"))
         return
-    heading(f"{answer.name} on {source}")
+    heading(f"{answer.name} on {source or 'its own trunk'}")
     typer.echo(short_hashes(f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}, spec {answer.hash}"))
     for group in answer.groups:
         _print_group(group)
@@ -88,10 +91,17 @@ def _print_model(answer: Explanation) -> None:
 def _compared(cost: GroupCost | Explanation) -> list[tuple[str, str]]:
     return [
         ("source's KV cache", f"{size(cost.kv_cache_bytes)}"),
-        ("compression", f"{ratio(cost.compression)} in bytes, {ratio(cost.compression_lola)} as LoLA counts pairs"),
+        ("compression", _compression(cost)),
         (
             "FLOPs a token",
             f"{quantity(cost.prefill_flops_per_token)} in prefill, {quantity(cost.decode_flops_per_token)} in decode, "
             "beside the projections",
         ),
     ]
+
+
+def _compression(cost: GroupCost | Explanation) -> str:
+    if cost.compression is None:
+        return "no state is kept"
+    pairs = "no pairs" if cost.compression_lola is None else ratio(cost.compression_lola)
+    return f"{ratio(cost.compression)} in bytes, {pairs} as LoLA counts pairs"

@@ -12,6 +12,7 @@ import composer
 from composer.cli.options import Json
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
+from converters.source import TOKENIZER, small_files
 
 
 def generate(
@@ -35,6 +36,8 @@ def generate(
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise ComposerError(f'there is no device "{device}" here; there is cpu{", cuda" if torch.cuda.is_available() else ""}')
     loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
+    if loaded.config.labels is not None:
+        raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
     tokenizer = _tokenizer(model)
     tokens = tokenizer(text, return_tensors="pt").to(device)
     count = tokens["input_ids"].shape[1]
@@ -60,6 +63,10 @@ def generate(
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if not small_files(folder, TOKENIZER):
+        raise ComposerError(
+            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

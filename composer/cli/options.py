@@ -12,7 +12,6 @@ SpecName = Annotated[
     str, typer.Argument(help=f"A YAML file, or a shipped spec: {', '.join(shipped_specs())}. One of a sweep is SWEEP:VARIANT.")
 ]
 SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
-From = Annotated[str, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[
     list[str] | None,

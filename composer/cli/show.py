@@ -28,6 +28,7 @@ _LEAVES = 3
 def show(
     spec: SpecName,
     source: MaybeFrom = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on the trunk of its own, as `build --fresh` does.")] = False,
     settings: Set = None,
     revision: Revision = None,
     expanded: Annotated[bool, typer.Option("--expand", help="Of a sweep, each variant as a spec of its own.")] = False,
@@ -38,18 +39,21 @@ def show(
 ) -> None:
     """Print a spec as YAML, after `extends` and --set.
 
-    What it prints is a spec that says the same by itself. With --from it is the resolved document: every default and every
-    dimension of that source, layer by layer, and in JSON its hash.
+    What it prints is a spec that says the same by itself. With --from, or with --fresh for a spec with a trunk of its own, it is
+    the resolved document: every default and every dimension, layer by layer, and in JSON its hash.
     """
-    if out is not None and (source is not None or not expanded):
-        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from")
+    if source is not None and fresh:
+        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
+    if out is not None and (source is not None or fresh or not expanded):
+        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
+    on = "its own trunk" if fresh else source
     size = None if source is None else dimensions(describe_model(source, revision).trunk)
     if not expanded:
         loaded = load_spec(spec, settings or ())
         if as_json:
-            print_json(_document(loaded, size))
+            print_json(_document(loaded, on, size))
         else:
-            typer.echo(_text(loaded, source, size, named=False), nl=False)
+            typer.echo(_text(loaded, on, size, named=False), nl=False)
         return
     specs = expand(spec, settings or ())
     if out is not None:
@@ -59,24 +63,24 @@ def show(
         else:
             typer.echo("\n".join(files))
     elif as_json:
-        print_json({name: _document(variant, size) for name, variant in specs.items()})
+        print_json({name: _document(variant, on, size) for name, variant in specs.items()})
     else:
-        typer.echo("---\n".join(_text(variant, source, size, named=True) for variant in specs.values()), nl=False)
+        typer.echo("---\n".join(_text(variant, on, size, named=True) for variant in specs.values()), nl=False)
 
 
-def _document(spec: Spec, size: Dimensions | None) -> dict[str, Any]:
-    """The spec as it is written, or resolved, with its hash."""
-    if size is None:
+def _document(spec: Spec, on: str | None, size: Dimensions | None) -> dict[str, Any]:
+    """The spec as it is written, or, where it is shown on something, resolved, with its hash. size: None for its own trunk."""
+    if on is None:
         return spec.model_dump(mode="json", exclude_unset=True)
     resolved = resolve_spec(spec, size)
     return resolved.model_dump(mode="json") | {"hash": resolved.hash}
 
 
-def _text(spec: Spec, source: str | None, size: Dimensions | None, *, named: bool) -> str:
+def _text(spec: Spec, on: str | None, size: Dimensions | None, *, named: bool) -> str:
     """The same as YAML; the hash, and the name where there are several, in a comment above it."""
-    document = _document(spec, size)
+    document = _document(spec, on, size)
     found = document.pop("hash", None)
-    heading = f"# {spec.name} on {source}, resolved. Hash of what it means: {found}\n" if found else f"# {spec.name}\n"
+    heading = f"# {spec.name} on {on}, resolved. Hash of what it means: {found}\n" if found else f"# {spec.name}\n"
     return (heading if found or named else "") + to_yaml(document)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from blocks.legend import Shape
 from blocks.memories.full import Full
-from blocks.memories.state import StateMemory
 from blocks.part import Closed, Slot
-from composer.graph.graph import HeadGraph, build_graph, memories, parts
+from composer.graph.graph import HeadGraph, build_graph, memories, parts, slots
 from composer.graph.lowering import Backend, Lowered, lower
 from composer.model.naming import head_parameters
 from composer.spec.document import HeadSpec
@@ -34,11 +33,12 @@ class GroupCost(Closed):
     decode_flops_per_token: int
     kv_cache_bytes: int
     """What the source's cache of keys and values takes for these heads."""
-    compression: float
-    """Source's cache over this state, both in bytes as they are."""
-    compression_lola: float
-    """The same as LoLA's table 1 counts it: pairs, one state of 2D features a key head, no normaliser, one
-    width for all numbers."""
+    compression: float | None
+    """Source's cache over this state, both in bytes as they are. None where no state is kept."""
+    pairs: float
+    """What a key head's memories hold, in pairs of a key and a value as LoLA's table 1 counts them."""
+    compression_lola: float | None
+    """The source's pairs over these."""
 
 
 class Explanation(Closed):
@@ -54,8 +54,8 @@ class Explanation(Closed):
     fresh_parameters: int
     state_bytes: int
     kv_cache_bytes: int
-    compression: float
-    compression_lola: float
+    compression: float | None
+    compression_lola: float | None
     prefill_flops_per_token: int
     decode_flops_per_token: int
 
@@ -68,7 +68,7 @@ def explain_resolved(
     for layer, group, _, _ in resolved.groups():
         alike.setdefault((group.head, group.heads), []).append(layer)
     groups = [
-        _cost(resolved.heads[name], name, resolved.dimensions.shape(heads), layers, sequence, backend, device, dtype)
+        _cost(resolved.heads[name], name, resolved.shape(heads), layers, sequence, backend, device, dtype)
         for (name, heads), layers in alike.items()
     ]
 
@@ -76,7 +76,8 @@ def explain_resolved(
         return sum(figure * len(group.layers) for figure, group in zip(figures, groups, strict=True))
 
     cache = int(total(group.kv_cache_bytes for group in groups))
-    state = int(total(group.state_bytes for group in groups)) + COUNTER
+    state = int(total(group.state_bytes for group in groups))
+    state += COUNTER if resolved.direction == "causal" else 0
     return Explanation(
         name=resolved.name,
         hash=resolved.hash,
@@ -88,8 +89,10 @@ def explain_resolved(
         fresh_parameters=int(total(group.fresh_parameters for group in groups)),
         state_bytes=state,
         kv_cache_bytes=cache,
-        compression=cache / state,
-        compression_lola=cache / total(group.kv_cache_bytes / group.compression_lola for group in groups),
+        compression=_ratio(cache, state),
+        compression_lola=_ratio(
+            sequence * total(group.key_heads for group in groups), total(group.key_heads * group.pairs for group in groups)
+        ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)),
     )
@@ -97,17 +100,37 @@ def explain_resolved(
 
 def state_size(graph: HeadGraph, tokens: int) -> dict[str, Slot]:
     """Every tensor that a head hands from call to call after ``tokens`` tokens, for one row: ``<part>.<tensor>``."""
-    slots: dict[str, Slot] = {}
-    for node, part, shape in parts(graph):
-        held = part.grown(shape, tokens) if isinstance(part, Full) else part.state(shape)
-        slots |= {f"{node}.{name}": slot for name, slot in held.items()}
-    return slots
+    held = slots(graph)
+    for node, memory, shape in memories(graph):
+        if isinstance(memory, Full) and not shape.both_ways:
+            held |= {f"{node}.{name}": slot for name, slot in memory.grown(shape, tokens).items()}
+    return held
 
 
-def state_bytes(slots: Mapping[str, Slot], dtype: str) -> int:
+def state_bytes(held: Mapping[str, Slot], dtype: str) -> int:
     """Bytes of those tensors where the model computes in ``dtype``."""
     width = BYTES[dtype]
-    return sum(slot.bytes(width, max(4, width)) for slot in slots.values())
+    return sum(slot.bytes(width, max(4, width)) for slot in held.values())
+
+
+def pairs_held(graph: HeadGraph, tokens: int) -> float:
+    """Pairs of a key and a value that a key head's memories hold after ``tokens`` tokens, as LoLA's table 1 counts them.
+
+    A memory of pairs counts what it has room for: of a terraced window, two chunks. A state is D pairs: the 2D features of D
+    values that LoLA's has, whatever the map. Latents are L of a head, of D values each: half a pair. One key head's worth is
+    counted where each query head has its own. Normalisers, positions, scalars and what convolutions carry do not count.
+    """
+    held, pairs = state_size(graph, tokens), 0.0
+    for node, memory, shape in memories(graph):
+        if shape.both_ways:
+            continue
+        if memory.reads == "pairs":
+            pairs += held[f"{node}.key"].shape[0]
+        elif memory.reads == "features":
+            pairs += shape.head_dim
+        else:
+            pairs += held[f"{node}.state"].shape[1] / 2
+    return pairs
 
 
 def _cost(
@@ -115,8 +138,12 @@ def _cost(
 ) -> GroupCost:
     graph = build_graph(head, shape)
     cache = 2 * sequence * shape.key_heads * shape.head_dim * BYTES[dtype]
-    state = state_bytes(state_size(graph, sequence), dtype)
-    turning = sum(memory.position.flops(own, sequence) for _, memory, own in memories(graph) if memory.position)
+    state, pairs = state_bytes(state_size(graph, sequence), dtype), pairs_held(graph, sequence)
+    # A value position stands in the graph twice, and counts the operations of both where values enter.
+    working = [(part, own) for node, part, own in parts(graph) if node != "value_position_back"]
+    turning = sum(
+        memory.position.flops(own, sequence) for _, memory, own in memories(graph) if memory.position and memory.reads != "inputs"
+    )
     return GroupCost(
         head=name,
         layers=tuple(layers),
@@ -125,19 +152,15 @@ def _cost(
         parts=lower(graph, backend, device),
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
-        state_grows=any(isinstance(memory, Full) for memory in head.memory),
-        prefill_flops_per_token=turning + sum(part.prefill_flops(own, sequence) for _, part, own in parts(graph)),
-        decode_flops_per_token=turning + sum(part.flops(own, sequence) for _, part, own in parts(graph)),
+        state_grows=any(isinstance(memory, Full) for memory in head.memory) and not shape.both_ways,
+        prefill_flops_per_token=turning + sum(part.prefill_flops(own, sequence) for part, own in working),
+        decode_flops_per_token=turning + sum(part.flops(own, sequence) for part, own in working),
         kv_cache_bytes=cache,
-        compression=cache / state,
-        compression_lola=sequence / sum(_pairs(graph, sequence)),
+        compression=_ratio(cache, state),
+        pairs=pairs,
+        compression_lola=_ratio(sequence, pairs),
     )
 
 
-def _pairs(graph: HeadGraph, sequence: int) -> Iterable[float]:
-    """Each memory's size in pairs of a key and a value, as LoLA counts it: a state has 2D features, so it is D pairs."""
-    for _, memory, shape in memories(graph):
-        if isinstance(memory, StateMemory):
-            yield shape.head_dim
-        else:
-            yield memory.state(shape)["key"].shape[0] or sequence
+def _ratio(source: float, state: float) -> float | None:
+    return source / state if state else None

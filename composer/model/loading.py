@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
+from composer.model.classification import ComposedForSequenceClassification
 from composer.model.modeling import ComposedForCausalLM
 
+Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
-def load_model(folder: Path, dtype: str | None, device: str) -> ComposedForCausalLM:
+
+def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedForSequenceClassification]:
+    """A language model, or a classifier where its trunk has labels."""
+    return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
+
+
+def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
     config = folder / "config.json"
     if not config.is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
-    if json.loads(config.read_text()).get("model_type") != "composed":
+    said = json.loads(config.read_text())
+    if said.get("model_type") != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = ComposedForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+        answer: Any = class_of(said.get("labels")).from_pretrained(
+            folder, dtype=kind, local_files_only=True, output_loading_info=True
+        )
     except (OSError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
-    loaded, report = cast("tuple[ComposedForCausalLM, dict[str, Any]]", answer)
+    loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")

@@ -1,4 +1,4 @@
-"""The decoder: a Llama trunk whose attention is composed. Parameters keep Llama's names; fresh ones stand under ``composed``."""
+"""The decoder: a trunk whose attention is composed. Parameters keep Llama's names; those of heads stand under ``composed``."""
 
 from __future__ import annotations
 
@@ -11,71 +11,20 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from blocks.flow import Tokens
 from blocks.part import State
 from composer.graph.lowering import Backend
+from composer.model.attention import ComposedAttention
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.configuration import ComposedConfig
-from composer.model.head import Head, PartModule
+from composer.model.head import PartModule
 from composer.model.rows import Rows
+from composer.model.trunk import make_dropout, make_mlp, make_norm, make_positions
 from composer.spec.resolve import Resolved
 
 # What transformers' own loops pass to every causal model.
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
-
-
-class ComposedAttention(nn.Module):
-    """Llama's four projections around groups of composed heads."""
-
-    def __init__(self, config: ComposedConfig, resolved: Resolved, layer: int) -> None:
-        super().__init__()
-        size, bias = resolved.dimensions, config.attention_bias
-        self.head_dim = size.head_dim
-        self.q_proj = nn.Linear(size.hidden_size, size.heads * size.head_dim, bias=bias)
-        self.k_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
-        self.v_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden_size, bias=bias)
-        self.composed = ComposedHeads(resolved, layer)
-
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
-        """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (projection(hidden).unflatten(2, (-1, self.head_dim)) for projection in projections)
-        output, carried = self.composed(hidden, query, key, value, tokens, state, backend)
-        return self.o_proj(output.flatten(2)), carried
-
-
-class ComposedHeads(nn.Module):
-    """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
-
-    def __init__(self, resolved: Resolved, layer: int) -> None:
-        super().__init__()
-        self._groups = resolved.layers[layer]
-        for group in self._groups:
-            self.add_module(group.head, Head(resolved.heads[group.head], resolved.dimensions.shape(group.heads)))
-
-    def forward(
-        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
-    ) -> tuple[Tensor, State]:
-        """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
-        queries, keys, values = (_split(states, self._groups) for states in (query, key, value))
-        outputs, carried = [], {}
-        for index, group in enumerate(self._groups):
-            head = cast("Head", self._modules[group.head])
-            own = {name.partition(".")[2]: held for name, held in state.items() if name.startswith(f"{group.head}.")}
-            own = own or head.empty_state(hidden.shape[0], query.dtype, hidden.device)
-            output, new = head(hidden, queries[index], keys[index], values[index], tokens, own, backend)
-            outputs.append(output)
-            carried |= {f"{group.head}.{name}": tensor for name, tensor in new.items()}
-        return torch.cat(outputs, dim=2), carried
-
-
-def _split(states: Tensor, groups: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """``B T (all heads) D`` to the heads of each group; queries have more heads than keys by the same factor everywhere."""
-    factor = states.shape[2] // sum(group.key_heads for group in groups)
-    return states.split([group.key_heads * factor for group in groups], dim=2)
 
 
 class ComposedDecoderLayer(GradientCheckpointingLayer):
@@ -84,15 +33,16 @@ class ComposedDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: ComposedConfig, resolved: Resolved, layer: int) -> None:
         super().__init__()
         self.self_attn = ComposedAttention(config, resolved, layer)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = make_mlp(config)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
+        self.dropout = make_dropout(config)
 
     def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
         """hidden ``B T C`` to the same, and the layer's new state."""
         attended, state = self.self_attn(self.input_layernorm(hidden), tokens, state, backend)
-        hidden = hidden + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden)), state
+        hidden = hidden + self.dropout(attended)
+        return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden))), state
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -123,9 +73,12 @@ class ComposedModel(ComposedPreTrainedModel):
         super().__init__(config)
         resolved = config.resolved()
         self.backend: Backend = "torch"
+        self.both_ways = resolved.direction == "bidirectional"
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_positions = make_positions(config)
+        self.dropout = make_dropout(config)
         self.layers = nn.ModuleList(ComposedDecoderLayer(config, resolved, layer) for layer in range(resolved.dimensions.layers))
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -146,7 +99,7 @@ class ComposedModel(ComposedPreTrainedModel):
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a 0 starts a
         new document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
         """
-        _check_passed(passed)
+        check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
@@ -155,6 +108,9 @@ class ComposedModel(ComposedPreTrainedModel):
         seen = cache.seen(batch, hidden.device) if cache is not None and cache.get_seq_length() else None
         rows = Rows(batch, length, hidden.device, seen=seen, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
         hidden = rows.inward(hidden)
+        if self.embed_positions is not None:
+            hidden = self.embed_positions(hidden, rows.tokens)
+        hidden = self.dropout(hidden)
         every = [hidden]
         for index, layer in enumerate(self.layers):
             held = cache.state(index) if cache is not None else None
@@ -177,6 +133,10 @@ class ComposedModel(ComposedPreTrainedModel):
                 f"past_key_values is a {type(given).__name__}, and a composed model keeps states of its own: "
                 "pass what this model returned, ComposedCache(layers), or nothing"
             )
+        if self.both_ways:
+            if given is not None:
+                raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
+            return None
         wanted = self.config.use_cache if use_cache is None else use_cache
         if not wanted or (self.gradient_checkpointing and self.training):
             return given
@@ -236,6 +196,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_unused: Any, **_more: Any
     ) -> bool:
+        if self.model.both_ways:
+            raise ValueError("a bidirectional model cannot write: what a token says would depend on those not yet written")
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is for caches of keys and values; "
@@ -246,7 +208,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return False
 
 
-def _check_passed(passed: dict[str, Any]) -> None:
+def check_passed(passed: dict[str, Any]) -> None:
+    """Refuse what a composed model does not take."""
     if passed.pop("output_attentions", None):
         raise ValueError("output_attentions: a composed head has no T × T attention matrix to return")
     unknown = [name for name, value in passed.items() if value is not None and name not in PASSED_ON]

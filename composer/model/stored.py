@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from composer.spec.resolve import Resolved
-from converters.trunk import Trunk
+from converters.composed import TRUNK_KEYS
+from converters.trunk import DEFAULTS, Trunk
 
 
 def config_dict(trunk: Trunk, resolved: Resolved, dtype: str) -> dict[str, Any]:
-    """Llama's fields for the trunk, and the resolved spec beside them, as ``ComposedConfig`` reads them."""
+    """Llama's fields for the trunk, those that Llama has not, and the resolved spec, as ``ComposedConfig`` reads them."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": trunk.rope_theta}
     if trunk.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **trunk.rope_scaling}
+    own = {key: value for key, field in TRUNK_KEYS.items() if (value := getattr(trunk, field)) != DEFAULTS[field]}
+    if trunk.labels is not None:
+        own["id2label"] = {str(label): f"LABEL_{label}" for label in range(trunk.labels)}
+        own["label2id"] = {f"LABEL_{label}": label for label in range(trunk.labels)}
     return {
-        "architectures": ["ComposedForCausalLM"],
+        "architectures": ["ComposedForCausalLM" if trunk.labels is None else "ComposedForSequenceClassification"],
         "model_type": "composed",
         "vocab_size": trunk.vocabulary_size,
         "hidden_size": trunk.hidden_size,
@@ -35,6 +40,7 @@ def config_dict(trunk: Trunk, resolved: Resolved, dtype: str) -> dict[str, Any]:
         "eos_token_id": trunk.eos_token_id,
         "pad_token_id": trunk.pad_token_id,
         "dtype": dtype,
+        **own,
         "spec": resolved.model_dump(mode="json"),
         "spec_hash": resolved.hash,
     }

@@ -7,6 +7,7 @@ rule of ``layers`` with the other's, its heads in place of their names; what onl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from pydantic import BaseModel
@@ -29,10 +30,10 @@ class Difference(Closed):
 
 
 class _Group(Closed):
-    """Query heads that are composed alike. heads: how many; None where they are all of the layer."""
+    """Query heads that are composed alike. heads: how many, or a share in lowest terms; None where they are all of the layer."""
 
     head: HeadSpec
-    heads: int | None = None
+    heads: int | str | None = None
 
 
 class _Rule(Closed):
@@ -45,7 +46,7 @@ def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
     for spec in (first, second):
         refuse_sweep(spec)
     one, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
-    found = [*_between(one, other, ("head",)), *_between(_rules(first), _rules(second), ("layers",))]
+    found = [*_between(one, other, ("head",)), *_between(_rules(first), _rules(second), ("layers",)), *_trunks(first, second)]
     return [Difference(layers=None, path=path, first=one, second=other) for path, one, other in found]
 
 
@@ -61,11 +62,16 @@ def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]
     return [Difference(layers=tuple(layers[key]), path=path, first=one, second=other) for key, (path, one, other) in found.items()]
 
 
+def _trunks(first: Spec, second: Spec) -> Iterator[tuple[Path, Any, Any]]:
+    one, other = (spec.trunk and spec.trunk.complete() for spec in (first, second))
+    return _between(one, other, ("trunk",))
+
+
 def _rules(spec: Spec) -> tuple[_Rule, ...]:
     heads = spec.heads | ({"head": spec.head} if spec.head else {})
     rules = []
     for number, rule in enumerate(spec.layers):
-        said = [(None, rule.use)] if isinstance(rule.use, str) else [(group.heads, group.head) for group in rule.use]
+        said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
         for _, name in said:
             if name not in heads:
                 known = ", ".join(heads) or "none"
@@ -73,6 +79,10 @@ def _rules(spec: Spec) -> tuple[_Rule, ...]:
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
         rules.append(_Rule(at=rule.at, use=groups))
     return tuple(rules)
+
+
+def _lowest(heads: int | str) -> int | str:
+    return heads if isinstance(heads, int) else str(Fraction(heads))
 
 
 def _groups(spec: Resolved) -> Iterator[tuple[_Group, ...]]:

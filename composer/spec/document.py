@@ -15,22 +15,31 @@ from blocks.catalogue import (
     ConvolutionConfig,
     FeatureMapConfig,
     MemoryConfig,
+    MixerConfig,
     OutputConfig,
     PositionConfig,
     ReadConfig,
+    ValuePositionConfig,
 )
 from blocks.part import Closed
 from blocks.positions import Rope
 from composer.spec.places import Path, Place, Places
+from composer.spec.trunk import TrunkSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+Edge = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
+Share = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*/[1-9]\d*$")]
 
 
 class HeadSpec(Closed):
     """What one kind of head is composed of."""
 
+    mix_input: MixerConfig | None = None
+    """Mixes the hidden states over time, for the logits of latents, or for queries and keys."""
     position: PositionConfig = Rope()
     """How queries and keys are turned; a memory may override it."""
+    value_position: ValuePositionConfig | None = None
+    """How values are turned on their way in and back on their way out."""
     conv: ConvolutionConfig | None = None
     """Feeds the features only: exact memories see the raw queries and keys."""
     feature_map: FeatureMapConfig | None = None
@@ -39,6 +48,9 @@ class HeadSpec(Closed):
     """Top to bottom: in a cascade, pairs fall from one into the next."""
     flow: Literal["cascade", "parallel"] = "cascade"
     """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
+    graph: Annotated[tuple[Edge, ...], Field(min_length=1)] | None = None
+    """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
+    first falls into the second)."""
     read: ReadConfig | None = None
     """How several memories are weighed against each other. Left out: shared."""
     output: OutputConfig | None = None
@@ -50,8 +62,8 @@ class HeadsOf(Closed):
 
     head: Name
     """Which head they are."""
-    heads: PositiveInt
-    """How many query heads; whole groups of those that share a key head."""
+    heads: PositiveInt | Share
+    """How many query heads, or a share of the layer's such as ``1/4``; whole groups of those that share a key head."""
 
 
 class LayerRule(Closed):
@@ -169,12 +181,16 @@ class Spec(Closed):
     """Each file says its own; it is not inherited."""
     paper: str | None = None
     """Where it comes from."""
+    direction: Literal["causal", "bidirectional"] = "causal"
+    """bidirectional: every token sees those after it, too, as encoders do; such a model hands no state on and writes no text."""
     head: HeadSpec | None = None
     """The head of every layer that no rule names."""
     heads: dict[Name, HeadSpec] = Field(default_factory=dict)
     """Further heads, by name, for ``layers`` to use."""
     layers: tuple[LayerRule, ...] = ()
     """Which layers take which head; a later rule overrides an earlier one."""
+    trunk: TrunkSpec | None = None
+    """All that is not its heads: the model is built from nothing. Left out: it is built from a source, whose trunk it takes."""
     recipe: Recipe | None = None
     """How it is trained: kept with the model, no part of what the spec means."""
     vary: Vary | None = None

@@ -19,6 +19,8 @@ PATTERNS = {
     r"^[a-z0-9][a-z0-9_-]*$": "the end of a name (lower-case letters, digits, - and _), in quotes where it is a number",
     r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$": "a path such as head.memory.0.size",
     r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$": "`all` or a range such as 0:8:2",
+    r"^[1-9]\d*/[1-9]\d*$": "a share such as 1/4",
+    r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$": "an edge such as `pairs -> window`",
 }
 """The patterns of the schemas in plain words."""
 NUMBERS = ("int_type", "float_type")

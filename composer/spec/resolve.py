@@ -10,25 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from blocks.legend import Shape
-from blocks.memories.window import Window
 from blocks.part import Closed
 from blocks.positions import Llama3Scaling, NoPosition, Rope
 from blocks.reads import Shared, Sum
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
+from composer.graph.wires import ALL, sources_of_pairs
 from composer.spec.document import HeadsOf, HeadSpec, Name, Recipe, Spec
 from composer.spec.sweep import refuse_sweep
+from composer.spec.trunk import TrunkSpec
 
 Path = tuple[str | int, ...]
 
 
 class Dimensions(Closed):
-    """What a source model brings to a spec."""
+    """What a source model, or the spec's own trunk, brings to its heads."""
 
     hidden_size: PositiveInt
     layers: PositiveInt
@@ -65,8 +68,11 @@ class Resolved(Closed):
     name: str
     paper: str | None = None
     dimensions: Dimensions
+    direction: Literal["causal", "bidirectional"] = Field(default="causal", exclude_if=lambda said: said == "causal")
     heads: dict[Name, HeadSpec]
     layers: tuple[tuple[Group, ...], ...]
+    trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
+    """Complete, too; only where the spec has one of its own."""
     recipe: Recipe | None = Field(default=None)
 
     @property
@@ -76,6 +82,11 @@ class Resolved(Closed):
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling"})
         whole = {"compose": self.compose, "dimensions": size, "layers": layers}
+        if self.direction != "causal":
+            whole["direction"] = self.direction
+        if self.trunk is not None:
+            # Its theta has gone into the positions that turn by it.
+            whole["trunk"] = {name: said for name, said in meaning(self.trunk).items() if name != "theta"}
         text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -83,12 +94,20 @@ class Resolved(Closed):
         """Every group of every layer: layer, group, its head, its shape."""
         for index, layer in enumerate(self.layers):
             for group in layer:
-                yield index, group, self.heads[group.head], self.dimensions.shape(group.heads)
+                yield index, group, self.heads[group.head], self.shape(group.heads)
+
+    def shape(self, heads: int) -> Shape:
+        """The shape of a group of ``heads`` query heads."""
+        return replace(self.dimensions.shape(heads), both_ways=self.direction == "bidirectional")
 
 
-def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
-    """Write out everything that ``spec`` leaves to the source. Raises GraphError where the result cannot mean anything."""
+def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
+    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
+
+    Raises GraphError where the result cannot mean anything.
+    """
     refuse_sweep(spec)
+    dimensions, trunk = _dimensions(spec, source)
     heads = dict(spec.heads)
     if spec.head is not None:
         if "head" in heads:
@@ -108,29 +127,64 @@ def resolve(spec: Spec, dimensions: Dimensions) -> Resolved:
             raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
         complete[name] = complete_head(head, dimensions)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
-            checked_graph(complete[name], dimensions.shape(size), path)
+            shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
+            checked_graph(complete[name], shape, path)
     return Resolved(
         compose=spec.compose,
         name=spec.name,
         paper=spec.paper,
         dimensions=dimensions,
+        direction=spec.direction,
         heads=complete,
         layers=layers,
+        trunk=trunk,
         recipe=spec.recipe,
     )
 
 
+def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, TrunkSpec | None]:
+    """The source's, or those of the spec's own trunk, with that trunk complete."""
+    if spec.trunk is None:
+        if source is None:
+            raise GraphError(
+                "this spec has no `trunk` that would say what to build from nothing: add one (width, layers, heads, vocabulary), "
+                "or name a source (--from SOURCE)"
+            )
+        return source, None
+    if source is not None:
+        raise GraphError(
+            "this spec has a trunk of its own, which the source's would contradict: build it from nothing (--fresh, without a "
+            "source), or remove the trunk (--set trunk=null)",
+            ("trunk",),
+        )
+    trunk = spec.trunk.complete()
+    assert trunk.key_heads is not None
+    assert trunk.head_dim is not None
+    own = Dimensions(
+        hidden_size=trunk.width,
+        layers=trunk.layers,
+        heads=trunk.heads,
+        key_heads=trunk.key_heads,
+        head_dim=trunk.head_dim,
+        rope_theta=trunk.theta,
+    )
+    return own, trunk
+
+
 def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
     """The head with every default that depends on its place or on the source written out; without a source, those are left."""
-    last = len(head.memory) - 1
+    last, feeds = len(head.memory) - 1, sources_of_pairs(head)
     memories = []
     for memory in head.memory:
-        position = memory.position or head.position
+        # Latents have no queries and keys that could be turned.
+        position = NoPosition() if memory.reads == "inputs" else memory.position or head.position
         if dimensions and isinstance(position, Rope) and position.theta is None:
             position = Rope(theta=dimensions.rope_theta, scaling=position.scaling or dimensions.rope_scaling)
         changes: dict[str, Any] = {"position": position, "name": memory.name or memory.kind}
-        # Under `parallel` nothing receives what a window evicts, as long as another memory keeps every pair.
-        if isinstance(memory, Window) and head.flow == "parallel" and not all(other.bounded for other in head.memory):
+        # Beside memories that get every pair, too, nothing need receive what this one evicts, as long as one of them keeps all.
+        beside = [other for other in head.memory if feeds.get(other.name or other.kind, ALL) == ALL]
+        alone = memory in beside and changes["name"] not in feeds.values()
+        if memory.bounded and alone and not all(other.bounded for other in beside):
             changes["evict"] = "drop"
         memories.append(memory.model_copy(update=changes))
     read, features = head.read, head.feature_map
@@ -155,7 +209,7 @@ def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -
     for number, rule in enumerate(spec.layers):
         named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
         if not named:
-            raise GraphError(f"this names none of the source's {dimensions.layers} layers", ("layers", number, "at"))
+            raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
         _groups(rule.use, dimensions, heads, ("layers", number, "use"))
         for layer in named:
             chosen[layer] = rule.use
@@ -178,28 +232,37 @@ def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
     numbers = (at,) if isinstance(at, int) else at
     for number in numbers:
         if not -layers <= number < layers:
-            raise GraphError(f"layer {number} is not there: the source has {layers} layers, {-layers} to {layers - 1}", path)
+            raise GraphError(f"layer {number} is not there: the model has {layers} layers, {-layers} to {layers - 1}", path)
     return [number % layers for number in numbers]
 
 
 def _groups(use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
     taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
-    counts = {group.head: group.heads for group in taken}
+    for group in taken:
+        if group.head not in heads:
+            raise GraphError(f'there is no head "{group.head}"; there are: {", ".join(heads) or "none"}', path)
+    per_key = dimensions.heads // dimensions.key_heads
+    counts = {group.head: _count(group, dimensions.heads, per_key, path) for group in taken}
     if len(counts) < len(taken):
         raise GraphError("names a head twice: give all its query heads to one group", path)
-    per_key = dimensions.heads // dimensions.key_heads
-    for name, count in counts.items():
-        if name not in heads:
-            raise GraphError(f'there is no head "{name}"; there are: {", ".join(heads) or "none"}', path)
-        if count % per_key:
-            raise GraphError(
-                f'"{name}" takes {count} query heads, and {per_key} of them share each key head: take a multiple of {per_key}', path
-            )
     if sum(counts.values()) != dimensions.heads:
         raise GraphError(
             f"these groups have {sum(counts.values())} query heads together, and the layer has {dimensions.heads}", path
         )
     return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
+
+
+def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
+    """The query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
+    whole = isinstance(group.heads, int)
+    count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
+    if count % per_key:
+        said = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
+        wanted = (
+            f"{per_key} of them share each key head: take a multiple of {per_key}" if per_key > 1 else "it can take whole ones only"
+        )
+        raise GraphError(f'"{group.head}" takes {said}, and {wanted}', path)
+    return int(count)
 
 
 def meaning(value: Any) -> Any:

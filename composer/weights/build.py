@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from composer.weights.card import model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
-from composer.weights.output import check_output, whole_or_nothing
+from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import FRESH_FILE, Plan, ShardPlan, make_plan
 from composer.weights.record import (
@@ -93,15 +92,14 @@ def build_folder(
     student = record_of(source)
     raw = untrained(source, student, plan)
     if dry_run:
-        return _report(target, resolved, plan, raw, {}, 0, began, dry_run=True)
-    _check_space(target, source, plan, copy)
+        return report_of(target, resolved, plan, raw, {}, 0, began, dry_run=True)
+    check_space(target, _needed(target, source, plan, copy))
 
     with whole_or_nothing(target) as folder:
-        writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress or _silent)
+        writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress)
         writer.small_files()
         files = writer.weights()
         write_json(folder / INDEX, _index(plan))
-        write_json(folder / "config.json", config)
         record = Record(
             spec=dict(spec_document),
             resolved=resolved,
@@ -114,12 +112,21 @@ def build_folder(
             untrained=raw,
             versions=versions(),
         )
-        write_json(folder / RECORD, record.model_dump(mode="json"))
-        write_text(folder / "README.md", model_card(record, target.name))
-        if problems := problems_of(folder, resolved, plan):
-            raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
-        total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return _report(target, resolved, plan, raw, files, total, began, dry_run=False)
+        total = complete_folder(folder, config, record, target.name)
+    return report_of(target, resolved, plan, raw, files, total, began, dry_run=False)
+
+
+def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> int:
+    """Puts config, record and card beside the weights and checks that all is as planned: the bytes of all files.
+
+    name: what the card calls the model. Raises ``BuildError``.
+    """
+    write_json(folder / "config.json", config)
+    write_json(folder / RECORD, record.model_dump(mode="json"))
+    write_text(folder / "README.md", model_card(record, name))
+    if problems := problems_of(folder, record.resolved, record.plan):
+        raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ class _Writer:
     copy: bool
     hash_contents: bool
     seed: int
-    progress: Progress
+    progress: Progress | None
 
     def weights(self) -> dict[str, StoredFile]:
         # The small file first: behind a large copy it would wait for the disk.
@@ -181,14 +188,20 @@ class _Writer:
         return stored_file(target, "written", origin=None, contents=contents)
 
     def _moved(self, name: str, total: int) -> Callable[[int], None]:
-        done = 0
+        return progress_of(self.progress, name, total)
 
-        def moved(count: int) -> None:
-            nonlocal done
-            done += count
-            self.progress(name, done, total)
 
-        return moved
+def progress_of(progress: Progress | None, name: str, total: int) -> Callable[[int], None]:
+    """Adds up the bytes of one file, and tells ``progress`` of them."""
+    done = 0
+
+    def moved(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(name, done, total)
+
+    return moved
 
 
 def _index(plan: Plan) -> dict[str, Any]:
@@ -198,17 +211,14 @@ def _index(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_space(target: Path, source: Source, plan: Plan, copy: bool) -> None:
-    """Says so before the first byte where the disk cannot take what is sure to be written."""
+def _needed(target: Path, source: Source, plan: Plan, copy: bool) -> int:
+    """Bytes that are sure to be written."""
     parent = next(parent for parent in target.parents if parent.exists())
     elsewhere = source.folder.stat().st_dev != parent.stat().st_dev
-    needed = plan.bytes("rewrite") + plan.fresh_bytes + (plan.bytes("link") if copy or elsewhere else 0)
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise BuildError(f"No space left for {target}: it needs {needed:,} bytes, and {free:,} are free at {parent}.")
+    return plan.bytes("rewrite") + plan.fresh_bytes + (plan.bytes("link") if copy or elsewhere else 0)
 
 
-def _report(
+def report_of(
     out: Path,
     resolved: Resolved,
     plan: Plan,
@@ -219,7 +229,7 @@ def _report(
     *,
     dry_run: bool,
 ) -> BuildReport:
-    """total: bytes of all files of the output, small ones included."""
+    """What a build says of itself. total: bytes of all files of the output, small ones included."""
     shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
     return BuildReport(
         out=out,
@@ -232,7 +242,3 @@ def _report(
         bytes_shared=shared,
         seconds=time.perf_counter() - began,
     )
-
-
-def _silent(_name: str, _done: int, _total: int) -> None:
-    pass

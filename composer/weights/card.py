@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import yaml
 
-from composer.weights.record import RECORD, Record
+from composer.weights.record import RECORD, Record, StoredSource
 
 
 def model_card(record: Record, name: str) -> str:
     """Markdown with the Hub's front matter."""
     plan, source = record.plan, record.source
-    front: dict[str, object] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["composed"]}
-    if source.repo_id:
+    labels = record.trunk.get("labels")
+    front: dict[str, object] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation" if labels is None else "text-classification",
+        "tags": ["composed"],
+    }
+    if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
-    origin = f"`{source.repo_id}`" if source.repo_id else "a local folder"
-    revision = f" at commit `{source.commit}`" if source.commit else ""
+    auto = "AutoModelForCausalLM" if labels is None else "AutoModelForSequenceClassification"
     paper = f"\nPaper: {record.resolved.paper}\n" if record.resolved.paper else ""
-    trained = (
-        f"When this was built, {len(record.untrained)} tensors of its heads were untrained: until they are trained, do not expect "
-        "the source's quality.\n"
-        if record.untrained
-        else "Every parameter comes from the source, or was trained in it.\n"
-    )
     linked = (
         "\nFiles that the record calls linked are the source's own, under another name: what writes into one of them in place "
         "changes the source.\n"
@@ -34,7 +32,7 @@ def model_card(record: Record, name: str) -> str:
 
 # {name}
 
-`{record.resolved.name}` heads on the weights of {origin}{revision}.
+`{record.resolved.name}` heads {_origin(source)}.
 {paper}
 | | |
 |---|---|
@@ -44,14 +42,14 @@ def model_card(record: Record, name: str) -> str:
 | dropped tensors | {len(plan.dropped)} |
 | dtype | {plan.dtype} |
 
-{trained}{linked}
+{_trained(record)}{linked}
 ## Load it
 
 ```python
 import composer  # registers the model with the Auto classes
-from transformers import AutoModelForCausalLM
+from transformers import {auto}
 
-model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")
+model = {auto}.from_pretrained("{name}", dtype="auto")
 ```
 
 `compose verify {name}` checks the weights against `{RECORD}`, which holds the whole record: spec, plan, source, versions.
@@ -62,3 +60,21 @@ model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")
 {yaml.safe_dump(record.spec, sort_keys=False, allow_unicode=True).strip()}
 ```
 """
+
+
+def _origin(source: StoredSource | None) -> str:
+    if source is None:
+        return "in a trunk of the spec's own, built from nothing"
+    revision = f" at commit `{source.commit}`" if source.commit else ""
+    return "on the weights of " + (f"`{source.repo_id}`" if source.repo_id else "a local folder") + revision
+
+
+def _trained(record: Record) -> str:
+    if record.source is None:
+        return f"When this was built, every parameter was random (seed {record.seed}): it says nothing until it is trained.\n"
+    if not record.untrained:
+        return "Every parameter comes from the source, or was trained in it.\n"
+    return (
+        f"When this was built, {len(record.untrained)} tensors of its heads were untrained: until they are trained, do not expect "
+        "the source's quality.\n"
+    )

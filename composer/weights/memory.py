@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from composer.model.configuration import ComposedConfig
-    from composer.model.modeling import ComposedForCausalLM
+    from composer.model.loading import Composed
 
 
 def trunk_of(model: PreTrainedModel) -> Trunk:
@@ -36,17 +35,13 @@ def trunk_of(model: PreTrainedModel) -> Trunk:
         raise SourceError(str(error)) from error
 
 
-def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 0, share: bool = False) -> ComposedForCausalLM:
+def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 0, share: bool = False) -> Composed:
     """A composed model with the weights of ``model``, on its device and in its dtype, in evaluation mode.
 
     model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has
     them, too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at
     the price that whatever trains one trains the other. Raises ``SourceError`` and ``BuildError``.
     """
-    from composer.model.configuration import ComposedConfig
-    from composer.model.modeling import ComposedForCausalLM
-    from composer.model.stored import config_dict
-
     trunk = trunk_of(model)
     if resolved.dimensions != dimensions(trunk):
         raise BuildError("The spec was resolved against another model than this one. Resolve it against this one.")
@@ -57,15 +52,28 @@ def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 
     weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
     for name, fresh in assignment.fresh.items():
         weights[name] = filled(name, fresh, trunk.dtype, seed).to(device)
-    if trunk.tied_embeddings:
-        weights[OUTPUT] = weights[EMBEDDING]
+    student = assembled(resolved, trunk, weights)
+    if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
+        student.generation_config = copy.deepcopy(settings)
+    return student
 
-    student = _empty(ComposedForCausalLM, ComposedConfig(**config_dict(trunk, resolved, trunk.dtype)))
-    student.load_state_dict(weights, strict=True, assign=True)
-    student.tie_weights()
-    if model.generation_config is not None:
-        student.generation_config = copy.deepcopy(model.generation_config)
-    return student.eval()
+
+def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]) -> Composed:
+    """The composed model that these are all the weights of, in evaluation mode."""
+    import torch
+
+    from composer.model.configuration import ComposedConfig
+    from composer.model.loading import class_of
+    from composer.model.stored import config_dict
+
+    config = ComposedConfig(**config_dict(trunk, resolved, trunk.dtype))
+    with torch.device("meta"):
+        model = class_of(trunk.labels)(config)
+    if trunk.tied_embeddings and trunk.labels is None:
+        weights = weights | {OUTPUT: weights[EMBEDDING]}
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    return model.eval()
 
 
 def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Trunk, source: Mapping[str, torch.Tensor]) -> Assignment:
@@ -80,11 +88,3 @@ def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Trunk, source
     except ConverterError as error:
         raise SourceError(str(error)) from error
     return assign(resolved, covered, source, same=lambda one, other: torch.equal(source[one], source[other]))
-
-
-def _empty(model_class: type[ComposedForCausalLM], config: ComposedConfig) -> ComposedForCausalLM:
-    """The model without memory for its weights, which are assigned to it afterwards."""
-    import torch
-
-    with torch.device("meta"):
-        return model_class(config)

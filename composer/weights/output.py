@@ -44,6 +44,14 @@ def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
     return out
 
 
+def check_space(out: Path, needed: int) -> None:
+    """Says so before the first byte where the disk cannot take what is sure to be written. Raises ``BuildError``."""
+    parent = _existing(out.parent)
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise BuildError(f"No space left for {out}: it needs {needed:,} bytes, and {free:,} are free at {parent}.")
+
+
 def _check_replaceable(out: Path) -> None:
     """Only what a build wrote, and nothing that came to it later, is replaced."""
     record = read_record(out)

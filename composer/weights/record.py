@@ -61,7 +61,8 @@ class Record(Closed):
     """The spec as a document, after ``extends`` and overrides."""
     resolved: Resolved
     spec_hash: str
-    source: StoredSource
+    source: StoredSource | None
+    """None: it was built from nothing."""
     seed: int
     trunk: dict[str, Any]
     """As ``config.json`` has it; its dtype is that of fresh parameters."""

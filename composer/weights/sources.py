@@ -34,6 +34,13 @@ def describe_model(reference: str | os.PathLike[str], revision: str | None = Non
         return describe(folder if folder is not None else fetch(str(reference), revision, weights=False)[0])
 
 
+def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
+    """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
+    with _told_to_the_user():
+        folder = _folder(reference, None)
+        return folder if folder is not None else fetch(str(reference), weights=False, tokenizer=True)[0]
+
+
 def _folder(reference: str | os.PathLike[str], revision: str | None) -> Path | None:
     folder = Path(reference).expanduser()
     if not folder.is_dir():

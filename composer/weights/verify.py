@@ -20,8 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ValidationError
+
 from blocks.part import Closed
 from composer.errors import BuildError
+from composer.spec.resolve import Resolved
 from composer.weights.check import problems_of
 from composer.weights.contents import blocks, sha256
 from composer.weights.record import RECORD, Record, StoredFile, read_record
@@ -30,6 +33,7 @@ from converters.composed import SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
 from converters.source import describe
+from converters.trunk import DEFAULTS
 
 Outcome = Literal["passed", "failed", "unknown"]
 
@@ -96,14 +100,25 @@ def _config(folder: Path, record: Record) -> Check:
         described = describe(folder)
     except ConverterError as error:
         return Check(what="config", subject="config.json", outcome="failed", detail=str(error))
-    trunk = asdict(described.trunk)
-    different = [key for key in trunk if trunk[key] != record.trunk.get(key)]
-    heads = {"spec": record.resolved.model_dump(mode="json"), "spec_hash": record.spec_hash}
-    different += [key for key in SPEC_KEYS if described.config.get(key) != heads[key]]
+    trunk, recorded = asdict(described.trunk), DEFAULTS | record.trunk
+    different = [key for key in trunk if trunk[key] != recorded.get(key)]
+    spec, found = (described.config.get(key) for key in SPEC_KEYS)
+    if not _is(record.resolved, spec):
+        different.append("spec")
+    if found != record.spec_hash:
+        different.append("spec_hash")
     if different:
         detail = f"not what the record says: {', '.join(different)}"
         return Check(what="config", subject="config.json", outcome="failed", detail=detail)
     return Check(what="config", subject="config.json", outcome="passed", detail="the trunk and the heads of the record")
+
+
+def _is(resolved: Resolved, document: object) -> bool:
+    """Whether a document says just this; one of an earlier version does not say what parts have gained since."""
+    try:
+        return Resolved.model_validate(document) == resolved
+    except ValidationError:
+        return False
 
 
 def _coverage(folder: Path, record: Record) -> Check:

@@ -12,13 +12,19 @@ from tests.composer.programs import printed
 
 HEAVY = "print(*sorted({'torch', 'transformers'} & sys.modules.keys()))"
 LOAD = """
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 config = AutoConfig.from_pretrained('.')
 print(type(config).__name__, config.resolved().name)
 print(type(AutoModelForCausalLM.from_pretrained('.')).__name__, type(AutoModel.from_pretrained('.')).__name__)
 print(type(AutoModelForCausalLM.from_config(config)).__name__)
+print(type(AutoModelForSequenceClassification.from_config(config)).__name__)
 """
-LOADED = ["ComposedConfig lolcats", "ComposedForCausalLM ComposedModel", "ComposedForCausalLM"]
+LOADED = [
+    "ComposedConfig lolcats",
+    "ComposedForCausalLM ComposedModel",
+    "ComposedForCausalLM",
+    "ComposedForSequenceClassification",
+]
 # Each of these starts transformers anew, which takes seconds.
 COMPOSER_FIRST = """
 import composer
@@ -64,7 +70,7 @@ def test_importing_composer_is_light() -> None:
 
 def test_composer_first(folder: Path) -> None:
     """It waits for transformers once, is there when the table is, and leaves what is not ours alone."""
-    assert printed(COMPOSER_FIRST + LOAD, folder).splitlines()[-8:] == [
+    assert printed(COMPOSER_FIRST + LOAD, folder).splitlines()[-9:] == [
         "watching 1",
         "watching 0 True",
         "llama llama False",
@@ -76,4 +82,4 @@ def test_composer_first(folder: Path) -> None:
 
 def test_composer_last(folder: Path) -> None:
     """A model that did not come through an Auto class has a configuration that they know."""
-    assert printed(COMPOSER_LAST + LOAD, folder).splitlines()[-4:] == ["ComposedForCausalLM", *LOADED]
+    assert printed(COMPOSER_LAST + LOAD, folder).splitlines()[-5:] == ["ComposedForCausalLM", *LOADED]

@@ -68,6 +68,12 @@ def test_the_config_can_be_fetched_alone(asked: dict):
     assert asked["allow_patterns"] == ["config.json"]
 
 
+def test_a_tokenizer_can_be_fetched_without_weights(asked: dict):
+    fetch("owner/model", weights=False, tokenizer=True)
+    assert {"config.json", "tokenizer*"} <= set(asked["allow_patterns"])
+    assert not any(fnmatch.fnmatch(file, pattern) for pattern in asked["allow_patterns"] for file in ("model.safetensors", "x.bin"))
+
+
 def answered(status: int) -> SimpleNamespace:
     return SimpleNamespace(status_code=status, headers={}, request=None)
 

@@ -13,7 +13,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.lowering import Backend
 from composer.spec.document import HeadSpec
-from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, random_heads, run
+from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, run
+from tests.laws.draw import random_heads
 
 HEADS = every_head()
 SHAPE = SMALL.shape(4)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.spec.document import HeadSpec
-from tests.laws.cases import SMALL, built, every_head, inputs, pieces, random_heads, run
+from tests.laws.cases import SMALL, built, every_head, inputs, pieces, run
+from tests.laws.draw import random_heads
 
 HEADS = every_head()
 LENGTH = 70

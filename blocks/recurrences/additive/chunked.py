@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.chunks import decay_between, into_chunks
 
 CHUNK = 64
 PAIRWISE_CHUNK = 16
@@ -52,9 +53,9 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
 
     # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
-    queries = _chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
-    keys = _chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
-    values = _chunks(value, count, chunk, (key_heads,)).permute(0, 3, 1, 2, 4)
+    queries = into_chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
+    keys = into_chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+    values = into_chunks(value, count, chunk, (key_heads,)).permute(0, 3, 1, 2, 4)
     causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
     to_end, from_start, whole = keys, queries, None
 
@@ -62,19 +63,19 @@ def _span(
         weights = queries.flatten(4, 5) @ keys.mT
         weights = weights.unflatten(4, (reads, chunk)).masked_fill(~causal, 0)
     elif log_decay.dim() == 3:
-        decay = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
-        between = _between(decay).masked_fill(~causal, -math.inf).exp()
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
+        between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
         weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
         from_start = queries * decay.cumsum(4).exp()[..., None, :, None]
         to_end = keys * between[..., -1, :, None]
         whole = decay.sum(4).exp()[..., None, None]
     else:
-        decay = _chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
         total = decay.cumsum(4)
         from_start = queries * total.exp()[..., None, :, :]
         whole = total[..., -1, :].exp()[..., None]
         if pairwise:
-            between = _between(decay).masked_fill(~causal[..., None], -math.inf).exp()
+            between = decay_between(decay).masked_fill(~causal[..., None], -math.inf).exp()
             weights = torch.einsum("bknrqif,bknrjf,bknrijf->bknrqij", queries, keys, between)
             to_end = keys * between[..., -1, :, :]
         else:
@@ -100,27 +101,12 @@ def _span(
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
 
 
-def _chunks(states: Tensor, count: int, chunk: int, groups: tuple[int, ...]) -> Tensor:
-    """``B T h …`` to ``B n c groups… …``, the last chunk filled with zeros."""
-    missing = count * chunk - states.shape[1]
-    if missing:
-        states = torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1)
-    return states.unflatten(2, groups).unflatten(1, (count, chunk))
-
-
 def _steep(log_decay: Float[Tensor, "B T N F"]) -> bool:
     """Whether some feature decays below ``STEEPEST`` within a chunk."""
     with torch.no_grad():
         missing = -log_decay.shape[1] % CHUNK
         padded = torch.cat((log_decay, log_decay.new_zeros(log_decay.shape[0], missing, *log_decay.shape[2:])), dim=1)
         return bool(padded.unflatten(1, (-1, CHUNK)).sum(2).min() < STEEPEST)
-
-
-def _between(decay: Float[Tensor, "B K n R c ..."]) -> Float[Tensor, "B K n R c c ..."]:
-    """Decay after token j up to token i, at [i, j]: summed, since the difference of two long sums would lose what is small."""
-    later = torch.ones(decay.shape[4], decay.shape[4], dtype=torch.bool, device=decay.device).tril(-1)
-    later = later.view(*later.shape, *[1] * (decay.dim() - 5))
-    return torch.where(later, decay.unsqueeze(5), 0.0).cumsum(4)
 
 
 def _scan(

@@ -109,7 +109,7 @@ def test_the_logarithm_is_that_of_the_features(kind: str, options: dict) -> None
             part.log_activate(random(2))
         return
     parameters, query, key = drawn(part, GROUPED), random(2, 3, 4, 4), random(2, 3, 2, 4)
-    logarithms = part.map(parameters, query, key, logarithm=True)
+    logarithms = part.map(parameters, query, key, scale="logarithm")
     for logarithm, feature in zip(logarithms, part.map(parameters, query, key), strict=True):
         close(logarithm, feature.log())
         assert feature.min() > 0

@@ -18,5 +18,5 @@ def test_it_is_its_formula() -> None:
 
 def test_logarithms_have_no_range() -> None:
     part, x = Exponential(), 500 * random(1, 3, 2, 4, dtype=torch.float32)
-    _, key = part.map(started(part, ALIKE, torch.float32), x, x, logarithm=True)
+    _, key = part.map(started(part, ALIKE, torch.float32), x, x, scale="logarithm")
     assert torch.equal(key, torch.cat((x, -x), dim=-1))

@@ -1,9 +1,8 @@
-"""What exact memories do, written with a deque a row: which pair falls when, and softmax over what is held."""
+"""What exact memories do, written with a list a row: which pairs fall when, and softmax over what is held."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,24 +16,33 @@ from tests.blocks.support import owner, random
 
 @dataclass
 class Row:
-    """A row's documents, its tokens so far, and what a memory of ``size`` pairs holds (None: everything)."""
+    """A row's documents, its tokens so far, and what a memory of ``size`` pairs (None: everything) holds.
+
+    terraced: it holds the chunk of ``size`` tokens that the document is in, and the one before.
+    """
 
     lengths: list[int]
     size: int | None
+    terraced: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = [(number, place) for number, length in enumerate(self.lengths) for place in range(length)]
         self.at = 0
-        self.held: deque[int] = deque()
+        self.held: list[int] = []
 
-    def take(self, real: int) -> Iterator[tuple[int, int | None, list[int]]]:
-        """For each of the next real tokens: the token, the one that falls, those that are held now."""
+    def take(self, real: int) -> Iterator[tuple[int, list[int], list[int]]]:
+        """For each of the next real tokens: the token, those that fall, those that are held now."""
         for token in range(self.at, self.at + real):
-            if self.tokens[token][1] == 0:
+            place = self.tokens[token][1]
+            if place == 0:
                 self.held.clear()
-            fallen = self.held.popleft() if self.size is not None and len(self.held) == self.size else None
-            self.held.append(token)
-            yield token, fallen, list(self.held)
+            fallen = 0
+            if self.size is not None and self.terraced:
+                fallen = self.size if place % self.size == 0 and place >= 2 * self.size else 0
+            elif self.size is not None:
+                fallen = len(self.held) == self.size
+            gone, self.held = self.held[:fallen], [*self.held[fallen:], token]
+            yield token, gone, list(self.held)
         self.at += real
 
 
@@ -54,8 +62,10 @@ class Call:
 class Stream:
     """Rows of documents, handed to a memory call by call with padding behind."""
 
-    def __init__(self, shape: Shape, rows: list[list[int]], size: int | None, convolved: int = 0) -> None:
-        self.shape, self.rows = shape, [Row(lengths, size) for lengths in rows]
+    def __init__(
+        self, shape: Shape, rows: list[list[int]], size: int | None, convolved: int = 0, *, terraced: bool = False
+    ) -> None:
+        self.shape, self.rows = shape, [Row(lengths, size, terraced) for lengths in rows]
         longest = max(sum(lengths) for lengths in rows)
         self.query = random(len(rows), longest, shape.heads, shape.head_dim)
         self.key = random(len(rows), longest, shape.key_heads, shape.head_dim)

@@ -1,4 +1,4 @@
-"""A memory's weight: learned from LoLCATs' σ = 0.1, fixed, or none."""
+"""A memory's weight: learned from LoLCATs' σ = 0.1, a linear function of each token, fixed, or none."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from pydantic import ValidationError
 
 from blocks.memories import MEMORIES
+from blocks.memories.base import Memory
 from blocks.memories.window import Window
-from tests.blocks.support import GROUPED, started
+from tests.blocks.support import GROUPED, close, drawn, random, started
 
-OUTPUT = torch.zeros(1, 1, 4, 2, dtype=torch.float64)
+INPUTS = torch.zeros(1, 1, 6, dtype=torch.float64)
 
 
 def test_a_learned_weight_starts_at_a_tenth() -> None:
     parameters = started(Window(weight="learned"), GROUPED)
     assert parameters["weight"].shape == (4,)
-    logit = Window(weight="learned").logit(parameters, OUTPUT)
+    logit = Window(weight="learned").logit(parameters, INPUTS, 4)
     assert logit is not None
     assert logit.sigmoid().tolist() == pytest.approx([0.1] * 4, rel=1e-12)
     assert logit[0].item() == pytest.approx(-2.1972, abs=1e-4)  # as LoLCATs' code writes it
@@ -26,22 +27,31 @@ def test_a_learned_weight_starts_at_a_tenth() -> None:
 
 @pytest.mark.parametrize("share", [1e-6, 0.3, 0.5, 0.999])
 def test_a_fixed_weight_is_what_it_says(share: float) -> None:
-    logit = Window(weight=share).logit({}, OUTPUT)
+    logit = Window(weight=share).logit({}, INPUTS, 4)
     assert logit is not None
     assert logit.sigmoid().tolist() == pytest.approx([share] * 4, rel=1e-12)
     assert Window(weight=share).parameters(GROUPED) == {}
 
 
 def test_no_weight_is_no_logit() -> None:
-    assert Window().logit({}, OUTPUT) is None
+    assert Window().logit({}, INPUTS, 4) is None
 
 
 def test_a_weight_is_weighed_in_float32() -> None:
-    half = {name: tensor.bfloat16() for name, tensor in started(Window(weight="learned"), GROUPED).items()}
-    for memory in (Window(weight="learned"), Window(weight=0.3)):
-        logit = memory.logit(half, OUTPUT.bfloat16())
+    for memory in (Window(weight="learned"), Window(weight="token"), Window(weight=0.3)):
+        half = {name: tensor.bfloat16() for name, tensor in started(memory, GROUPED).items()}
+        logit = memory.logit(half, INPUTS.bfloat16(), 4)
         assert logit is not None
         assert logit.dtype == torch.float32
+
+
+def test_a_weight_of_the_token_is_linear_in_its_hidden_state() -> None:
+    parameters, hidden = drawn(Window(weight="token"), GROUPED), random(2, 3, 6)
+    assert parameters["weight"].shape == (4, 6)
+    logit = Window(weight="token").logit(parameters, hidden, 4)
+    assert logit is not None
+    for batch, token, head in torch.ones(2, 3, 4).nonzero().tolist():
+        close(logit[batch, token, head], (parameters["weight"][head] * hidden[batch, token]).sum())
 
 
 def test_what_no_weight_can_be() -> None:
@@ -60,6 +70,7 @@ def test_a_name_is_a_plain_word() -> None:
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
 def test_every_memory_has_a_mass_unless_it_says_otherwise(kind: str) -> None:
     part = MEMORIES[kind]()
-    assert part.has_mass()
+    assert isinstance(part, Memory)
+    assert part.has_mass() is (kind not in {"delta", "latents"})
     if "normalise" in type(part).model_fields:
         assert not part.model_copy(update={"normalise": False}).has_mass()

@@ -29,9 +29,8 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
     state, columns = empty(part, shape, len(ROWS)), 0
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        partial, state = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
         columns += call.columns
-        assert fallen is None
         assert (partial.lse is None) is plain
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, _, held) in enumerate(row.take(real)):
@@ -52,7 +51,7 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
 def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
     states, query = random(1, 4, 2, 4), random(1, 4, 4, 4)
     pairs = pairs_at(states, [[-1, -1, 0, -1]])
-    partial, _, _ = Full().attend({}, query, pairs, counted(1, 4), empty(Full(), GROUPED, 1), form=form, plain=False)
+    partial, _ = Full().attend({}, query, pairs, counted(1, 4), empty(Full(), GROUPED, 1), form=form, plain=False)
     assert partial.lse is not None
     assert not partial.output[:, :2].any()
     assert partial.lse[:, :2].isneginf().all()
@@ -67,7 +66,7 @@ def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
     state = empty(part, GROUPED, 2)
     for call in (Call([0, 2], 3), Call([4, 0], 4), Call([1, 1], 2)):
         query, pairs, tokens = stream.call(call)
-        partial, state, _ = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        partial, state = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
         assert partial.output.isfinite().all()
         for row, real in zip(stream.rows, call.real, strict=True):
             list(row.take(real))
@@ -79,7 +78,7 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
     pairs, tokens = pairs_at(states, [[0, 1, 2, 0, 0, 1]]), documents([3, 1, 2])
     answers = []
     for way in ({"form": "reference", "plain": False}, {"form": form, "plain": plain}):
-        partial, _, _ = Full(position=ROPE).attend({}, query, pairs, tokens, empty(Full(), GROUPED, 1), **way)
+        partial, _ = Full(position=ROPE).attend({}, query, pairs, tokens, empty(Full(), GROUPED, 1), **way)
         answers.append(torch.autograd.grad(partial.output.square().sum(), (states, query)))
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
@@ -89,7 +88,7 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
 def test_what_it_keeps(dtype: torch.dtype) -> None:
     states = random(2, 5, 2, 4, dtype=dtype)
     pairs, start = pairs_at(states, [[0, 1, 2, 3, 4]] * 2), empty(Full(), GROUPED, 2, dtype)
-    _, state, _ = Full().attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), start, form="torch", plain=True)
+    _, state = Full().attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), start, form="torch", plain=True)
     assert {name: held.dtype for name, held in state.items()} == {name: held.dtype for name, held in start.items()}
     width = states.element_size()
     assert sum(slot.bytes(width) for slot in Full().grown(GROUPED, 5).values()) == sum(held[0].nbytes for held in state.values())

@@ -1,4 +1,4 @@
-"""The window holds what a deque of its size holds: the same pairs answer and the same pairs fall, at the same tokens."""
+"""The window holds what a list of its size holds: the same pairs answer and the same pairs fall, at the same tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_hea
 @pytest.mark.parametrize("form", ["reference", "torch"])
 @pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
 @pytest.mark.parametrize("size", [1, 2, 4, 20])
-def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
+def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> None:
     part, stream = Window(size=size, position=ROPE), Stream(CONVOLVED, ROWS, size, convolved=4)
     angles = torch.arange(11)[:, None].float() * ROPE.frequencies(4)
     turn = torch.complex(angles.cos().double(), angles.sin().double())
@@ -36,11 +36,11 @@ def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
         assert partial.lse is not None
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
-                assert fallen.position[index, column] == (-1 if gone is None else row.tokens[gone][1])
-                if gone is not None:
-                    assert torch.equal(fallen.key[index, column], stream.key[index, gone])
-                    assert torch.equal(fallen.convolved[index, column], stream.convolved[index, gone])
-                    assert torch.equal(fallen.value[index, column], stream.value[index, gone])
+                assert fallen.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
+                for one in gone:
+                    assert torch.equal(fallen.key[index, column], stream.key[index, one])
+                    assert torch.equal(fallen.convolved[index, column], stream.convolved[index, one])
+                    assert torch.equal(fallen.value[index, column], stream.value[index, one])
                 for head in range(4):
                     output, mass = stream.attention(index, token, held, head, turn)
                     close(partial.output[index, column, head], output)
@@ -49,7 +49,7 @@ def test_it_is_a_deque(size: int, calls: list[Call], form: str) -> None:
             # What is held is what the state says, oldest first.
             assert state["position"][index][state["position"][index] >= 0].tolist() == [row.tokens[one][1] for one in row.held]
             if row.held:
-                assert torch.equal(state["key"][index, -len(row.held) :], stream.key[index, list(row.held)])
+                assert torch.equal(state["key"][index, -len(row.held) :], stream.key[index, row.held])
 
 
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:

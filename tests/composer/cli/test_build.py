@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import composer
 from composer.weights.record import RECORD, read_record
 from tests.composer.cli.conftest import Compose
@@ -87,3 +89,56 @@ def test_a_revision_is_for_the_hub(compose: Compose, teacher: Path) -> None:
     result = compose("build", "lawcat", "--from", teacher, "--revision", "main")
     assert result.exit_code == 2
     assert "revision" in result.stderr
+
+
+TRUNK = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
+
+
+@pytest.fixture
+def whole(compose: Compose) -> str:
+    """A spec with a trunk of its own."""
+    Path("whole.yaml").write_text(f"compose: 1\nname: whole\nextends: lawcat\n{TRUNK}")
+    return "whole.yaml"
+
+
+def test_from_nothing(compose: Compose, whole: str) -> None:
+    result = compose("build", whole, "--fresh", "--seed", 5)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "Built whole-fresh" in words
+    assert "Every parameter is random (seed 5): it says nothing until it is trained." in words
+    assert "source" not in words
+    assert "2 × [32, 32] model.layers.{0-1}.self_attn.q_proj.weight" in words
+    assert compose("verify", "whole-fresh").exit_code == 0
+    again = compose("build", whole, "--fresh", "--seed", 5, "-o", "again", "--dtype", "float32", "--json")
+    assert json.loads(again.stdout)["untrained"]
+    assert Path("again/model.safetensors").read_bytes() == Path("whole-fresh/model.safetensors").read_bytes()
+    assert compose("build", whole, "--fresh", "-o", "planned", "--dry-run").exit_code == 0
+    assert not Path("planned").exists()
+
+
+def test_from_nothing_with_a_tokenizer(compose: Compose, whole: str, teacher: Path) -> None:
+    assert compose("build", whole, "--fresh", "--tokenizer", teacher, "-o", "out").exit_code == 0
+    result = compose("generate", "out", "--prompt", "once upon a time", "--max-new-tokens", 3, "--json")
+    assert json.loads(result.stdout)["new_tokens"] == 3
+    result = compose("build", whole, "--fresh", "--tokenizer", teacher, "-o", "small", "--set", "trunk.vocabulary=10")
+    assert result.exit_code == 2
+    assert "has 11 tokens, and the trunk has embeddings for 10" in result.stderr
+
+
+def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> None:
+    for arguments, message in (
+        (
+            [whole, "--from", teacher],
+            "whole.yaml:4:8  trunk: this spec has a trunk of its own, which the source's would contradict",
+        ),
+        (["lawcat", "--fresh"], "this spec has no `trunk` that would say what to build from nothing"),
+        ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),
+        ([whole], "nothing says what to build from: a source (--from SOURCE), or nothing (--fresh)"),
+        (["lawcat", "--from", teacher, "--tokenizer", teacher], "a source brings its own tokenizer"),
+    ):
+        result = compose("build", *arguments, "-o", "out")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+        assert not Path("out").exists()
+    assert compose("build", whole, "--from", teacher, "--set", "trunk=null", "-o", "out").exit_code == 0

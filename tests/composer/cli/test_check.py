@@ -32,7 +32,7 @@ def test_on_a_source_it_says_the_hash(compose: Compose, teacher: Path) -> None:
     ("text", "message"),
     [
         ("head: {memory: [windwo]}", "wrong.yaml:3:17  head.memory[0].kind: "),
-        ("head: {memory: [window]}", "wrong.yaml:3:17  head.memory[0]: pairs older than 64 tokens"),
+        ("head: {memory: [window]}", "wrong.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
         ("heads:\n  one: {memory: [full], conv: causal}", "wrong.yaml:4:31  heads.one.conv: "),
         ("head: {feature_map: relu, memory: [{kind: state}, full]}", "head.memory[0]: nothing ever falls out"),
     ],
@@ -58,7 +58,7 @@ def test_layers_are_checked_on_a_source(compose: Compose, teacher: Path) -> None
     assert compose("check", "layers.yaml").exit_code == 0
     result = compose("check", "layers.yaml", "--from", teacher)
     assert result.exit_code == 2
-    assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the source has 2 layers" in result.stderr
+    assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
 
 
 def test_all_are_told(compose: Compose) -> None:
@@ -100,3 +100,19 @@ def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
     (answer,) = json.loads(result.stdout)
     assert (answer["spec"], answer["ok"], len(answer["mistakes"])) == ("y.yaml", False, 2)
     assert answer["mistakes"][1].endswith('got "y" (in the variant y)')
+
+
+def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teacher: Path) -> None:
+    trunk = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
+    Path("whole.yaml").write_text(f"{BEFORE}extends: hybrid\n{trunk}")
+    result = compose("check", "whole.yaml")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"ok  whole.yaml  [0-9a-f]{12}…  head: window → state; exact: full\n", result.stdout)
+    assert "--from SOURCE" in compose("check", "whole.yaml", "lawcat").stdout
+    Path("layers.yaml").write_text(f"{BEFORE}extends: hybrid\nlayers: [{{at: 7, use: exact}}]\n{trunk}")
+    result = compose("check", "layers.yaml")
+    assert result.exit_code == 2
+    assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
+    result = compose("check", "whole.yaml", "--from", teacher)
+    assert result.exit_code == 2
+    assert "whole.yaml:4:8  trunk: this spec has a trunk of its own" in result.stderr

@@ -36,7 +36,7 @@ def rows(compose: Compose, *arguments: object) -> list[list[str]]:
 
 
 def test_any_two_specs_differ_exactly_where_their_hashes_do() -> None:
-    specs = {name: load_spec(name) for name in SHIPPED}
+    specs = {name: load_spec(name, ["trunk=null"]) for name in SHIPPED}
     resolved = {name: resolve(spec, SIZE) for name, spec in specs.items()}
     same = 0
     for one, other in combinations(SHIPPED, 2):
@@ -122,7 +122,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
     ("text", "message"),
     [
         ("head: {memory: [windwo]}", "x.yaml:3:17  head.memory[0].kind: "),
-        ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: pairs older than 64 tokens"),
+        ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
         ("extends: lawcat\nlayers: [{at: 0, use: other}]", 'x.yaml:4:23  layers[0].use: there is no head "other"; there are: head'),
         ("extends: ablations/lawcat-rope", "vary: x is a sweep of 2 specs: rope, none"),
     ],
@@ -135,3 +135,20 @@ def test_mistakes(compose: Compose, teacher: Path, text: str, message: str, on_s
         assert result.exit_code == 2
         assert message in result.stderr
         assert result.stdout == ""
+
+
+def test_trunks_and_shares(compose: Compose, teacher: Path) -> None:
+    trunk = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64"
+    for name, more in (("one", "}"), ("same", ", head_dim: 8, norm: rms}"), ("other", ", mlp: plain, norm: layer}")):
+        Path(f"{name}.yaml").write_text(f"compose: 1\nname: {name}\nextends: lawcat\n{trunk}{more}\n")
+    assert "the same meaning on their own trunk: " in compose("diff", "one.yaml", "same.yaml").stdout
+    assert rows(compose, "one.yaml", "other.yaml") == [
+        ["one.yaml → other.yaml"],
+        ["trunk.norm", "rms → layer"],
+        ["trunk.mlp", "{kind: gated, width: 128} → {kind: plain, width: 128}"],
+    ]
+    assert rows(compose, "one.yaml", "lawcat")[1][0] == "trunk"
+    assert compose("diff", "one.yaml", "same.yaml", "--from", teacher).exit_code == 2
+    use = "use: [{head: lolcats, heads: 2/4}, {head: lawcat, heads: 4/8}]"
+    Path("half.yaml").write_text(f"compose: 1\nname: half\nextends: mixed-heads\nlayers: [{{at: all, {use}}}]\n")
+    assert rows(compose, "mixed-heads", "half.yaml") == [["the same meaning on every source"]]

@@ -44,3 +44,25 @@ def test_overrides(compose: Compose, teacher: Path) -> None:
         return json.loads(compose("explain", "lolcats", "--from", teacher, *settings, "--json").stdout)["state_bytes"]
 
     assert state("--set", "head.memory.0.size=32") < state()
+
+
+def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
+    result = compose("explain", "latte-bidirectional", "--from", teacher)
+    assert result.exit_code == 0
+    assert result.stdout.count("no state is kept") == 2
+    Path("empty.yaml").write_text("compose: 1\nname: empty\nhead: {memory: [{kind: sparse, size: 0, keep: recent, evict: drop}]}\n")
+    assert "no pairs as LoLA counts" in " ".join(compose("explain", "empty.yaml", "--from", teacher).stdout.split())
+
+
+def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
+    trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
+    Path("whole.yaml").write_text(f"compose: 1\nname: whole\nextends: lawcat\n{trunk}\n")
+    result = compose("explain", "whole.yaml")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("whole on its own trunk\n")
+    own = json.loads(compose("explain", "whole.yaml", "--json").stdout)
+    on_source = json.loads(compose("explain", "lawcat", "--from", teacher, "--json").stdout)
+    assert own["groups"] == on_source["groups"]
+    result = compose("explain", "lawcat")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "or name a source (--from SOURCE)" in result.stderr

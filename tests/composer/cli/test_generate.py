@@ -68,3 +68,18 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
     assert 'no device "tpu"' in message(student, "--prompt", PROMPT, "--device", "tpu")
     shutil.copytree(student, "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
+
+
+def test_what_is_built_from_nothing(compose: Compose) -> None:
+    """Without a tokenizer, or as a classifier, it cannot go on from a text, and says so."""
+    Path("whole.yaml").write_text(
+        "compose: 1\nname: whole\nextends: lawcat\ntrunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
+    )
+    for name, settings, message in (
+        ("bare", [], "bare has no tokenizer, so it can read no prompt"),
+        ("judge", ["--set", "trunk.labels=2"], "judge is a classifier"),
+    ):
+        assert compose("build", "whole.yaml", "--fresh", "-o", name, *settings).exit_code == 0
+        result = compose("generate", name, "--prompt", PROMPT)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr

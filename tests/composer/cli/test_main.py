@@ -21,6 +21,8 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[repor
 MISTAKES = [
     ["nonsense"],
     ["build", "lawcat"],
+    ["build", "lawcat", "--fresh"],
+    ["build", "lawcat", "--fresh", "--from", "."],
     ["build", "nowhere", "--from", "nowhere/at/all"],
     ["build", "lawcat", "--from", "nowhere/at/all"],
     ["build", "lawcat", "--from", ".", "--dtype", "int8"],
@@ -28,6 +30,8 @@ MISTAKES = [
     ["check", "nowhere.yaml"],
     ["show", "lawcat", "--set", "head.feature_map.kind=hedgehgo"],
     ["show", "lawcat", "--expand"],
+    ["show", "lawcat", "--fresh"],
+    ["explain", "lawcat"],
     ["diff", "lawcat"],
     ["diff", "lawcat", "lawact"],
     ["diff", "lawcat", "ablations/lawcat-rope"],

@@ -133,3 +133,24 @@ def test_what_cannot_be_expanded(compose: Compose, teacher: Path) -> None:
         result = compose("show", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
+
+
+def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
+    Path("whole.yaml").write_text(
+        "compose: 1\nname: whole\nextends: lawcat\ntrunk: {width: 32, layers: 2, heads: 4, vocabulary: 64, mlp: plain}\n"
+    )
+    assert yaml.safe_load(compose("show", "whole.yaml").stdout)["trunk"]["mlp"] == "plain"
+    resolved = resolve_spec("whole.yaml", None)
+    result = compose("show", "whole.yaml", "--fresh")
+    assert result.stdout.splitlines()[0] == f"# whole on its own trunk, resolved. Hash of what it means: {resolved.hash}"
+    assert yaml.safe_load(result.stdout)["trunk"]["mlp"] == {"kind": "plain", "width": 128, "activation": "gelu"}
+    assert json.loads(compose("show", "whole.yaml", "--fresh", "--json").stdout)["hash"] == resolved.hash
+    for arguments, message in (
+        (["lawcat", "--fresh"], "this spec has no `trunk`"),
+        (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has a trunk of its own"),
+        (["whole.yaml", "--from", teacher, "--fresh"], "not both"),
+        (["ablations/lawcat-rope", "--expand", "--fresh", "-o", "x"], "goes without --from and --fresh"),
+    ):
+        result = compose("show", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr

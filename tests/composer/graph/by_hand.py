@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,10 +10,14 @@ from torch import Tensor
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.memories.base import Memory
+from blocks.memories.delta import Delta
+from blocks.memories.recurrent import Recurrent
+from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.positions import NoPosition, Rope
 from composer.spec.document import HeadSpec
+from tests.composer.graph.memories_by_hand import Answer, Corrected, Head, State, Summed, exact, held_by_a_window, kept, together
 
 MAPS = {
     "identity": lambda u: u,
@@ -24,12 +27,14 @@ MAPS = {
     "exp": torch.exp,
     "hedgehog": lambda u: u.softmax(-1).clamp(min=1e-12),
 }
-EMPTY = torch.tensor(-math.inf, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Document:
-    """The tokens of one document: hidden T C, query T H D, key and value T K D, and the head's parameters by their names."""
+    """The tokens of one document: hidden T C, query T H D, key and value T K D, and the head's parameters by their names.
+
+    place: the layer and the first of these heads in it.
+    """
 
     head: HeadSpec
     parameters: Mapping[str, Tensor]
@@ -37,25 +42,57 @@ class Document:
     query: Tensor
     key: Tensor
     value: Tensor
+    place: tuple[int, int] = (0, 0)
 
     def outputs(self) -> Tensor:
         """``T H D``."""
         return torch.stack([self._of_head(head) for head in range(self.query.shape[1])], dim=1)
 
     def _of_head(self, head: int) -> Tensor:
-        length, own = len(self.query), self._shared(head, self.key.shape[1])
-        entering: list[int | None] = list(range(length))
-        partials = []
-        for memory in self.head.memory:
-            if isinstance(memory, StateMemory):
-                partials.append(self._state(memory, head, own, entering))
-                continue
-            partials.append(self._exact(memory, head, own, entering))
-            if self.head.flow == "cascade":
-                size = memory.size if isinstance(memory, Window) else length
-                entering = [entering[t - size] if t >= size else None for t in range(length)]
-        weights = [self._weight(memory, head) for memory in self.head.memory]
-        return torch.stack([self._read([partial[t] for partial in partials], weights) for t in range(length)])
+        """Memory by memory, top to bottom, each with the pairs that enter it at each token; then the read, token by token."""
+        tokens = range(len(self.query))
+        falls: dict[str, list[list[int]]] = {"pairs": [[t] for t in tokens]}
+        seen: dict[str, list[list[int]]] = {}
+        answers: dict[str, list[Answer]] = {}
+        for name, memory in self._memories().items():
+            above = self._above()[name]
+            one = self._one(memory, head)
+            if isinstance(memory, Window):
+                seen[name], falls[name] = held_by_a_window(memory, falls[above])
+                answers[name] = [exact(one, t, seen[name][t]) for t in tokens]
+            elif isinstance(memory, Sparse):
+                below = next((other for other, source in self._above().items() if source == name), None)
+                state = None if below is None else self._started(below, head)
+                looking = self._one(self._memories()[above], head) if above != "pairs" else one
+                answers[name] = []
+                if below is not None:
+                    answers[below] = []
+                place = self.place[0], self.place[1] + head
+                for t, held in enumerate(kept(memory, one, falls[above], state, place, looking, seen.get(above, []))):
+                    answers[name].append(exact(one, t, held))
+                    if below is not None and state is not None:
+                        answers[below].append(state.answer(t))
+            elif isinstance(memory, Recurrent):
+                if name not in answers:
+                    state, answers[name] = self._started(name, head), []
+                    for t in tokens:
+                        state.take(t, falls[above][t])
+                        answers[name].append(state.answer(t))
+            else:
+                answers[name] = [exact(one, t, together(falls[above][: t + 1])) for t in tokens]
+        return torch.stack([self._read({name: answers[name][t] for name in self._memories()}, head, t) for t in tokens])
+
+    def _memories(self) -> dict[str, Memory]:
+        return {memory.name or memory.kind: memory for memory in self.head.memory}
+
+    def _above(self) -> dict[str, str]:
+        """Where the pairs of each memory come from."""
+        names = list(self._memories())
+        if self.head.graph is not None:
+            return {end.strip(): start.strip() for start, end in (edge.split("->") for edge in self.head.graph)}
+        if self.head.flow == "parallel":
+            return dict.fromkeys(names, "pairs")
+        return dict(zip(names, ["pairs", *names[:-1]], strict=True))
 
     def _shared(self, head: int, owners: int) -> int:
         """Consecutive query heads share one of ``owners``."""
@@ -66,42 +103,29 @@ class Document:
         tensor = self.parameters[name]
         return tensor[self._shared(head, tensor.shape[0])]
 
-    def _exact(self, memory: Memory, head: int, own: int, entering: list[int | None]) -> list[tuple[Tensor, Tensor]]:
-        answers = []
-        for t in range(len(entering)):
-            first = max(0, t + 1 - memory.size) if isinstance(memory, Window) else 0
-            held = [pair for pair in entering[first : t + 1] if pair is not None]
-            if not held:
-                answers.append((torch.zeros_like(self.value[0, 0]), EMPTY))
-                continue
-            query = turned(self.query[t, head], t, memory.position)
-            keys = torch.stack([turned(self.key[pair, own], pair, memory.position) for pair in held])
-            logits = keys @ query / math.sqrt(len(query))
-            answers.append((logits.softmax(0) @ self.value[held, own], logits.logsumexp(0)))
-        return answers
+    def _one(self, memory: Memory, head: int) -> Head:
+        """Queries, keys and values of one query head, turned as this memory says."""
+        own = self._shared(head, self.key.shape[1])
+        query, key = (turned(states, memory.position) for states in (self.query[:, head], self.key[:, own]))
+        return Head(query, key, list(self.value[:, own]))
 
-    def _state(self, memory: StateMemory, head: int, own: int, entering: list[int | None]) -> list[tuple[Tensor, Tensor | None]]:
-        mapping = self.head.feature_map
+    def _started(self, name: str, head: int) -> State:
+        """A state memory before the first token."""
+        memory, mapping = self._memories()[name], self.head.feature_map
+        assert isinstance(memory, (StateMemory, Delta))
         assert mapping is not None
-        state = mass = None
-        answers: list[tuple[Tensor, Tensor | None]] = []
-        for t, pair in enumerate(entering):
-            query = self._features(mapping, "query", head, turned(self._convolved("q", head, t), t, memory.position))
-            if state is None or mass is None:
-                state, mass = query.new_zeros(len(query), self.value.shape[2]), torch.zeros_like(query)
-            survives = self._survives(memory, head, t, len(query))
-            state, mass = survives[:, None] * state, survives * mass
-            if pair is not None:
-                key = self._features(mapping, "key", head, turned(self._convolved("k", head, pair), pair, memory.position))
-                state, mass = state + torch.outer(key, self.value[pair, own]), mass + key
-            numerator, normaliser = query @ state, query @ mass
-            if not memory.normalise:
-                answers.append((numerator, None))
-            elif normaliser > 0:
-                answers.append((numerator / normaliser, normaliser.log()))
-            else:
-                answers.append((torch.zeros_like(numerator), EMPTY))
-        return answers
+        tokens = range(len(self.query))
+
+        def features(side: str) -> list[Tensor]:
+            convolved = torch.stack([self._convolved(side[0], head, t) for t in tokens])
+            return [self._features(mapping, side, head, one) for one in turned(convolved, memory.position)]
+
+        query, key = features("query"), features("key")
+        survives = [self._survives(name, memory, head, t, len(query[0])) for t in tokens]
+        one = Head(query, key, self._one(memory, head).value)
+        if isinstance(memory, Delta):
+            return Corrected(one, survives, [self._rate(name, memory, head, t) for t in tokens])
+        return Summed(one, survives, memory.normalise)
 
     def _convolved(self, side: str, head: int, t: int) -> Tensor:
         states = self.query[:, head] if side == "q" else self.key[:, self._shared(head, self.key.shape[1])]
@@ -121,13 +145,14 @@ class Document:
         activate = MAPS[mapping.kind]  # pyright: ignore[reportAttributeAccessIssue]
         return torch.cat((activate(u), activate(-u))) if mapping.two_sided else activate(u)
 
-    def _survives(self, memory: StateMemory, head: int, t: int, features: int) -> Tensor:
+    def _survives(self, name: str, memory: StateMemory | Delta, head: int, t: int, features: int) -> Tensor:
         """What is left of each feature's row after one more token."""
-        gate, name = memory.gate, f"{memory.name}_gate"
+        gate, name = memory.gate, f"{name}_gate"
         if gate.kind == "none":
             return torch.ones(features, dtype=torch.float64)
         if gate.kind == "constant":
-            return torch.full((features,), 1 - 2 ** (-gate.exponent - self._shared(head, self._state_heads())), dtype=torch.float64)
+            place = self._shared(head, self._state_heads(memory))
+            return torch.full((features,), 1 - 2 ** (-gate.exponent - place), dtype=torch.float64)
         if gate.kind == "channel" and gate.rank != "full":
             weight = self.parameters[f"{name}.up"] @ self.parameters[f"{name}.down"]
         else:
@@ -135,41 +160,61 @@ class Document:
         logits = (weight @ self.hidden[t] + self.parameters[f"{name}.bias"]).view(-1, features if gate.kind == "channel" else 1)
         return (logits[self._shared(head, len(logits))].sigmoid() ** (1 / gate.temperature)).expand(features)
 
-    def _state_heads(self) -> int:
-        """One a query head where keys or their features differ between the heads of a key head."""
+    def _state_heads(self, memory: StateMemory | Delta) -> int:
+        """One a query head where keys, their features, their rates or the pairs differ between the heads of a key head."""
         mapping, conv = self.head.feature_map, self.head.conv
         mapped = mapping is not None and mapping.linear and mapping.per == "query_head"
         filtered = conv is not None and "k" in conv.inputs and conv.per == "query_head"
-        return self.query.shape[1] if mapped or filtered else self.key.shape[1]
+        rated = isinstance(memory, Delta) and memory.rate.kind == "learned" and memory.rate.per == "query_head"
+        chosen = isinstance(self._memories().get(self._above()[memory.name or memory.kind]), Sparse)
+        return self.query.shape[1] if mapped or filtered or rated or chosen else self.key.shape[1]
 
-    def _weight(self, memory: Memory, head: int) -> float | None:
+    def _rate(self, name: str, memory: Delta, head: int, t: int) -> Tensor:
+        """β of the token that brings a pair."""
+        if memory.rate.kind == "fixed":
+            return torch.tensor(memory.rate.value, dtype=torch.float64)
+        logit = self._own(f"{name}_rate.weight", head) @ self.hidden[t] + self._own(f"{name}_rate.bias", head)
+        return memory.rate.largest * logit.sigmoid()
+
+    def _weight(self, name: str, head: int, t: int) -> Tensor | None:
         """σ."""
+        memory = self._memories()[name]
+        if memory.weight == "same":
+            return self._weight(self._above()[name], head, t)
+        if memory.weight == "token":
+            return (self.parameters[f"{name}.weight"][head] @ self.hidden[t]).sigmoid()
         if memory.weight == "learned":
-            return self.parameters[f"{memory.name}.weight"][head].sigmoid().item()
-        return memory.weight
+            return self.parameters[f"{name}.weight"][head].sigmoid()
+        return None if memory.weight is None else torch.tensor(memory.weight, dtype=torch.float64)
 
-    def _read(self, partials: list[tuple[Tensor, Tensor | None]], weights: list[float | None]) -> Tensor:
-        read = self.head.read
+    def _read(self, answers: Mapping[str, Answer], head: int, t: int) -> Tensor:
+        read, first = self.head.read, next(iter(answers.values()))
         if read is None:
-            return partials[0][0]
+            return first.output
+        weights = {name: self._weight(name, head, t) for name in answers}
         if read.kind == "mixture":
-            shares = [1.0 if weight is None else weight / (1 - weight) for weight in weights]
-            return torch.stack([share / sum(shares) * output for share, (output, _) in zip(shares, partials, strict=True)]).sum(0)
-        factors = [1.0 if weight is None else weight for weight in weights]
-        raw, numerator, denominator = 0 * partials[0][0], 0 * partials[0][0], torch.zeros((), dtype=torch.float64)
-        for factor, (output, mass) in zip(factors, partials, strict=True):
-            if mass is None:
-                raw = raw + factor * output
-            else:
-                numerator, denominator = numerator + factor * mass.exp() * output, denominator + factor * mass.exp()
+            shares = {name: 1.0 if weight is None else weight / (1 - weight) for name, weight in weights.items()}
+            return torch.stack([shares[name] / sum(shares.values()) * answers[name].output for name in answers]).sum(0)
+        maxima = [answer.largest for answer in answers.values() if answer.largest is not None]
+        rescaled = read.kind == "shared" and read.scale == "row_max" and bool(maxima)
+        raw, numerator, denominator = 0 * first.output, 0 * first.output, torch.zeros((), dtype=torch.float64)
+        for name, answer in answers.items():
+            weight = weights[name]
+            factor = torch.ones((), dtype=torch.float64) if weight is None else weight
+            if answer.mass is None:
+                raw = raw + factor * answer.output
+                continue
+            if rescaled and answer.exact:
+                factor = factor * (-torch.stack(maxima).max()).exp()
+            numerator, denominator = numerator + factor * answer.mass * answer.output, denominator + factor * answer.mass
         return raw + (numerator / denominator if denominator > 0 else numerator)
 
 
-def turned(states: Tensor, place: int, position: Rope | NoPosition | None) -> Tensor:
-    """Rope as a product of complex numbers; angles in float32, as the checkpoints have them."""
+def turned(states: Tensor, position: Rope | NoPosition | None) -> list[Tensor]:
+    """Token by token; rope as a product of complex numbers; angles in float32, as the checkpoints have them."""
     if not isinstance(position, Rope):
-        return states
-    first, second = states.chunk(2)
-    angle = place * position.frequencies(len(states))
+        return list(states)
+    first, second = states.chunk(2, dim=-1)
+    angle = torch.arange(len(states))[:, None] * position.frequencies(states.shape[-1])
     product = torch.complex(first, second) * torch.complex(angle.cos().double(), angle.sin().double())
-    return torch.cat((product.real, product.imag))
+    return list(torch.cat((product.real, product.imag), dim=-1))

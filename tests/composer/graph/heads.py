@@ -7,6 +7,7 @@ from typing import Any
 from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, Resolved, resolve
+from tests.shipped import on
 
 SIZE = Dimensions(hidden_size=24, layers=4, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)
 
@@ -22,5 +23,5 @@ def graph_of(head: dict[str, Any], size: Dimensions = SIZE) -> HeadGraph:
 
 
 def shipped(name: str, size: Dimensions = SIZE) -> Resolved:
-    """A shipped spec."""
-    return resolve(load_spec(name), size)
+    """A shipped spec on these dimensions."""
+    return on(name, size)

@@ -89,15 +89,147 @@ def test_groups_of_heads_are_counted_by_themselves() -> None:
     assert costs.compression_lola == pytest.approx(4 * 2 * 100 / (8 + 100 + 3 * 2 * 100))
 
 
-def test_lolas_table_1() -> None:
-    """Llama-3.1-8B has 128 numbers a head, so a state is 128 pairs: LoLCATs is 11 and 21 times smaller at 2K and 4K."""
-    for sequence, rate in ((2048, 10.667), (4096, 21.333)):
-        costs = explain_resolved(shipped("lolcats", LLAMA_8B), sequence=sequence, dtype="bfloat16")
-        assert costs.compression_lola == pytest.approx(rate, abs=1e-3)
-        assert costs.groups[0].compression_lola == pytest.approx(sequence / (64 + 128))
+@pytest.mark.parametrize(
+    ("row", "at_2k", "at_4k"),
+    [
+        ("lolcats", 11, 22),
+        ("lolcats-p", 6.4, 13),
+        ("lola", 6.4, 13),
+        ("lolcats-pp", 4.0, 8.0),
+        ("lola-pp", 4.0, 8.0),
+        ("lolcats-ppp", 2.3, 4.6),
+        ("lola-ppp", 2.3, 4.6),
+        ("lola-pppp", 1.2, 2.4),
+    ],
+)
+def test_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
+    """Its column of rates for Llama-3.1-8B, to two digits; for 4K the paper doubles what it rounded."""
+    costs = explain_resolved(shipped(f"ablations/lola-cache-sizes:{row}", LLAMA_8B), sequence=2048)
+    assert costs.compression_lola is not None
+    rounded = float(f"{costs.compression_lola:.2g}")
+    assert (rounded, float(f"{2 * rounded:.2g}")) == (at_2k, at_4k)
+    twice = explain_resolved(shipped(f"ablations/lola-cache-sizes:{row}", LLAMA_8B), sequence=4096)
+    assert twice.compression_lola == pytest.approx(2 * costs.compression_lola)
+
+
+def test_lolas_table_1_in_bytes() -> None:
+    """The same rows as they are: keys and values in bfloat16 with positions; of each of 32 query heads a cache with positions, and
+    a state of 128 features in float32 with its normaliser."""
+    pair, cache, state = 2 * 8 * 128 * 2 + 8, 32 * (2 * 128 * 2 + 8), 32 * 128 * (128 + 1) * 4
+    for row, held, rates in (
+        ("lolcats", 64 * pair + state, (3.53, 7.06)),
+        ("lola", 2 * 64 * pair + 64 * cache + state, (2.26, 4.53)),
+        ("lola-pp", 2 * 128 * pair + 128 * cache + state, (1.58, 3.17)),
+        ("lola-ppp", 2 * 256 * pair + 256 * cache + state, (0.99, 1.98)),
+        ("lola-pppp", 2 * 512 * pair + 512 * cache + state, (0.57, 1.13)),
+    ):
+        for sequence, rate in zip((2048, 4096), rates, strict=True):
+            spec = shipped(f"ablations/lola-cache-sizes:{row}", LLAMA_8B)
+            costs = explain_resolved(spec, sequence=sequence, dtype="bfloat16")
+            assert costs.state_bytes == 32 * held + 8
+            assert costs.compression == pytest.approx(rate, abs=0.005)
     exact = explain_resolved(shipped("softmax", LLAMA_8B), sequence=4096)
     assert exact.compression_lola == 1.0
     assert exact.compression == pytest.approx(1.0, rel=1e-2)  # positions of 8 bytes beside pairs of 8,192
+
+
+WIDE = {"kind": "hedgehog", "dim": 64}
+PAIR, OWN_PAIR, SUMS = 2 * 2 * 8 * 2 + 8, 2 * 8 * 2 + 8, 4 * 128 * 9 * 4
+"""Bytes in bfloat16 of a pair of 2 key heads with its position, of one query head's, and of 4 states of 128 features."""
+
+
+@pytest.mark.parametrize(
+    ("head", "state", "pairs"),
+    [
+        pytest.param(
+            {"feature_map": WIDE, "memory": [{"kind": "window", "shape": "terraced", "size": 5}, "state"]},
+            10 * PAIR + SUMS,
+            10 + 8,
+            id="a terraced window has room for two chunks",
+        ),
+        pytest.param(
+            {"feature_map": WIDE, "memory": [{"kind": "window", "size": 5}, {"kind": "sparse", "size": 3}, "state"]},
+            5 * PAIR + 3 * 4 * OWN_PAIR + SUMS,
+            5 + 3 + 8,
+            id="a sparse cache is each query head's own",
+        ),
+        pytest.param(
+            {
+                "feature_map": WIDE,
+                "memory": [{"kind": "window", "size": 5}, {"kind": "sparse", "size": 3, "keep": "squared_error"}, "state"],
+            },
+            5 * (PAIR + 4 * 4) + 3 * 4 * (OWN_PAIR + 4) + SUMS,
+            5 + 3 + 8,
+            id="errors are summed for each pair and query head",
+        ),
+        pytest.param(
+            {
+                "conv": {"kernel": 4},
+                "feature_map": WIDE,
+                "memory": [{"kind": "window", "size": 5}, {"kind": "sparse", "size": 3}, "state"],
+            },
+            3 * (4 + 2) * 8 * 2 + 5 * (PAIR + 4 * 8 * 2) + 3 * 4 * (OWN_PAIR + 8 * 2) + SUMS,
+            5 + 3 + 8,
+            id="convolved keys fall with the raw ones",
+        ),
+        pytest.param(
+            {"feature_map": WIDE, "memory": [{"kind": "window", "size": 5}, {"kind": "delta"}], "read": "sum"},
+            5 * (PAIR + 4 * 4) + 4 * 128 * 8 * 4,
+            5 + 8,
+            id="rates fall with the pairs, and the delta rule has no normaliser",
+        ),
+        pytest.param(
+            {"memory": [{"kind": "latents", "size": 12}]},
+            4 * 3 * (8 + 2) * 4,
+            3 / 2,
+            id="of each latent a mean, a maximum and a sum",
+        ),
+        pytest.param(
+            {
+                "mix_input": "rglru",
+                "memory": [{"kind": "window", "size": 5, "weight": "token"}, {"kind": "latents", "size": 12}],
+                "flow": "parallel",
+                "read": "mixture",
+            },
+            24 * 4 + 5 * PAIR + 4 * 3 * (8 + 2) * 4,
+            5 + 3 / 2,
+            id="the RG-LRU has a number a channel",
+        ),
+        pytest.param(
+            {"mix_input": {"kind": "conv", "kernel": 3}, "memory": [{"kind": "latents", "size": 12}]},
+            2 * 24 * 2 + 4 * 3 * (8 + 2) * 4,
+            3 / 2,
+            id="a convolution of the inputs keeps the last of them",
+        ),
+    ],
+)
+def test_state_by_hand(head: dict[str, Any], state: int, pairs: float) -> None:
+    """2 key heads and 4 query heads of 8 numbers on 24 channels, in bfloat16; what LoLA's convention counts beside."""
+    costs = explained({"head": head}, sequence=100, dtype="bfloat16")
+    (group,) = costs.groups
+    assert group.state_bytes == state
+    assert group.compression == pytest.approx(group.kv_cache_bytes / state)
+    assert group.pairs == pairs
+    assert costs.compression_lola == group.compression_lola == pytest.approx(100 / pairs)
+
+
+def test_latents_by_hand() -> None:
+    """Latents turn nothing by position; the values' rotations are counted once, though they go in and out."""
+    head = {"position": "rope", "value_position": "vapor", "memory": [{"kind": "latents", "size": 12}]}
+    (group,) = explained({"head": head}, sequence=100).groups
+    assert group.fresh_parameters == 2 * 12 * 24 + 2 * 4
+    rotations, logits, means = 3 * (2 + 4) * 8, 2 * 2 * 12 * 24, 5 * 12 * 8
+    assert group.decode_flops_per_token == rotations + logits + means
+
+
+def test_where_nothing_is_kept_there_is_no_rate() -> None:
+    """A cache of no pairs is an empty one; a model that sees both ways hands nothing on."""
+    none = explained({"head": {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}}, sequence=100)
+    assert (none.groups[0].compression, none.compression_lola) == (None, None)
+    assert none.state_bytes == 8  # the count of the tokens
+    both = explained({"direction": "bidirectional", "head": {"memory": ["full"]}}, sequence=100)
+    assert (both.state_bytes, both.groups[0].pairs, both.groups[0].state_grows) == (0, 0, False)
+    assert (both.compression, both.compression_lola) == (None, None)
 
 
 def test_bytes_follow_the_dtype() -> None:
@@ -113,8 +245,9 @@ def test_bytes_follow_the_dtype() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
-    for head in shipped(name).heads.values():
-        shape = SIZE.shape(4)
+    spec = shipped(name)
+    shape = spec.shape(4)
+    for head in spec.heads.values():
         held = Head(head, shape).empty_state(1, getattr(torch, dtype), torch.device("cpu"))
         slots = state_size(build_graph(head, shape), 0)
         assert {slot: tuple(tensor.shape[1:]) for slot, tensor in held.items()} == {slot: of.shape for slot, of in slots.items()}
@@ -123,8 +256,9 @@ def test_the_bytes_are_those_of_the_tensors(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_parameters_are_those_of_the_module(name: str) -> None:
-    for group in explain_resolved(shipped(name)).groups:
-        module = Head(shipped(name).heads[group.head], SIZE.shape(group.heads))
+    spec = shipped(name)
+    for group in explain_resolved(spec).groups:
+        module = Head(spec.heads[group.head], spec.shape(group.heads))
         assert group.fresh_parameters == sum(parameter.numel() for parameter in module.parameters())
 
 

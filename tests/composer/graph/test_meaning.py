@@ -6,84 +6,30 @@ import copy
 import importlib
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from blocks.flow import Tokens
-from composer.errors import GraphError
 from composer.model.head import Head, PartModule
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions
 from tests.composer.graph.by_hand import Document
+from tests.composer.graph.drawn import STACKS, meaningful
 from tests.composer.graph.heads import resolved
 
-STACKS = [
-    ["state"],
-    ["window", "state"],
-    ["window", "window", "state"],
-    ["window", "full"],
-    ["full", "state"],
-    ["state", "state"],
-    ["window", "state", "full"],
-]
-MAPS = ["identity", "elu", "relu", "t2r", "exp", "hedgehog"]
-GATES = [
-    "none",
-    "constant",
-    {"kind": "head", "temperature": 0.1},
-    {"kind": "head", "per": "key_head"},
-    {"kind": "channel", "rank": 2, "temperature": 0.02},
-    {"kind": "channel", "rank": "full", "per": "key_head"},
-]
+SMALL = {
+    "recurrences.additive.chunked.CHUNK": 4,
+    "recurrences.additive.chunked.PAIRWISE_CHUNK": 2,
+    "recurrences.additive.chunked.SPAN": 8,
+    "recurrences.delta.chunked.CHUNK": 4,
+    "recurrences.delta.chunked.SPAN": 8,
+    "softmax.windowed.BLOCK": 4,
+    "softmax.dense.ROWS": 4,
+    "memories.errors.ROWS": 4,
+}
 ROWS = 3
-
-
-def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
-    """A head of these memories with every other choice open; some of them mean nothing, and the rules say so."""
-    kind = draw.choice(MAPS)
-    head: dict[str, Any] = {"position": draw.choice(["none", "rope", "rope"]), "memory": []}
-    for index, memory in enumerate(kinds):
-        part: dict[str, Any] = {"kind": memory, "name": f"m{index}"}
-        if draw.random() < 0.3:
-            part["position"] = draw.choice(["none", "rope"])
-        if len(kinds) > 1 and draw.random() < 0.6:
-            part["weight"] = draw.choice(["learned", 0.3])
-        if memory == "window":
-            part["size"] = draw.choice([1, 2, 3, 4])
-        if memory == "state":
-            part |= {"gate": draw.choice(GATES), "normalise": kind != "identity" and draw.random() < 0.7}
-        head["memory"].append(part)
-    if "state" in kinds:
-        matrix = {
-            "linear": True,
-            "init": "random",
-            "share": draw.choice(["none", "qk"]),
-            "per": draw.choice(["query_head", "key_head"]),
-        }
-        shape = draw.choice([{}, {"bias": True}, {"skip": True}, {"dim": 3}])
-        head["feature_map"] = {"kind": kind, "two_sided": draw.random() < 0.5}
-        if kind in {"exp", "hedgehog", "t2r"} or draw.random() < 0.3:
-            head["feature_map"] |= matrix | shape
-        if draw.random() < 0.5:
-            inputs = draw.choice([["q"], ["k"], ["q", "k"]])
-            per, share = draw.choice(["query_head", "key_head"]), draw.choice(["none", "qk"])
-            head["conv"] = {"kind": "causal", "kernel": draw.choice([1, 2, 4]), "inputs": inputs, "per": per, "share": share}
-    if len(kinds) > 1:
-        head |= {"flow": draw.choice(["cascade", "cascade", "parallel"]), "read": draw.choice(["shared", "mixture", "sum"])}
-    return head
-
-
-def meaningful(draw: random.Random, kinds: list[str]) -> tuple[HeadSpec, Dimensions]:
-    while True:
-        heads, key_heads = draw.choice([(4, 2), (2, 2), (3, 1)])
-        size = Dimensions(hidden_size=6, layers=1, heads=heads, key_heads=key_heads, head_dim=4, rope_theta=100.0)
-        try:
-            return resolved(drawn(draw, kinds), size).heads["head"], size
-        except GraphError:
-            continue
 
 
 class Rows:
@@ -128,15 +74,14 @@ class Rows:
             at = [start + count for start, count in zip(at, real, strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(42))
+@pytest.mark.parametrize("seed", range(3 * len(STACKS)))
 def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     # So small that a few tokens cross every border.
-    for module, name in (("recurrences.additive.chunked", "CHUNK"), ("softmax.windowed", "BLOCK"), ("softmax.dense", "ROWS")):
-        monkeypatch.setattr(importlib.import_module(f"blocks.{module}"), name, 4)
-    monkeypatch.setattr(importlib.import_module("blocks.recurrences.additive.chunked"), "PAIRWISE_CHUNK", 2)
-    monkeypatch.setattr(importlib.import_module("blocks.recurrences.additive.chunked"), "SPAN", 8)
+    for name, size in SMALL.items():
+        module, constant = name.rsplit(".", 1)
+        monkeypatch.setattr(importlib.import_module(f"blocks.{module}"), constant, size)
 
     head, size = meaningful(draw, STACKS[seed % len(STACKS)])
     module = Head(head, size.shape(size.heads)).double()

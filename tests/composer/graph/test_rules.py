@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from torch import nn
 
 from blocks.memories.state import StateMemory
-from composer.errors import GraphError, SpecError
+from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.model.head import Head
 from composer.spec.resolve import Dimensions
 from tests.composer.graph.heads import SIZE, resolved
+from tests.composer.graph.refusals import Case, assert_refused, refused
 
 WINDOW, STATE, FULL = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "full"}
 DROP = {**WINDOW, "evict": "drop"}
@@ -20,13 +19,7 @@ LOLCATS = {"feature_map": "elu", "memory": [WINDOW, STATE]}
 ALONE = {"feature_map": "elu", "memory": [STATE]}
 
 
-def refused(head: dict[str, Any], size: Dimensions = SIZE) -> GraphError:
-    with pytest.raises(GraphError) as caught:
-        resolved(head, size)
-    return caught.value
-
-
-CASES = {
+CASES: dict[str, Case] = {
     "two of a name": (
         {**LOLCATS, "memory": [WINDOW, WINDOW, STATE]},
         (1,),
@@ -112,7 +105,7 @@ CASES = {
     "a raw numerator in one denominator": (
         {**LOLCATS, "memory": [WINDOW, {**STATE, "normalise": False}]},
         (1,),
-        "set `normalise: true`, or `read: sum`",
+        "set `normalise: true`, `read: sum` to add its raw numerator, or `read: mixture`",
         {**LOLCATS, "memory": [WINDOW, {**STATE, "normalise": False}], "read": "sum"},
     ),
 }
@@ -120,16 +113,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_rule(case: str) -> None:
-    bad, where, advice, good = CASES[case]
-    error = refused(bad)
-    path = (
-        ("head", "memory", *where) if isinstance(where[0], int) else ("head", where) if isinstance(where, str) else ("head", *where)
-    )
-    assert error.path == path
-    assert advice in str(error)
-    assert isinstance(error, SpecError)
-    complete = resolved(good).heads["head"]
-    Head(complete, SIZE.shape(4))
+    assert_refused(CASES[case])
 
 
 def test_rope_needs_pairs_of_coordinates() -> None:

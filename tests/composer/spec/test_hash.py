@@ -16,7 +16,7 @@ from composer.spec import load_spec
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
-from tests.shipped import SHIPPED
+from tests.shipped import SHIPPED, on
 
 PLAIN = {"linear": False, "dim": None, "bias": False, "skip": False, "two_sided": False}
 PLAIN |= {"share": "none", "per": "query_head", "init": "identity"}
@@ -164,12 +164,12 @@ def test_the_defaults_of_version_1_stay() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> None:
-    once = resolve(load_spec(name), STRETCHED)
+    once = on(name, STRETCHED)
     again = Resolved.model_validate_json(once.model_dump_json())
     assert again == once
     assert again.hash == once.hash
     # Resolved again, as a spec of its own, against any source's rope, it says the same.
-    spec = {"compose": 1, "name": "y", "heads": json.loads(once.model_dump_json())["heads"]}
+    spec = {"compose": 1, "name": "y", "direction": once.direction, "heads": json.loads(once.model_dump_json())["heads"]}
     taken = [groups(**{group.head: group.heads for group in layer}) for layer in once.layers]
     spec["layers"] = [{"at": index, "use": use} for index, use in enumerate(taken)]
     assert resolved(spec, SIZE).hash == once.hash

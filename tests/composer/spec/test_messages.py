@@ -81,7 +81,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
             'x.yaml:5:9  head.conv.kind: expected "causal", got "casual"; did you mean "causal"?',
         ),
         (HEAD + "memory: {kind: full}", "x.yaml:4:11  head.memory: expected a list, got a mapping"),
-        ("compose: 1\nname: x\nhead: full", "x.yaml:3:7  head: expected a mapping with the keys position, conv, "),
+        ("compose: 1\nname: x\nhead: full", "x.yaml:3:7  head: expected a mapping with the keys mix_input, position, "),
         ("compose: 1\nname: x\nheads: [a]", "x.yaml:3:8  heads: expected a mapping, got a list"),
         (
             "compose: 1\nname: x\nheads: {A: {memory: [full]}}",
@@ -116,7 +116,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         ("compose: 1\nname: x\nlayers: [{at: [0, a], use: x}]", 'x.yaml:3:19  layers[0].at[1]: expected a whole number, got "a"'),
         (
             "compose: 1\nname: x\nlayers: [{at: 0, use: [{head: a, heads: 0}]}]",
-            "x.yaml:3:41  layers[0].use[0].heads: expected a number greater than 0, got 0",
+            "x.yaml:3:41  layers[0].use[0].heads: expected a number greater than 0 or text, got 0. How many query heads",
         ),
         (
             "compose: 1\nname: x\nlayers: [{at: 0, use: 3}]",

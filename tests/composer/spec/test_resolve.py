@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from blocks.memories.window import Window
 from blocks.positions import NoPosition, Rope
-from composer.spec.resolve import Dimensions
+from composer.errors import GraphError
+from composer.spec import load_spec
+from composer.spec.resolve import Dimensions, resolve
 from tests.composer.programs import printed
 from tests.composer.spec.sources import (
     DROP,
@@ -137,11 +139,11 @@ def test_groups_of_heads_inside_one_layer() -> None:
 @pytest.mark.parametrize(
     ("more", "path", "message"),
     [
-        ({"layers": [{"at": 6, "use": "head"}]}, ("layers", 0, "at"), "layer 6 is not there: the source has 6 layers, -6 to 5"),
+        ({"layers": [{"at": 6, "use": "head"}]}, ("layers", 0, "at"), "layer 6 is not there: the model has 6 layers, -6 to 5"),
         ({"layers": [{"at": [0, -7], "use": "head"}]}, ("layers", 0, "at"), "layer -7 is not there"),
         ({"layers": [{"at": "0:3:0", "use": "head"}]}, ("layers", 0, "at"), "a step of 0 never arrives"),
-        ({"layers": [{"at": "6:9", "use": "head"}]}, ("layers", 0, "at"), "names none of the source's 6 layers"),
-        ({"layers": [{"at": [], "use": "head"}]}, ("layers", 0, "at"), "names none of the source's 6 layers"),
+        ({"layers": [{"at": "6:9", "use": "head"}]}, ("layers", 0, "at"), "names none of the model's 6 layers"),
+        ({"layers": [{"at": [], "use": "head"}]}, ("layers", 0, "at"), "names none of the model's 6 layers"),
         ({"layers": [{"at": 0, "use": "exakt"}]}, ("layers", 0, "use"), 'no head "exakt"; there are: head'),
         ({"layers": [{"at": 0, "use": "x"}, {"at": 0, "use": "head"}]}, ("layers", 0, "use"), 'no head "x"'),
         ({"layers": [{"at": 0, "use": groups(head=7)}]}, ("layers", 0, "use"), "take a multiple of 2"),
@@ -196,3 +198,36 @@ def test_a_default_that_no_layer_needs_is_left_out() -> None:
     named = {"compose": 1, "name": "x", "head": DROP, "heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
     assert set(resolved(named).heads) == {"a"}
     assert resolved(named).hash == resolved({key: value for key, value in named.items() if key != "head"}).hash
+
+
+def test_shares_of_a_layers_heads() -> None:
+    """Of 8 query heads on 4 key heads."""
+    document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}}
+
+    def shared(*shares: tuple[str, Any]) -> dict[str, Any]:
+        return document | {"layers": [{"at": "all", "use": [{"head": head, "heads": share} for head, share in shares]}]}
+
+    assert resolved(shared(("a", "1/4"), ("head", "3/4"))).hash == resolved(shared(("a", 2), ("head", 6))).hash
+    assert resolved(shared(("a", "2/8"), ("head", 6))).hash == resolved(shared(("a", 2), ("head", 6))).hash
+    for shares, message in {
+        (("a", "1/8"), ("head", "7/8")): '"a" takes 1/8 of 8 query heads, which is 1, and 2 of them share each key head',
+        (("a", "1/3"), ("head", "2/3")): '"a" takes 1/3 of 8 query heads, which is 8/3, and 2 of them share each key head',
+        (("a", "1/4"), ("head", "1/2")): "these groups have 6 query heads together, and the layer has 8",
+        (("a", "1/2"), ("head", "3/4")): "these groups have 10 query heads together, and the layer has 8",
+    }.items():
+        path, said = refused(shared(*shares))
+        assert path == ("layers", 0, "use")
+        assert message in said
+    alone = SIZE.model_copy(update={"key_heads": 8})
+    assert "which is 8/3, and it can take whole ones only" in refused(shared(("a", "1/3"), ("head", "2/3")), alone)[1]
+
+
+def test_mixed_heads_fit_sources_of_any_size() -> None:
+    for heads, key_heads in ((8, 4), (32, 8), (4, 2), (12, 12)):
+        size = SIZE.model_copy(update={"heads": heads, "key_heads": key_heads})
+        whole = resolve(load_spec("mixed-heads"), size)
+        assert {tuple((group.head, group.heads) for group in layer) for layer in whole.layers} == {
+            (("lolcats", heads // 2), ("lawcat", heads // 2))
+        }
+    with pytest.raises(GraphError, match="8 of them share each key head"):
+        resolve(load_spec("mixed-heads"), SIZE.model_copy(update={"key_heads": 1}))

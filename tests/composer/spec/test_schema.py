@@ -56,6 +56,10 @@ RIGHT = [
     "{compose: 1, name: x, extends: lolcats, head: {position: null, read: null, feature_map: {dim: null}}, recipe: null}",
     "{compose: 1, name: x, extends: lolcats, head: {conv: null}, heads: {a: {memory: [full]}, b: {memory: [state]}}}",
     "{compose: 1, name: x, extends: lolcats, recipe: {finetune: {lora: {rank: 3}}}}",
+    "{compose: 1, name: x, heads: {a: {memory: [full]}}, layers: [{at: all, use: [{head: a, heads: 2/2}]}]}",
+    "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, mlp: plain, norm: layer}}",
+    "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, mlp: {kind: gated, width: 3}, dropout: 0}}",
+    "{compose: 1, name: x, extends: softmax, trunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, length: null}}",
 ]
 WRONG = [
     "{name: x}",
@@ -83,6 +87,11 @@ WRONG = [
     "{compose: 1, name: x, layers: [{at: evens, use: a}]}",
     "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: 0}]}]}",
     "{compose: 1, name: x, recipe: {finetune: {lr: 1}}}",
+    "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: half}]}]}",
+    "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: 1/0}]}]}",
+    "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2}}",
+    "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, mlp: {width: 3}}}",
+    "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, dropout: 1}}",
     "{compose: 1, name: x, extends: lolcats, heads: {A: {memory: [full]}}}",
     "{compose: 1, name: x, extends: lolcats, head: {memory: [{size: 3}]}}",
     "{compose: 1, name: x, extends: lolcats, head: {memory: [{kind: window, size: null}]}}",

@@ -203,12 +203,12 @@ def test_a_disk_that_is_sure_to_be_too_small_is_found_before_the_first_byte(
 ):
     usage = shutil.disk_usage(tmp_path)
     total = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    monkeypatch.setattr(build_module.shutil, "disk_usage", lambda _: usage._replace(free=total // 2))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=total // 2))
     monkeypatch.setattr(build_module, "whole_or_nothing", None)
     with pytest.raises(BuildError, match=f"needs .* bytes, and {total // 2:,} are free"):
         build(source, tmp_path / "out", copy=True)
     monkeypatch.undo()
-    monkeypatch.setattr(build_module.shutil, "disk_usage", lambda _: usage._replace(free=total // 2))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=total // 2))
     build(source, tmp_path / "out")
 
 

@@ -1,0 +1,72 @@
+"""The past in a matrix that is corrected rather than added to: the delta rule, gated or not."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from blocks.flow import Features, Partial, Tokens, accumulating, repeat_heads
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.recurrent import Recurrent
+from blocks.part import Parameters, Slot, State
+from blocks.rates import Learned, RateConfig
+from blocks.recurrences import delta
+from blocks.recurrences.delta.chunked import CHUNK
+
+
+class Delta(Recurrent):
+    """S_t = α_t (I - β u uᵀ) S_{t-1} + β uᵀ v of the pair that falls at t, read by w_t; u and w are features of length 1.
+
+    What the state already answers to a key is taken out before the new value goes in. The answer is a raw numerator: there is
+    no mass. A vector of features that is 0 writes and reads nothing.
+    """
+
+    equation: ClassVar[str] = "S_t = α_t (I - β_t u_t u_tᵀ) S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
+    source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated)"
+    decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
+    forms: ClassVar[dict[str, str]] = {
+        "reference": "one token after the other",
+        "torch": "chunks of 64 through a triangular system, one step in decode",
+    }
+    kind: Literal["delta"] = "delta"
+    rate: RateConfig = Learned()
+    """How strongly each pair is written."""
+
+    features_as: ClassVar[Literal["features", "unit"]] = "unit"
+
+    def has_mass(self) -> bool:
+        return False
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        entry = 2 * shape.features * shape.head_dim
+        return entry * (2 * shape.state_heads + shape.heads)
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """Update and read of the state, the chunk's own pairs, and the triangular system of its keys."""
+        chunk = min(CHUNK, tokens)
+        pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
+        system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
+        return pairs + system + self.flops(shape, tokens)
+
+    def recur(
+        self,
+        query: Float[Tensor, "B T H F"],
+        pairs: Features,
+        log_decay: Tensor | None,
+        tokens: Tokens,
+        state: State,
+        *,
+        form: str,
+    ) -> tuple[Partial, State]:
+        state_heads, kind = state["state"].shape[1], accumulating(pairs.value.dtype)
+        assert pairs.rate is not None, "the graph gives every pair its rate"
+        rate = pairs.there(repeat_heads(pairs.rate, state_heads), 0.0)
+        key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(kind)
+        forms = delta.FORMS[form]
+        output, matrix = forms(query, key, value, rate, log_decay, tokens.segment, state["state"])
+        return Partial(output.to(pairs.value.dtype), None), {"state": matrix}
+
+    def predict(self, parameters: Parameters, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+        return torch.einsum("behf,bhfv->behv", key, state["state"])

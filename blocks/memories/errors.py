@@ -1,0 +1,75 @@
+"""How far the products of features were from the exact weights of a pair, summed over the queries that saw it in the window.
+
+LoLA, appendix D: with e = exp(q_t·k_i / √D) and f = φ(q_t)·φ(k_i),
+
+    squared_error  Σ_t (e - f)²  (eq. 19)      absolute_error  Σ_t |e - f|      overestimate  Σ_t f / e  (eq. 20)
+
+The sums only choose which pairs to keep, so they carry no gradient. Exponents stop at ``LARGEST``, where squares still fit float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from blocks.flow import Pairs, Tokens, accumulating, repeat_heads
+from blocks.legend import Bool, Float, Tensor, torch
+
+Error = Literal["squared_error", "absolute_error", "overestimate"]
+LARGEST = 40.0
+ROWS = 64
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Which error is summed, and the features of the tokens' queries (B T H F) and of pairs' keys (B E N F), or their
+    logarithms."""
+
+    error: Error
+    query: Callable[[], Tensor]
+    key: Callable[[Pairs], Tensor]
+    logarithm: bool
+
+
+def error_sums(
+    compared: Compared,
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B E K D"],
+    pairs: Pairs,
+    tokens: Tokens,
+    visible: Callable[[slice, slice], Bool[Tensor, "B t e"]],
+) -> Float[Tensor, "B E H"]:
+    """Each entry's sum over the tokens of the call that see it. Token t stands at entry E - T + t; query and key are turned."""
+    with torch.no_grad():
+        kind, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
+        held = key.shape[1] - length
+        keys = repeat_heads(key, heads).to(kind)
+        query_features, key_features = compared.query().to(kind), repeat_heads(compared.key(pairs), heads).to(kind)
+        sums = key.new_zeros(*key.shape[:2], heads, dtype=kind)
+        for start in range(0, length, ROWS):
+            rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
+            logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(kind), keys[:, entries]) / math.sqrt(query.shape[-1])
+            product = _product(query_features[:, rows], key_features[:, entries], compared.logarithm)
+            error = _error(compared.error, logits.clamp(max=LARGEST).exp(), product)
+            seen = visible(rows, entries)
+            if tokens.valid is not None:
+                seen = seen & tokens.valid[:, rows, None]
+            sums[:, entries] += (error * seen[:, None]).sum(2).transpose(1, 2)
+        return sums
+
+
+def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], logarithm: bool) -> Float[Tensor, "B H t e"]:
+    if not logarithm:
+        return torch.einsum("bthf,behf->bhte", query, key).clamp(max=math.exp(LARGEST))
+    most, largest = query.amax(-1, keepdim=True), key.amax(-1, keepdim=True)
+    product = torch.einsum("bthf,behf->bhte", (query - most).exp(), (key - largest).exp())
+    scale = most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1)
+    return product * scale.clamp(max=LARGEST).exp()
+
+
+def _error(error: Error, exact: Tensor, product: Tensor) -> Tensor:
+    if error == "overestimate":
+        return product / exact.clamp(min=math.exp(-LARGEST))
+    return (exact - product).square() if error == "squared_error" else (exact - product).abs()

@@ -1,0 +1,179 @@
+"""All the past by way of a few latents: Latte."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt, field_validator
+
+from blocks import initialise
+from blocks.flow import Partial, Tokens, accumulating, repeat_heads
+from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.memories.base import Memory
+from blocks.part import Fresh, Parameters, Slot, State
+from blocks.recurrences import additive
+from blocks.recurrences.additive.chunked import CHUNK
+from blocks.recurrences.cumulative import cumulate
+
+
+class Latents(Memory):
+    """A token asks latents, p(l|t), and each latent holds the mean of the values under its own p(s|l,t).
+
+    L below is the number of latents of a head. Queries and keys are logits of what enters the head, never of its pairs. The
+    shares are probabilities and no masses; the weight in a mixture is log Σ_l exp(q_tl), so beside a memory of logit b,
+    p(l|t) is normalised over that memory and the latents together (definition 3).
+    """
+
+    equation: ClassVar[str] = (
+        "o_t = Σ_l p(l|t) Σ_s p(s|l,t) v_s, p(l|t) = softmax_l(x_t·w_l^q), p(s|l,t) = softmax_{s≤t}(x_s·w_l^k)"
+    )
+    source: ClassVar[str] = "Latte, definitions 1 to 3 (eq. 5 to 14)"
+    bounded: ClassVar[bool] = False
+    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "inputs"
+    forms: ClassVar[dict[str, str]] = {
+        "reference": "one token after the other, with a running maximum (eq. 19)",
+        "torch": "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
+    }
+    kind: Literal["latents"] = "latents"
+    size: PositiveInt = 128
+    """Latents of the group of heads, split evenly over them."""
+
+    @field_validator("weight")
+    @classmethod
+    def _weighs_itself(cls, weight: object) -> None:
+        if weight is not None:
+            raise ValueError("latents bring their own weight, a new one at each token; remove `weight`")
+
+    def has_mass(self) -> bool:
+        return False
+
+    def problem(self, shape: Shape) -> str | None:
+        if self.size % shape.heads == 0:
+            return None
+        return (
+            f"{self.size} latents do not split evenly over {shape.heads} heads; "
+            f"set `size` to a multiple of {shape.heads}, such as {math.ceil(self.size / shape.heads) * shape.heads}"
+        )
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        """W_q and W_k: one row a latent, head after head."""
+        width = shape.hidden_size
+        return {name: Fresh((self.size, width), initialise.normal(width)) for name in ("query", "key")}
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        """Each latent's mean of values, and its normaliser Σ_s exp(θ_s) as a maximum and the sum divided by its exponential."""
+        latents = (shape.heads, self.size // shape.heads)
+        return {
+            "state": Slot((*latents, shape.head_dim), "state"),
+            "maximum": Slot(latents, "state", -math.inf),
+            "total": Slot(latents, "state"),
+        }
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        """The logits; then each number of the state decays, takes the value and is read."""
+        return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """The logits, one update and one read of the state a token, and the chunk's own pairs."""
+        chunk = 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
+        return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
+
+    def recall(
+        self,
+        parameters: Parameters,
+        inputs: Float[Tensor, "B T C"],
+        value: Float[Tensor, "B T K D"],
+        tokens: Tokens,
+        state: State,
+        *,
+        form: str,
+    ) -> tuple[Partial, State]:
+        """Definition 2: take each token's value and answer the token. inputs: what the logits see."""
+        query, key = self._logits(parameters, inputs, tokens, state["maximum"].shape[1])
+        values, shares = value.to(query.dtype), query.softmax(-1)
+        if form == "reference":
+            output, carried = _sequential(shares, key, values, tokens.segment, state)
+        else:
+            sums = cumulate(key, tokens.segment, state["maximum"], state["total"])
+            carried = {"maximum": sums.maximum, "total": sums.total}
+            recurrence = additive.FORMS[form]
+            output, carried["state"] = recurrence(shares, sums.key, values, sums.log_decay, tokens.segment, state["state"])
+        return Partial(output.to(value.dtype), None, query.logsumexp(-1)), carried
+
+    def problem_both_ways(self) -> None:
+        return None
+
+    def attend_both_ways(
+        self,
+        parameters: Parameters,
+        inputs: Float[Tensor, "B T C"],
+        value: Float[Tensor, "B T K D"],
+        tokens: Tokens,
+        *,
+        heads: int,
+        form: str,
+    ) -> Partial:
+        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call."""
+        query, key = self._logits(parameters, inputs, tokens, heads)
+        states = (query.softmax(-1), key, repeat_heads(value.to(query.dtype), heads))
+        if tokens.segment is None:
+            output = _pooled(*states, form=form)
+        else:
+            row = torch.arange(value.shape[0], device=value.device)[:, None] * (tokens.segment.max() + 1)
+            _, lengths = (row + tokens.segment).flatten().unique_consecutive(return_counts=True)
+            # Documents stand one behind the other, so each is a stretch of its own.
+            stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
+            output = torch.cat([_pooled(*stretch, form=form) for stretch in stretches], dim=1)
+            output = output.unflatten(1, value.shape[:2]).squeeze(0)
+        return Partial(output.to(value.dtype), None, query.logsumexp(-1))
+
+    def _logits(
+        self, parameters: Parameters, inputs: Tensor, tokens: Tokens, heads: int
+    ) -> tuple[Float[Tensor, "B T H L"], Float[Tensor, "B T H L"]]:
+        """x_t·w_l^q and θ = x_t·w_l^k, which is -inf where there is no token."""
+        kind = accumulating(inputs.dtype)
+        seen = inputs.to(kind)
+        query, key = ((seen @ parameters[name].to(kind).T).unflatten(-1, (heads, -1)) for name in ("query", "key"))
+        if tokens.valid is not None:
+            key = key.masked_fill(~tokens.valid[..., None, None], -math.inf)
+        return query, key
+
+
+def _sequential(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K D"],
+    segment: Int[Tensor, "B T"] | None,
+    state: State,
+) -> tuple[Float[Tensor, "B T H D"], State]:
+    """Eq. 19, then eq. 10: α and ṽ over the exponential of the running maximum, which carries no gradient as it cancels."""
+    value = repeat_heads(value, query.shape[2])
+    maximum, alpha = state["maximum"], state["total"]
+    held = state["state"] * alpha[..., None]
+    mean, outputs = state["state"], []
+    for t in range(query.shape[1]):
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            maximum = maximum.masked_fill((segment[:, t] != before)[:, None, None], -math.inf)
+        largest = torch.maximum(maximum, logits[:, t].detach())
+        finite = largest.masked_fill(largest.isneginf(), 0.0)
+        left, added = (maximum - finite).exp(), (logits[:, t] - finite).exp()
+        maximum, alpha = largest, alpha * left + added
+        held = held * left[..., None] + added[..., None] * value[:, t, :, None]
+        mean = held / alpha.masked_fill(alpha == 0, 1.0)[..., None]
+        outputs.append(torch.einsum("bhl,bhld->bhd", query[:, t], mean))
+    return torch.stack(outputs, dim=1), {"maximum": maximum, "total": alpha, "state": mean}
+
+
+def _pooled(
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, form: str
+) -> Float[Tensor, "B T H D"]:
+    """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
+    query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
+    largest = logits.detach().amax(2, keepdim=True)
+    shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
+    total = shares.sum(2, keepdim=True)
+    shares = (shares / total.masked_fill(total == 0, 1.0)).mT
+    output = (query @ shares) @ value if form == "reference" else query @ (shares @ value)
+    return output.transpose(1, 2)

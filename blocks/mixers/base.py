@@ -1,0 +1,113 @@
+"""What every mixer answers: hidden states mixed over time, behind each token alone or behind and ahead of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from blocks import initialise
+from blocks.flow import Tokens, accumulating, rms_norm
+from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Part, Slot, State
+
+EPSILON = 1e-5
+"""Added to the mean square, where what is mixed becomes queries and keys."""
+BACKWARD = "backward_"
+"""What the parameters of the way back are called by, before their names."""
+
+
+class Mixer(Part):
+    """Mixes each layer's hidden states over time before something looks at them.
+
+    A subclass says what one way over the tokens is; both ways are two of it.
+    """
+
+    role: ClassVar[str] = "mix input"
+
+    feeds: Literal["inputs", "qk"] = "inputs"
+    """inputs: what latents, and weights of one a token, look at. qk: the projections of queries and keys, after RMSNorm."""
+    both_ways: bool = False
+    """Go over each document from its end, too, with parameters of their own, and add the two. No state is handed on then: every
+    call is a beginning, and holds its documents whole."""
+
+    def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
+        """The fresh parameters of one way over C = ``width`` channels; ahead: of the way back, from what is ahead."""
+        raise NotImplementedError
+
+    def own_state(self, width: int) -> dict[str, Slot]:
+        """What one way hands from call to call."""
+        raise NotImplementedError
+
+    def own_flops(self, width: int) -> int:
+        """Operations of one token, one way."""
+        raise NotImplementedError
+
+    def follow(
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+    ) -> tuple[Float[Tensor, "B T C"], State]:
+        """One way over the tokens, in order, and its new state."""
+        raise NotImplementedError
+
+    def problem(self, shape: Shape) -> str | None:
+        """Why it does not fit this shape, in a plain sentence. None: it does."""
+        return None
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        fresh = self.own_parameters(shape.hidden_size)
+        if self.feeds == "qk":
+            fresh |= {"norm": Fresh((shape.hidden_size,), initialise.constant(1.0))}
+        if not self.both_ways:
+            return fresh
+        back = self.own_parameters(shape.hidden_size, ahead=True)
+        return fresh | {f"{BACKWARD}{name}": own for name, own in back.items()}
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        return {} if self.both_ways else self.own_state(shape.hidden_size)
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        once = self.own_flops(shape.hidden_size)
+        return 2 * once + shape.hidden_size if self.both_ways else once
+
+    def mix(
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+    ) -> tuple[Float[Tensor, "B T C"], State]:
+        """The mixed states, in hidden's dtype, and the new state."""
+        mixed, carried = self._ways(parameters, hidden, tokens, state, form)
+        if self.feeds == "qk":
+            mixed = rms_norm(mixed, parameters["norm"], EPSILON)
+        return mixed.to(hidden.dtype), carried
+
+    def _ways(self, parameters: Parameters, hidden: Tensor, tokens: Tokens, state: State, form: str) -> tuple[Tensor, State]:
+        if not self.both_ways:
+            return self.follow(parameters, hidden, tokens, state, form=form)
+        back = {name.removeprefix(BACKWARD): own for name, own in parameters.items() if name.startswith(BACKWARD)}
+        start, order = self._empty(hidden), reversal(tokens)
+        behind, _ = self.follow(parameters, hidden, tokens, start, form=form)
+        ahead, _ = self.follow(back, _taken(hidden, order), tokens, start, form=form)
+        return behind + _taken(ahead, order), {}
+
+    def _empty(self, hidden: Float[Tensor, "B T C"]) -> State:
+        batch, _, width = hidden.shape
+        return {
+            name: hidden.new_full(
+                (batch, *slot.shape), slot.empty, dtype=hidden.dtype if slot.dtype == "pairs" else accumulating(hidden.dtype)
+            )
+            for name, slot in self.own_state(width).items()
+        }
+
+
+def reversal(tokens: Tokens) -> Int[Tensor, "B T"]:
+    """The columns of the tokens, each document turned round in its place; done twice, nothing has changed.
+
+    Documents and padding stay where they are, so what was true of the tokens is true of those in the new order.
+    """
+    run = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
+    if tokens.valid is not None:
+        # The padding is a run of its own, behind the document that it counts as.
+        run = 2 * run + ~tokens.valid
+    run = run.contiguous()
+    first, behind = torch.searchsorted(run, run), torch.searchsorted(run, run, right=True)
+    return first + behind - 1 - torch.arange(run.shape[1], device=run.device)
+
+
+def _taken(states: Float[Tensor, "B T C"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T C"]:
+    return states.gather(1, order[..., None].expand_as(states))

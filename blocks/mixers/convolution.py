@@ -1,0 +1,43 @@
+"""A short causal convolution of the hidden states."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from blocks import initialise
+from blocks.flow import Tokens
+from blocks.legend import Float, Tensor
+from blocks.mixers.base import Mixer
+from blocks.part import Fresh, Parameters, Slot, State
+from blocks.taps import filtered
+
+
+class ConvolutionMixer(Mixer):
+    """Depthwise: each channel is a weighted sum of itself over the last ``kernel`` tokens of its document.
+
+    Starts as the identity. Both ways: over the current and the next tokens, too, with a filter that starts at 0.
+    """
+
+    equation: ClassVar[str] = "y_t = Σ_δ w_δ ⊙ x_{t-δ}, 0 ≤ δ < kernel"
+    source: ClassVar[str] = "Latte, eq. 15 (K = kernel - 1)"
+    kind: Literal["conv"] = "conv"
+    kernel: PositiveInt = 3
+    """Taps, the current token included."""
+
+    def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
+        return {"weight": Fresh((width, self.kernel), initialise.constant(0.0) if ahead else initialise.current_token)}
+
+    def own_state(self, width: int) -> dict[str, Slot]:
+        return {"hidden": Slot((self.kernel - 1, width), "pairs")}
+
+    def own_flops(self, width: int) -> int:
+        return 2 * self.kernel * width
+
+    def follow(
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+    ) -> tuple[Float[Tensor, "B T C"], State]:
+        # As one head of C coordinates.
+        mixed, last = filtered(hidden[:, :, None], parameters["weight"][None], tokens, state["hidden"][:, :, None])
+        return mixed.squeeze(2), {"hidden": last.squeeze(2)}

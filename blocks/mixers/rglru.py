@@ -1,0 +1,84 @@
+"""Griffin's real-gated linear recurrent unit: all the past of a document, in one number a channel."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from blocks import initialise
+from blocks.flow import Tokens, accumulating
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.mixers.base import Mixer
+from blocks.part import Fresh, Parameters, Slot, State
+from blocks.recurrences import elementwise
+
+POWER = 8.0
+"""c of eq. 3 and 4."""
+SHORTEST, LONGEST = 0.9, 0.999
+"""Between these a^c is at the start (section 2.4)."""
+
+
+class RGLRU(Mixer):
+    """h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ (i_t ⊙ x_t), with a decay a_t and a gate i_t of the current hidden state.
+
+    W_a and W_x are block-diagonal, b_a and b_x start at 0.
+    """
+
+    equation: ClassVar[str] = "h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ x_t, a_t = σ(Λ)^(8 r_t); r, i: σ(W x_t + b)"
+    source: ClassVar[str] = "De et al. 2024, arXiv:2402.19427, eq. 1 to 4; as Latte Macchiato's input (Latte, section 2.4)"
+    forms: ClassVar[dict[str, str]] = {
+        "reference": "one token after the other",
+        "torch": "a scan over chunks of about √T tokens, one step in decode",
+    }
+    kind: Literal["rglru"] = "rglru"
+    blocks: PositiveInt = 1
+    """Equal blocks that the channels are split into for W_a and W_x; 1: full matrices."""
+
+    def problem(self, shape: Shape) -> str | None:
+        width = shape.hidden_size
+        if width % self.blocks == 0:
+            return None
+        return (
+            f"{self.blocks} equal blocks cannot hold the {width} channels of the hidden state; set `blocks` to a divisor of {width}"
+        )
+
+    def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
+        side, nothing = width // self.blocks, initialise.constant(0.0)
+        weight = Fresh((self.blocks, side, side), initialise.normal(side))
+        return {
+            "recurrence_weight": weight,
+            "recurrence_bias": Fresh((width,), nothing),
+            "input_weight": weight,
+            "input_bias": Fresh((width,), nothing),
+            "decay": Fresh((width,), initialise.sigmoid_power(SHORTEST, LONGEST, POWER)),
+        }
+
+    def own_state(self, width: int) -> dict[str, Slot]:
+        return {"hidden": Slot((width,), "state")}
+
+    def own_flops(self, width: int) -> int:
+        """Two gates, two products of the input, and a multiply-add of the state."""
+        return 2 * 2 * width * (width // self.blocks) + 4 * width
+
+    def follow(
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+    ) -> tuple[Float[Tensor, "B T C"], State]:
+        kind = accumulating(hidden.dtype)
+        recurrence, gate = (_gate(parameters, name, hidden).to(kind).sigmoid() for name in ("recurrence", "input"))
+        log_decay = -POWER * torch.nn.functional.softplus(-parameters["decay"].to(kind)) * recurrence
+        # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
+        share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
+        inputs = share * gate * hidden.to(kind)
+        if tokens.valid is not None:
+            padding = ~tokens.valid[..., None]
+            inputs, log_decay = inputs.masked_fill(padding, 0.0), log_decay.masked_fill(padding, 0.0)
+        mixed, last = elementwise.FORMS[form](inputs, log_decay, tokens.segment, state["hidden"])
+        return mixed, {"hidden": last}
+
+
+def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+    """The gate's logits; a weight is blocks × out × in."""
+    weight = parameters[f"{name}_weight"]
+    split = hidden.to(weight.dtype).unflatten(-1, (weight.shape[0], -1))
+    return torch.einsum("btni,noi->btno", split, weight).flatten(2) + parameters[f"{name}_bias"]

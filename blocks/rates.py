@@ -1,0 +1,75 @@
+"""How strongly the delta rule writes a pair: one number a token, which the pair carries with it wherever it falls."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from blocks import initialise
+from blocks.flow import accumulating
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Part, Per, bare, kinds
+
+
+class Rate(Part):
+    """β_t of the token that brings the pair."""
+
+    role: ClassVar[str] = "rate"
+
+    def heads(self, shape: Shape) -> int:
+        """How many rates a token has."""
+        raise NotImplementedError
+
+    def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
+        """β_t, from 0 (not written) over 1 (what was under this key is replaced) to 2."""
+        raise NotImplementedError
+
+
+class Learned(Rate):
+    """A sigmoid of the hidden state."""
+
+    equation: ClassVar[str] = "β_t = largest · σ(x_t W + b), W: C × heads"
+    source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484; up to 2: Grazzi et al. 2024, arXiv:2411.12537"
+    kind: Literal["learned"] = "learned"
+    largest: Literal[1, 2] = 1
+    """2 lets the state turn over what a key finds, not only replace it."""
+    bias: float = 0.0
+    """b at the start."""
+    per: Per = "query_head"
+
+    def heads(self, shape: Shape) -> int:
+        return shape.heads if self.per == "query_head" else shape.key_heads
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        return {
+            "weight": Fresh((self.heads(shape), shape.hidden_size), initialise.normal(shape.hidden_size)),
+            "bias": Fresh((self.heads(shape),), initialise.constant(self.bias)),
+        }
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 2 * shape.hidden_size * self.heads(shape)
+
+    def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
+        logits = hidden.to(parameters["weight"].dtype) @ parameters["weight"].T + parameters["bias"]
+        return self.largest * logits.to(accumulating(hidden.dtype)).sigmoid()
+
+
+class Fixed(Rate):
+    """The same for all tokens."""
+
+    equation: ClassVar[str] = "β_t = β"
+    source: ClassVar[str] = "Widrow & Hoff 1960"
+    kind: Literal["fixed"] = "fixed"
+    value: Annotated[float, Field(gt=0, lt=2)] = 1.0
+    """β."""
+
+    def heads(self, shape: Shape) -> int:
+        return 1
+
+    def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
+        return torch.full((*hidden.shape[:2], 1), self.value, dtype=accumulating(hidden.dtype), device=hidden.device)
+
+
+RateConfig = Annotated[Learned | Fixed, Field(discriminator="kind"), BeforeValidator(bare)]
+RATES = kinds(RateConfig)

@@ -1,0 +1,44 @@
+"""The delta rule: S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t, with a decay α of rank none or head.
+
+What the state answers to k_t is replaced by v_t, in the share β_t, where the additive recurrence would pile v_t on top of it.
+Yang et al. 2024, arXiv:2406.06484 (α = 1), and arXiv:2412.06464, eq. 10 (gated); their S is this one transposed.
+
+Every form takes and returns the same:
+
+    query      B T H F     head h reads state head h // (H // N)
+    key        B T N F     of length 1: a longer one would be subtracted more than once
+    value      B T K V     state head n takes the value of key head n // (N // K)
+    rate       B T N       β, from 0 (no pair enters, decay still runs) to below 2
+    log_decay  None (no decay) or B T N (one a head), at most 0
+    segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
+    state      B N F V
+    returns    output B T H V, and the state after the last token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blocks.legend import Float, Int, Tensor
+from blocks.recurrences.delta.chunked import chunked
+from blocks.recurrences.delta.naive import naive
+from blocks.recurrences.delta.step import step
+
+DECAY_RANKS = frozenset({"none", "head"})
+
+
+def fast(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """One token: a step. More: chunks."""
+    form = step if query.shape[1] == 1 else chunked
+    return form(query, key, value, rate, log_decay, segment, state)
+
+
+FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": naive, "torch": fast}

@@ -1,0 +1,104 @@
+"""Chunks: one triangular system inside a chunk, the recurrence between chunks. The form of training and prefill on any device.
+
+With G the decay summed from the chunk's first token and S the state that enters the chunk, the rule is additive in what each token
+really enters, u_i = β_i (v_i - what the state before it answers to k_i):
+
+    S_i = exp(G_i) S + Σ_{j≤i} exp(G_i - G_j) k_j u_jᵀ
+    (I + A) U = β V - β exp(G) K S    with A_ij = β_i (k_i · k_j) exp(G_i - G_j) for j < i, else 0
+
+Both right-hand sides are solved at once, before S is known: the UT transform of arXiv:2406.06484, with the decay of
+arXiv:2412.06464. Every exponent is a sum of decays, at most 0, so that no decay is too strong.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.chunks import decay_between, into_chunks
+
+CHUNK = 64
+SPAN = 4096
+"""Tokens whose chunk states are held at once: memory does not grow with T beyond it."""
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Any number of tokens, span by span."""
+    outputs = []
+    for start in range(0, query.shape[1], SPAN):
+        span = slice(start, start + SPAN)
+        decay = None if log_decay is None else log_decay[:, span]
+        document = None
+        if segment is not None:
+            document = segment[:, span] - (segment[:, start - 1, None] if start else 0)
+        output, state = _span(query[:, span], key[:, span], value[:, span], rate[:, span], decay, document, state)
+        outputs.append(output)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
+
+
+def _span(
+    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, segment: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Letters beside the legend's: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
+    length = query.shape[1]
+    chunk = min(CHUNK, 1 << (length - 1).bit_length())
+    count = math.ceil(length / chunk)
+    heads, state_heads, key_heads = query.shape[2], key.shape[2], value.shape[2]
+    reads, shares = heads // state_heads, state_heads // key_heads
+
+    # B K n R … c …; the tokens that fill the last chunk have rate 0 and decay 0, and change nothing.
+    queries = into_chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
+    keys = into_chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+    values = into_chunks(value, count, chunk, (key_heads, 1)).permute(0, 3, 1, 4, 2, 5)
+    rates = into_chunks(rate, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)[..., None]
+
+    # What is left at token i of what token j entered (0 where j is later), and of the state that entered the chunk.
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
+    between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
+    if log_decay is not None:
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
+        between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
+        survives = decay.cumsum(4).exp()[..., None]
+    if segment is not None:
+        document = torch.cat((segment, segment[:, -1:].expand(-1, count * chunk - length)), dim=1).unflatten(1, (count, chunk))
+        before = torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)
+        between = between * (document[..., :, None] == document[..., None, :])[:, None, :, None]
+        survives = survives * (document == before[..., None])[:, None, :, None, :, None]
+
+    # The solver takes the diagonal for ones and never looks above it.
+    overlap = rates * (keys @ keys.mT) * between
+    sides = torch.cat((rates * values, rates * survives * keys), dim=-1)
+    offered, erased = torch.linalg.solve_triangular(overlap, sides, upper=False, unitriangular=True).split(
+        (value.shape[-1], key.shape[-1]), dim=-1
+    )
+    state = state.unflatten(1, (key_heads, shares))
+    entered, entering, state = _scan(offered, erased, keys * between[..., -1, :, None], survives[..., -1:, :], state)
+
+    weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
+    output = weights.flatten(4, 5) @ entered + (queries * survives[..., None, :, :]).flatten(4, 5) @ entering
+    output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
+    return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
+
+
+def _scan(
+    offered: Float[Tensor, "B K n R c V"],
+    erased: Float[Tensor, "B K n R c F"],
+    to_end: Float[Tensor, "B K n R c F"],
+    whole: Float[Tensor, "_ _ n _ 1 1"],
+    state: Float[Tensor, "B K R F V"],
+) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R F V"], Float[Tensor, "B K R F V"]]:
+    """What each token enters, once the state before its chunk is known; the states that enter each chunk; the one that leaves."""
+    entered, entering = [], []
+    for values, keys, ends, left in zip(offered.unbind(2), erased.unbind(2), to_end.unbind(2), whole.unbind(2), strict=True):
+        entering.append(state)
+        entered.append(values - keys @ state)
+        state = state * left + ends.mT @ entered[-1]
+    return torch.stack(entered, dim=2), torch.stack(entering, dim=2), state

@@ -1,0 +1,32 @@
+"""The definition: one token after the other."""
+
+from __future__ import annotations
+
+from blocks.flow import repeat_heads
+from blocks.legend import Float, Int, Tensor, torch
+
+
+def naive(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t; a new document starts from S = 0."""
+    heads, state_heads = query.shape[2], key.shape[2]
+    value = repeat_heads(value, state_heads)
+    outputs = []
+    for t in range(query.shape[1]):
+        if log_decay is not None:
+            state = state * log_decay[:, t].exp()[..., None, None]
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            state = state * (segment[:, t] == before)[:, None, None, None]
+        held = torch.einsum("bnf,bnfv->bnv", key[:, t], state)
+        written = rate[:, t, :, None] * key[:, t]
+        state = state - written[..., None] * held[..., None, :] + written[..., None] * value[:, t, :, None, :]
+        outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
+    return torch.stack(outputs, dim=1), state

@@ -1,0 +1,33 @@
+"""The elementwise recurrence: h_t = a_t ⊙ h_{t-1} + b_t, one number a channel, with a decay a of its own.
+
+Every form takes and returns the same:
+
+    inputs     B T C     b
+    log_decay  B T C     log a, at most 0; -inf forgets all
+    segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
+    state      B C
+    returns    outputs B T C, each token's h, and the state after the last token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blocks.legend import Float, Int, Tensor
+from blocks.recurrences.elementwise.naive import naive
+from blocks.recurrences.elementwise.scan import scan
+from blocks.recurrences.elementwise.step import step
+
+
+def fast(
+    inputs: Float[Tensor, "B T C"],
+    log_decay: Float[Tensor, "B T C"],
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B C"],
+) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B C"]]:
+    """One token: a step. More: a scan."""
+    form = step if inputs.shape[1] == 1 else scan
+    return form(inputs, log_decay, segment, state)
+
+
+FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": naive, "torch": fast}

@@ -1,0 +1,45 @@
+"""A scan in three passes of about √T steps each: the form of training and prefill on any device.
+
+The tokens are cut into about √T chunks. All chunks run side by side, one token of each at a time, from a state of 0; what they
+end with takes the state from chunk to chunk; then all run side by side again, each from the state that enters it. Only decays
+are exponentiated, so nothing overflows and nothing small is lost. A document that starts is a decay of -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from blocks.legend import Float, Int, Tensor, torch
+
+
+def scan(
+    inputs: Float[Tensor, "B T C"],
+    log_decay: Float[Tensor, "B T C"],
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B C"],
+) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B C"]]:
+    """Any number of tokens. Memory is a fixed multiple of the inputs'."""
+    length = inputs.shape[1]
+    if segment is not None:
+        before = torch.cat((torch.zeros_like(segment[:, :1]), segment[:, :-1]), dim=1)
+        log_decay = log_decay.masked_fill((segment != before)[..., None], -math.inf)
+    chunk = math.isqrt(length - 1) + 1
+    # Behind the last token nothing decays and nothing enters.
+    filled = (0, 0, 0, -length % chunk)
+    inputs, log_decay = (torch.nn.functional.pad(tensor, filled).unflatten(1, (-1, chunk)) for tensor in (inputs, log_decay))
+
+    decays, entering = log_decay.exp().unbind(2), inputs.unbind(2)
+    alone = _run(decays, entering, torch.zeros_like(entering[0]))[-1]
+    between = _run(log_decay.sum(2).exp().unbind(1)[:-1], alone.unbind(1)[:-1], state)
+    outputs = _run(decays, entering, torch.stack((state, *between), dim=1))
+    return torch.stack(outputs, dim=2).flatten(1, 2)[:, :length], outputs[-1][:, -1]
+
+
+def _run(decays: Sequence[Tensor], entering: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+    """The recurrence, step by step; each step takes as many states as there are, side by side."""
+    states = []
+    for decay, new in zip(decays, entering, strict=True):
+        state = torch.addcmul(new, decay, state)
+        states.append(state)
+    return states

@@ -1,0 +1,18 @@
+"""One token: the form of decode."""
+
+from __future__ import annotations
+
+from blocks.legend import Float, Int, Tensor
+
+
+def step(
+    inputs: Float[Tensor, "B 1 C"],
+    log_decay: Float[Tensor, "B 1 C"],
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B C"],
+) -> tuple[Float[Tensor, "B 1 C"], Float[Tensor, "B C"]]:
+    """The recurrence once."""
+    if segment is not None:
+        state = state * (segment == 0)
+    state = log_decay[:, 0].exp() * state + inputs[:, 0]
+    return state[:, None], state

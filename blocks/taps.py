@@ -1,0 +1,32 @@
+"""A causal filter over tokens: each coordinate is a weighted sum of itself over the last tokens of its document."""
+
+from __future__ import annotations
+
+from blocks.flow import Tokens, repeat_heads
+from blocks.legend import Float, Tensor, torch
+
+
+def filtered(
+    inputs: Float[Tensor, "B T h D"],
+    weight: Float[Tensor, "w D kernel"],
+    tokens: Tokens,
+    earlier: Float[Tensor, "B P h D"],
+) -> tuple[Tensor, Tensor]:
+    """The filtered inputs, and the last ``kernel - 1`` inputs, which the next call takes as ``earlier``.
+
+    The last tap is the current token's. The inputs' heads or the filters' are repeated, whichever are fewer.
+    """
+    length, past = inputs.shape[1], earlier.shape[1]
+    extended = torch.cat((earlier, inputs), dim=1)
+    segment = tokens.extended_segment(past)
+    heads = max(weight.shape[0], inputs.shape[2])
+    weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
+    output = inputs.new_zeros(())
+    for tap in range(past + 1):
+        seen = extended[:, tap : tap + length]
+        if segment is not None:
+            seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
+        output = output + repeat_heads(seen, heads) * weight[..., tap]
+    carried = tokens.tail(extended, past)
+    current = tokens.tail_is_current(past)
+    return output, carried if current is None else carried * current[..., None, None]

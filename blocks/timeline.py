@@ -1,0 +1,81 @@
+"""Pairs that fall several at a token, laid out one after the other, so that every recurrence can take them one by one.
+
+A row's tokens and pairs become columns of one line: the pairs that fall at a token stand before it, in their order. What passes
+with time (decay, a new document) happens at the first column of each such group; a pair's column asks nothing, and a token's
+column brings no pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blocks.flow import Features, Tokens, take
+from blocks.legend import Bool, Int, Shaped, Tensor, torch
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The line of M = T + E columns: where each token and each pair stands, and what they are as tokens."""
+
+    tokens: Tokens
+    token_column: Int[Tensor, "B T"]
+    pair_column: Int[Tensor, "B E"]
+    pairs_first: Bool[Tensor, "B T"]
+    """Whether pairs stand before a token: time has passed at the first of them."""
+    starts: Bool[Tensor, "B E"]
+    """Whether a pair is the first to fall at its token."""
+    arrival: Int[Tensor, "B E"]
+
+    def of_tokens(self, states: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
+        """What the tokens bring, 0 in the columns of pairs."""
+        return _spread(states, self.token_column, self._columns)
+
+    def of_pairs(self, states: Shaped[Tensor, "B E ..."]) -> Shaped[Tensor, "B M ..."]:
+        """What the pairs bring, 0 in the columns of tokens."""
+        return _spread(states, self.pair_column, self._columns)
+
+    def of_time(self, log_decay: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
+        """Each token's decay once, at the first column of its group."""
+        later = _like(self.pairs_first, log_decay)
+        at_pairs = take(log_decay, self.arrival)
+        at_pairs = at_pairs.masked_fill(~_like(self.starts, at_pairs), 0.0)
+        return self.of_tokens(log_decay.masked_fill(later, 0.0)) + self.of_pairs(at_pairs)
+
+    def at_tokens(self, states: Shaped[Tensor, "B M ..."]) -> Shaped[Tensor, "B T ..."]:
+        """The columns of the tokens."""
+        return take(states, self.token_column)
+
+    @property
+    def _columns(self) -> int:
+        return self.token_column.shape[1] + self.pair_column.shape[1]
+
+
+def timeline(tokens: Tokens, pairs: Features) -> Timeline:
+    """The line of ``tokens`` and of the pairs that fall during them. Pairs that are absent in all heads stand where they may."""
+    assert pairs.arrival is not None
+    length, arrival = tokens.position.shape[1], pairs.arrival.clamp(0, tokens.position.shape[1] - 1)
+    order = torch.arange(arrival.shape[1], device=arrival.device)
+    count = torch.arange(length, device=arrival.device)
+    before = torch.searchsorted(arrival.contiguous(), count.expand(arrival.shape[0], -1).contiguous(), right=True)
+    earlier = torch.cat((torch.zeros_like(before[:, :1]), before[:, :-1]), dim=1)
+    token_column, pair_column = count + before, order + arrival
+    starts = torch.cat((torch.ones_like(arrival[:, :1], dtype=torch.bool), arrival[:, 1:] != arrival[:, :-1]), dim=1)
+    columns = length + arrival.shape[1]
+
+    def along(states: Tensor | None) -> Tensor | None:
+        if states is None:
+            return None
+        line = _spread(states, token_column, columns)
+        return line.scatter(1, pair_column, states.gather(1, arrival))
+
+    line = Tokens(torch.zeros_like(arrival.new_empty(arrival.shape[0], columns)), along(tokens.segment), along(tokens.valid))
+    return Timeline(line, token_column, pair_column, before > earlier, starts, arrival)
+
+
+def _spread(states: Tensor, column: Tensor, columns: int) -> Tensor:
+    index = _like(column, states).expand_as(states)
+    return states.new_zeros(states.shape[0], columns, *states.shape[2:]).scatter(1, index, states)
+
+
+def _like(index: Tensor, states: Tensor) -> Tensor:
+    return index.view(*index.shape, *[1] * (states.dim() - 2))

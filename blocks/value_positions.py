@@ -1,0 +1,75 @@
+"""Where a token stands, told to the values: for memories whose weights know no distance."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, PositiveFloat
+
+from blocks.flow import accumulating, repeat_heads
+from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Part, bare, kinds
+from blocks.positions import Rope
+
+
+class Vapor(Part):
+    """Value acting positional rotations: a value enters as R^-s v_s, and what leaves at t is turned by R^t.
+
+    What reaches t from s is then R^(t-s) v_s, whatever the weights. R turns each pair of coordinates i and i + D/2 of a key
+    head by an angle of its own, which is learned; query heads turn as their key head does.
+    """
+
+    role: ClassVar[str] = "value position"
+    equation: ClassVar[str] = "o_t = R^t Σ_s p(s|t) R^(-s) v_s, R = diag of rotations by ω_i, ω_i = θ^(-2i/D) at the start, i < D/2"
+    source: ClassVar[str] = "Latte, appendix B.4, eq. 20"
+    kind: Literal["vapor"] = "vapor"
+    theta: PositiveFloat = 10000.0
+    """Base of the frequencies at the start."""
+
+    def problem(self, shape: Shape) -> str | None:
+        """Why it cannot stand on these sizes, in words for its user; None where it can."""
+        if shape.head_dim % 2 == 0:
+            return None
+        return (
+            f"vapor turns pairs of coordinates, and the head dimension is {shape.head_dim}; remove it, or make the dimension even"
+        )
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        """ω in radians a position, one a pair of coordinates and key head."""
+        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), partial(_rope_frequencies, theta=self.theta))}
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 3 * (shape.heads + shape.key_heads) * shape.head_dim
+
+    def enter(
+        self, parameters: Parameters, value: Float[Tensor, "B T K D"], position: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T K D"]:
+        """R^-s v_s."""
+        return _turned(value, parameters["frequency"], -position)
+
+    def leave(
+        self, parameters: Parameters, output: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T H D"]:
+        """R^t o_t."""
+        return _turned(output, parameters["frequency"], position)
+
+
+def _rope_frequencies(tensor: Tensor, _generator: torch.Generator | None, *, theta: float) -> None:
+    tensor.copy_(Rope(theta=theta).frequencies(2 * tensor.shape[-1]).expand_as(tensor))
+
+
+def _turned(
+    states: Float[Tensor, "B T H D"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T H D"]:
+    """Turn each pair of coordinates by its frequency times the position; computed in the accumulating dtype."""
+    kind = accumulating(states.dtype)
+    angles = repeat_heads(position[..., None, None].to(kind) * frequency.to(kind), states.shape[2])
+    cosine, sine = angles.cos(), angles.sin()
+    first, second = states.to(kind).chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return turned.to(states.dtype)
+
+
+ValuePositionConfig = Annotated[Vapor, BeforeValidator(bare)]
+VALUE_POSITIONS = kinds(ValuePositionConfig)

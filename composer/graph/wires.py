@@ -1,0 +1,37 @@
+"""Which memory gets its pairs from where: a cascade, all side by side, or the edges that the spec names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer.spec.document import HeadSpec
+
+ALL = "pairs"
+"""The source of every pair of the call."""
+
+
+def memory_names(head: HeadSpec) -> list[str]:
+    """What the memories are called, top to bottom."""
+    return [memory.name or memory.kind for memory in head.memory]
+
+
+def edges(head: HeadSpec) -> list[tuple[str, str]]:
+    """The ends of each of the head's own edges, ``a -> b``, in their order; none where it has no ``graph``."""
+    ends = (edge.split("->") for edge in head.graph or ())
+    return [(start.strip(), end.strip()) for start, end in ends]
+
+
+def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
+    """For each memory by name, the memory above that feeds it, or ``pairs``. Those that take no pairs are left out."""
+    names = [name for name, memory in zip(memory_names(head), head.memory, strict=True) if memory.reads != "inputs"]
+    if head.graph is not None:
+        return {end: start for start, end in edges(head)}
+    if head.flow == "parallel":
+        return dict.fromkeys(names, ALL)
+    return dict(zip(names, [ALL, *names], strict=False))
+
+
+def fed_by(head: HeadSpec, name: str) -> list[str]:
+    """The memories into which the pairs fall that this one evicts."""
+    return [below for below, above in sources_of_pairs(head).items() if above == name]

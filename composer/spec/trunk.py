@@ -1,0 +1,103 @@
+"""The trunk of a model that is built from nothing: all of it that is not its heads. A spec that has one needs no source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from blocks.part import Closed, bare
+
+Activation = Literal["silu", "gelu", "relu"]
+
+
+class GatedMLP(Closed):
+    """down(act(gate(x)) ⊙ up(x)), without biases (Shazeer 2020, arXiv:2002.05202)."""
+
+    kind: Literal["gated"] = "gated"
+    width: PositiveInt | None = None
+    """Numbers between up and down. Left out: 8/3 of the trunk's width, up to the next multiple of 64."""
+    activation: Activation = "silu"
+    """act; gelu is the exact one."""
+
+    def complete(self, width: int) -> Self:
+        """With its own width, in a trunk of this one."""
+        return self.model_copy(update={"width": self.width or 64 * -(-8 * width // (3 * 64))})
+
+
+class PlainMLP(Closed):
+    """down(act(up(x))), without biases (Vaswani et al. 2017, arXiv:1706.03762, eq. 2)."""
+
+    kind: Literal["plain"] = "plain"
+    width: PositiveInt | None = None
+    """Numbers between up and down. Left out: 4 times the trunk's width."""
+    activation: Activation = "gelu"
+    """act; gelu is the exact one."""
+
+    def complete(self, width: int) -> Self:
+        """With its own width, in a trunk of this one."""
+        return self.model_copy(update={"width": self.width or 4 * width})
+
+
+MLPConfig = Annotated[GatedMLP | PlainMLP, Field(discriminator="kind"), BeforeValidator(bare)]
+
+
+class TrunkSpec(Closed):
+    """Embedding, layers with a norm before heads and MLP, a last norm, and what stands on top. Names and defaults are Llama's."""
+
+    width: PositiveInt
+    """Numbers of a hidden state."""
+    layers: PositiveInt
+    """How many, each of heads and an MLP."""
+    heads: PositiveInt
+    """Query heads of a layer."""
+    key_heads: PositiveInt | None = None
+    """Key heads of a layer, each shared by equally many query heads. Left out: one a query head."""
+    head_dim: PositiveInt | None = None
+    """Numbers of a query, a key or a value. Left out: width / heads."""
+    norm: Literal["rms", "layer"] = "rms"
+    """rms: RMSNorm; layer: LayerNorm, with weight and bias."""
+    norm_epsilon: PositiveFloat = 1e-5
+    """Added to the mean square, or to the variance."""
+    mlp: MLPConfig = GatedMLP()
+    """What follows the heads in each layer."""
+    vocabulary: PositiveInt
+    """Tokens that have an embedding."""
+    tied: bool = True
+    """Whether the output matrix is the embedding."""
+    embedding: Literal["none", "sinusoidal", "learned"] = "none"
+    """Absolute positions that are added to the tokens' embeddings. sinusoidal: sin and cos of arXiv:1706.03762, section 3.5."""
+    length: PositiveInt | None = None
+    """How many positions are learned, with ``embedding: learned``; a longer document is refused."""
+    bias: bool = False
+    """Whether the four projections of the heads have biases."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """In training, the share of numbers that is dropped of the embedding and of what heads and MLP add to the hidden state."""
+    theta: PositiveFloat = 10000.0
+    """The base that a ``position: rope`` without a theta of its own turns by."""
+    labels: PositiveInt | None = None
+    """Makes a classifier of so many classes, out of the mean of the tokens' last hidden states. Left out: a language model."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide by {self.heads} heads: change one of them, or say `head_dim`")
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
+        if self.embedding == "learned" and self.length is None:
+            raise ValueError("`embedding: learned` needs `length`: how many positions there are")
+        if self.embedding != "learned" and self.length is not None:
+            raise ValueError("`length` says how many positions are learned, and none are: remove it, or say `embedding: learned`")
+        if self.labels is not None and not self.tied:
+            raise ValueError("a classifier (`labels`) has no output matrix that `tied: false` could be said of: remove one of them")
+        return self
+
+    def complete(self) -> Self:
+        """With everything written out that is left out."""
+        return self.model_copy(
+            update={
+                "key_heads": self.key_heads or self.heads,
+                "head_dim": self.head_dim or self.width // self.heads,
+                "mlp": self.mlp.complete(self.width),
+            }
+        )

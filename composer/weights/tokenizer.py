@@ -1,0 +1,50 @@
+"""A tokenizer that is put beside weights that came from nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer.errors import BuildError
+from composer.weights.place import copy_file
+from composer.weights.sources import tokenizer_folder
+from converters.source import TOKENIZER, small_files
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Its files, relative to the folder; how many embeddings its tokens need; and the tokens that generation asks for, by key."""
+
+    folder: Path
+    files: tuple[str, ...]
+    size: int
+    special: Mapping[str, int]
+
+    def copy(self, folder: Path) -> None:
+        """Its files into another folder."""
+        for name in self.files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            copy_file(self.folder / name, folder / name)
+
+
+def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
+    """A folder with a tokenizer, or a model of the Hub. Raises ``SourceError``, and ``BuildError`` where there is none to read."""
+    from transformers import AutoTokenizer
+
+    folder = tokenizer_folder(reference)
+    files = small_files(folder, TOKENIZER)
+    if not files:
+        raise BuildError(f"{folder} has no tokenizer: none of the files that one is made of, such as tokenizer.json.")
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever the libraries of its kind raise
+        raise BuildError(f"{folder} has no tokenizer that transformers can read ({error}).") from error
+    said = {key: getattr(loaded, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return Tokenizer(
+        folder=folder,
+        files=files,
+        size=max(loaded.get_vocab().values(), default=-1) + 1,
+        special={key: number for key, number in said.items() if number is not None},
+    )

@@ -1,0 +1,150 @@
+"""A terraced window holds two chunks, counted from each document's first token; one falls whole as the second after it begins."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from blocks.flow import Pairs, Tokens
+from blocks.legend import Shape
+from blocks.memories.window import Window
+from blocks.positions import Rope
+from tests.blocks.memories.by_hand import Call, Stream, pairs_at
+from tests.blocks.support import GROUPED, close, counted, documents, empty, random
+
+ROWS = [[13], [4, 1, 8], [1, 2, 10], [11]]
+WHOLE = [Call([13, 13, 13, 11], 13)]
+ONE_BY_ONE = [Call([1, 1, 1, 1], 1)] * 11 + [Call([1, 1, 1, 0], 1)] * 2
+RAGGED = [Call([3, 0, 2, 4], 4), Call([0, 5, 1, 0], 5), Call([1, 1, 0, 0], 2), Call([9, 7, 10, 7], 11)]
+ROPE = Rope(theta=20.0)
+CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=4, numbers=(("delta_rate", 1),))
+
+
+def terraced(size: int, **said: object) -> Window:
+    return Window.model_validate({"size": size, "shape": "terraced", **said})
+
+
+def falling(pairs: Pairs, row: int, column: int) -> list[int]:
+    """Which of the pairs fall at this column, by their places in the tensors."""
+    assert pairs.arrival is not None
+    return ((pairs.arrival[row] == column) & pairs.present[row]).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
+@pytest.mark.parametrize("calls", [WHOLE, ONE_BY_ONE, RAGGED], ids=["whole", "one by one", "ragged"])
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call], form: str) -> None:
+    part, stream = terraced(size, position=ROPE), Stream(CONVOLVED, ROWS, size, convolved=4, terraced=True)
+    angles = torch.arange(13)[:, None].float() * ROPE.frequencies(4)
+    turn = torch.complex(angles.cos().double(), angles.sin().double())
+    state = empty(part, CONVOLVED, len(ROWS))
+    for call in calls:
+        query, pairs, tokens = stream.call(call)
+        # A number that travels with the pairs: what its value starts with.
+        pairs = Pairs(pairs.key, pairs.convolved, pairs.value, pairs.position, numbers={"delta_rate": pairs.value[..., 0, :1]})
+        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form)
+        assert partial.lse is not None
+        assert fallen.arrival is not None
+        assert all(first <= second for row in fallen.arrival.tolist() for first, second in pairwise(row))
+        for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
+            for column, (token, gone, held) in enumerate(row.take(real)):
+                places = falling(fallen, index, column)
+                assert fallen.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
+                assert torch.equal(fallen.key[index, places], stream.key[index, gone])
+                assert torch.equal(fallen.convolved[index, places], stream.convolved[index, gone])
+                assert torch.equal(fallen.value[index, places], stream.value[index, gone])
+                assert torch.equal(fallen.numbers["delta_rate"][index, places, 0], stream.value[index, gone, 0, 0])
+                for head in range(4):
+                    output, mass = stream.attention(index, token, held, head, turn)
+                    close(partial.output[index, column, head], output)
+                    close(partial.lse[index, column, head], mass)
+            assert not any(falling(fallen, index, column) for column in range(real, call.columns))
+
+
+def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> None:
+    part, states = terraced(3), random(1, 10, 2, 4)
+    _, _, fallen = part.attend(
+        {}, random(1, 10, 4, 4), pairs_at(states, [[*range(10)]]), counted(1, 10), empty(part, GROUPED, 1), form="torch"
+    )
+    assert fallen.arrival is not None
+    assert (fallen.position.tolist(), fallen.arrival.tolist()) == ([[0, 1, 2, 3, 4, 5]], [[6, 6, 6, 9, 9, 9]])
+
+
+def test_rows_stand_at_places_of_their_own() -> None:
+    """One row falls at columns where the other does not; what is missing in a row is no pair."""
+    part, states = terraced(2), random(2, 6, 2, 4)
+    tokens = documents([6], [1, 5])
+    pairs = pairs_at(states, tokens.position.tolist())
+    _, _, fallen = part.attend({}, random(2, 6, 4, 4), pairs, tokens, empty(part, GROUPED, 2), form="torch")
+    assert [falling(fallen, 0, column) for column in range(6)] == [[], [], [], [], [0, 1], []]
+    assert [falling(fallen, 1, column) for column in range(6)] == [[], [], [], [], [], [0, 1]]
+    assert [fallen.key[1, place].tolist() for place in (0, 1)] == states[1, 1:3].tolist()
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
+def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> None:
+    """Pairs come a token late: each stands in the chunk of the token at which it enters, so none is lost and none is seen twice."""
+    above, part, states, query = Window(size=1), terraced(3), random(1, 14, 2, 4), random(1, 14, 4, 4)
+    tokens = counted(1, 14)
+    _, _, late = above.attend({}, query, pairs_at(states, [[*range(14)]]), tokens, empty(above, GROUPED, 1), form=form)
+    partial, _, fallen = part.attend({}, query, late, tokens, empty(part, GROUPED, 1), form=form)
+    assert partial.lse is not None
+    gone: list[int] = []
+    for t in range(14):
+        chunk = t // 3
+        seen = [pair for pair in range(14) if chunk - 1 <= (pair + 1) // 3 and pair < t]
+        gone += fallen.position[0, falling(fallen, 0, t)].tolist()
+        assert sorted(gone + seen) == list(range(t))
+        for head in range(4):
+            logits = states[0, seen, head // 2] @ query[0, t, head] / 2
+            close(partial.lse[0, t, head], logits.logsumexp(0))
+
+
+def test_a_call_that_starts_a_document_lets_nothing_of_the_last_one_fall() -> None:
+    part, states = terraced(2), random(1, 4, 2, 4)
+    query, pairs = random(1, 4, 4, 4), pairs_at(states, [[0, 1, 2, 3]])
+    _, state, _ = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form="torch")
+    wanted, _, _ = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form="torch")
+    anew = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.int64))
+    got, after, fallen = part.attend({}, query, pairs, anew, state, form="torch")
+    close(got.output, wanted.output)
+    assert not fallen.present.any()
+    assert after["position"].tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("evict", ["fall", "drop"])
+def test_its_state_is_two_chunks(evict: str, dtype: torch.dtype) -> None:
+    part, states = terraced(3, evict=evict), random(2, 5, 2, 4, dtype=dtype)
+    pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, random(2, 5, 4, 4, dtype=dtype))
+    before = empty(part, CONVOLVED, 2, dtype)
+    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch")
+    assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
+        name: (held.shape, held.dtype) for name, held in before.items()
+    }
+    # 6 pairs of 2 × 2 × 4 numbers and a position; where something below wants them, 4 × 4 convolved ones and a rate.
+    more = (6 * 4 * 4, 6) if evict == "fall" else (0, 0)
+    width, wide = dtype.itemsize, max(4, dtype.itemsize)
+    wanted = (6 * 2 * 2 * 4 + more[0]) * width + 6 * 8 + more[1] * wide
+    assert sum(slot.bytes(width, wide) for slot in part.state(CONVOLVED).values()) == wanted
+    assert sum(held[0].nbytes for held in after.values()) == wanted
+
+
+@pytest.mark.parametrize("form", ["reference", "torch"])
+def test_gradients(form: str) -> None:
+    part, tokens = terraced(2, position=ROPE), documents([3, 6])
+
+    def run(query: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = pairs_at(states, tokens.position.tolist())
+        partial, _, fallen = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 1), form=form)
+        assert partial.lse is not None
+        return partial.output, partial.lse, fallen.key * fallen.present[..., None, None]
+
+    assert torch.autograd.gradcheck(run, [random(1, 9, 4, 4).requires_grad_(), random(1, 9, 2, 4).requires_grad_()])
+
+
+def test_operations() -> None:
+    # On average a token sees half of its own chunk and all of the one before.
+    assert terraced(64).flops(GROUPED, 9) == 2 * 2 * 96 * 4 * 4

@@ -1,0 +1,81 @@
+"""Problems for the delta rule: every rank of decay, every sharing of heads, documents or one, tokens without a pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.blocks.support import random
+
+RANKS = ["none", "head"]
+HEADS = [(2, 2, 2), (4, 4, 2), (4, 2, 2), (4, 4, 1), (6, 2, 1)]
+"""H query heads, N state heads, K key heads."""
+FEATURES, WIDTH = 3, 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a form takes."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rate: Tensor
+    log_decay: Tensor | None
+    segment: Tensor | None
+    state: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a gradient goes to."""
+        found = [self.query, self.key, self.value, self.rate, self.log_decay, self.state]
+        return [tensor for tensor in found if tensor is not None]
+
+    def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Any, ...]:
+        """In the order of a form's signature, with other tensors in place of its own."""
+        query, key, value, rate, *decay, state = tensors or self.tensors
+        return query, key, value, rate, decay[0] if decay else None, self.segment, state
+
+    def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
+        """The arguments of a call with some consecutive tokens, which goes on from ``state``."""
+        segment = self.segment
+        if segment is not None:
+            segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
+        decay = None if self.log_decay is None else self.log_decay[:, columns]
+        return *(tensor[:, columns] for tensor in (self.query, self.key, self.value, self.rate)), decay, segment, state
+
+
+def draw(
+    rank: str,
+    heads: tuple[int, int, int],
+    length: int,
+    *,
+    documents: bool = False,
+    batch: int = 2,
+    steepness: float = 1.0,
+    features: int = FEATURES,
+    fastest: float = 2.0,
+) -> Problem:
+    """Random numbers, keys of length 1, rates below ``fastest`` and every fifth or so 0.
+
+    documents: the first row starts one at its first token, the second goes on with the state for a while.
+    """
+    query_heads, state_heads, key_heads = heads
+    segment = None
+    if documents:
+        starts = torch.rand(batch, length) < 0.15
+        starts[:, 0] = torch.arange(batch) == 0
+        segment = starts.cumsum(1)
+    rate = fastest * torch.rand(batch, length, state_heads, dtype=torch.float64)
+    return Problem(
+        random(batch, length, query_heads, features),
+        torch.nn.functional.normalize(random(batch, length, state_heads, features), dim=-1),
+        random(batch, length, key_heads, WIDTH),
+        rate.masked_fill(torch.rand(rate.shape) < 0.2, 0.0),
+        -steepness * torch.rand(batch, length, state_heads, dtype=torch.float64) if rank == "head" else None,
+        segment,
+        random(batch, state_heads, features, WIDTH),
+    )

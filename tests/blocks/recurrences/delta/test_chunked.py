@@ -1,0 +1,131 @@
+"""Chunks give what the definition gives, gradients included: across every border, for every decay however steep."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.recurrences.delta import chunked, naive
+from tests.blocks.recurrences.delta.problems import HEADS, RANKS, Problem, draw
+from tests.blocks.support import close
+
+MODULE = importlib.import_module("blocks.recurrences.delta.chunked")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 4 and spans of 8: twenty tokens have every border."""
+    for name, size in (("CHUNK", 4), ("SPAN", 8)):
+        monkeypatch.setattr(MODULE, name, size)
+
+
+def agree(problem: Problem, tolerance: float = 1e-10) -> None:
+    """Outputs, last states and the gradients of all that goes in are those of the definition."""
+    answers = []
+    for form in (chunked, naive):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = form(*problem.arguments(tensors))
+        loss = output.square().mean() + state.square().mean()
+        answers.append((output, state, *torch.autograd.grad(loss, tensors)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted, tolerance)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    for length in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 20):
+        agree(draw(rank, heads, length, documents=documents))
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130, 197])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("rank", RANKS)
+def test_chunks_and_spans_as_they_are(rank: str, documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
+    agree(draw(rank, (4, 2, 1), length, documents=documents))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("steepness", [60.0, 1e4])
+def test_no_decay_is_too_steep(steepness: float, documents: bool) -> None:
+    """Gentle tokens among steep ones: what is left of a far token must not drown what is left of a near one."""
+    problem = draw("head", (4, 2, 1), 130, documents=documents, steepness=steepness)
+    assert problem.log_decay is not None
+    problem.log_decay[:, 1::3] *= 1e-3
+    agree(problem)
+    agree(replace(problem, log_decay=torch.full_like(problem.log_decay, -steepness)))
+
+
+def test_a_token_that_forgets_everything_is_no_nan() -> None:
+    problem = draw("head", (2, 2, 2), 70)
+    assert problem.log_decay is not None
+    problem.log_decay[:, [0, 5, 6, 40, 66]] = -math.inf
+    agree(problem)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rank", RANKS)
+def test_gradients_are_derivatives(rank: str) -> None:
+    problem = draw(rank, (2, 2, 1), 6, documents=True)
+
+    def run(*tensors: Tensor) -> Any:
+        return chunked(*problem.arguments(list(tensors)))
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_document_never_sees_its_neighbours(rank: str) -> None:
+    """What stands in the documents around it changes not one bit of a document, nor does its loss move them."""
+    problem = replace(draw(rank, (4, 2, 1), 150), segment=torch.tensor([0] * 50 + [1] * 60 + [2] * 40).expand(2, -1))
+    own, answers = slice(50, 110), []
+    others = draw(rank, (4, 2, 1), 150)
+    for tensor, mine in zip(others.tensors[:-1], problem.tensors[:-1], strict=True):
+        tensor[:, own] = mine[:, own]
+    for case in (problem, others):
+        tensors = [tensor.requires_grad_() for tensor in case.tensors]
+        output, _ = chunked(*problem.arguments(tensors))
+        gradients = torch.autograd.grad(output[:, own].square().sum(), tensors)
+        for gradient in gradients[:-1]:
+            assert gradient[:, own].any()
+            assert not gradient[:, :50].any()
+            assert not gradient[:, 110:].any()
+        assert not gradients[-1].any()
+        answers.append((output[:, own], *(gradient[:, own] for gradient in gradients[:-1])))
+    for one, other in zip(*answers, strict=True):
+        assert torch.equal(one, other)
+
+
+def single_error(problem: Problem) -> float:
+    """How far chunks in float32 are from the definition in float64, in parts of the largest number."""
+    single = [tensor.float() for tensor in problem.tensors]
+    double = [tensor.double() for tensor in single]
+    worst = 0.0
+    for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments(double)), strict=True):
+        assert got.dtype == torch.float32
+        worst = max(worst, float((got - wanted).abs().max() / wanted.abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("fastest", [1.0, 2.0])
+@pytest.mark.parametrize("rank", RANKS)
+def test_float32_holds_over_4096_tokens(rank: str, fastest: float) -> None:
+    assert single_error(draw(rank, (2, 2, 2), 4096, batch=1, features=16, fastest=fastest, steepness=0.01)) < 2e-6
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+@pytest.mark.parametrize("rate", [0.5, 1.0, 1.9])
+def test_float32_holds_where_keys_are_alike(rate: float, spread: float) -> None:
+    """The triangular system at its worst: every entry below the diagonal is about the rate itself."""
+    problem = draw("none", (2, 2, 2), 4096, batch=1, features=16)
+    key = torch.nn.functional.normalize(problem.key[:, :1] + spread * torch.randn_like(problem.key), dim=-1)
+    assert single_error(replace(problem, key=key, rate=torch.full_like(problem.rate, rate))) < 1e-5

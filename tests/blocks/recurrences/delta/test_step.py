@@ -1,0 +1,63 @@
+"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.recurrences.delta import FORMS, chunked, fast, naive, step
+from tests.blocks.recurrences.delta.problems import HEADS, RANKS, draw
+from tests.blocks.support import close
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    problem = draw(rank, heads, 1, documents=documents)
+    wanted = naive(*problem.arguments())
+    for form in (step, chunked, fast):
+        for got, want in zip(form(*problem.arguments()), wanted, strict=True):
+            close(got, want)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("rank", RANKS)
+def test_gradients_are_those_of_the_definition(rank: str, documents: bool) -> None:
+    problem = draw(rank, (4, 2, 1), 1, documents=documents)
+    answers = []
+    for form in (step, naive):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = form(*problem.arguments(tensors))
+        answers.append(torch.autograd.grad(output.square().sum() + state.square().sum(), tensors))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_gradients_are_derivatives(rank: str) -> None:
+    problem = draw(rank, (4, 2, 1), 1, documents=True)
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return step(*problem.arguments(list(tensors)))
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+
+
+@pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_any_split_is_the_whole(form: Callable[..., Any], rank: str, documents: bool, cuts: list[int]) -> None:
+    problem = draw(rank, (4, 4, 2), 11, documents=documents)
+    wanted, last = naive(*problem.arguments())
+    outputs, state, at = [], problem.state, 0
+    for length in cuts:
+        output, state = form(*problem.cut(slice(at, at + length), state))
+        outputs.append(output)
+        at += length
+    close(torch.cat(outputs, dim=1), wanted)
+    close(state, last)

@@ -1,0 +1,48 @@
+"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.recurrences.elementwise import FORMS, fast, naive, scan, step
+from tests.blocks.recurrences.elementwise.problems import draw
+from tests.blocks.support import close
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_one_token(documents: bool) -> None:
+    problem = draw(1, documents=documents)
+    wanted = naive(*problem)
+    for form in (step, scan, fast):
+        for got, want in zip(form(*problem), wanted, strict=True):
+            close(got, want)
+
+
+def test_gradients_are_derivatives() -> None:
+    inputs, log_decay, segment, state = draw(1, documents=True)
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return step(tensors[0], tensors[1], segment, tensors[2])
+
+    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (inputs, log_decay, state)])
+
+
+@pytest.mark.parametrize("cuts", [[1] * 21, [4, 17], [1, 19, 1], [16, 5]], ids=str)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_any_split_is_the_whole(form: Callable[..., Any], cuts: list[int]) -> None:
+    problem = inputs, log_decay, segment, state = draw(21, documents=True)
+    assert segment is not None
+    wanted, last = naive(*problem)
+    outputs, at, number = [], 0, torch.zeros(2, 1, dtype=torch.int64)
+    for length in cuts:
+        piece = slice(at, at + length)
+        output, state = form(inputs[:, piece], log_decay[:, piece], segment[:, piece] - number, state)
+        outputs.append(output)
+        at += length
+        number = segment[:, at - 1 : at]
+    close(torch.cat(outputs, dim=1), wanted)
+    close(state, last)

@@ -1,0 +1,206 @@
+"""What each memory does for one query head of one document, with plain lists of pairs; a pair is the token that brought it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blocks.memories.sparse import Sparse
+from blocks.memories.window import Window
+
+WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one query head sees of each token: query and key, as they are turned or as features, and value."""
+
+    query: list[Tensor]
+    key: list[Tensor]
+    value: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A memory's answer, the mass behind it (0: it is empty; None: a raw numerator) and the largest logit of an exact one."""
+
+    output: Tensor
+    mass: Tensor | None
+    largest: Tensor | None = None
+    exact: bool = False
+
+
+def exact(one: Head, t: int, pairs: list[int]) -> Answer:
+    """Softmax over these pairs."""
+    if not pairs:
+        return Answer(torch.zeros_like(one.value[0]), torch.zeros((), dtype=torch.float64), exact=True)
+    logits = torch.stack([one.key[pair] @ one.query[t] for pair in pairs]) / math.sqrt(len(one.query[t]))
+    weights = logits.exp()
+    output = torch.stack([weight * one.value[pair] for weight, pair in zip(weights, pairs, strict=True)]).sum(0)
+    return Answer(output / weights.sum(), weights.sum(), logits.max(), exact=True)
+
+
+def held_by_a_window(window: Window, entering: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """The pairs that a window holds at each token, and those that fall out of it at each."""
+    held, falls = [], []
+    for t in range(len(entering)):
+        if window.shape == "sliding":
+            first, gone = t + 1 - window.size, slice(max(0, t - window.size), max(0, t - window.size + 1))
+        else:
+            chunk = window.size * (t // window.size)
+            first, gone = chunk - window.size, slice(max(0, chunk - 2 * window.size), max(0, chunk - window.size))
+            gone = gone if t == chunk else slice(0)
+        held.append(together(entering[max(0, first) : t + 1]))
+        falls.append(together(entering[gone]))
+    return held, falls
+
+
+def together(entering: list[list[int]]) -> list[int]:
+    """The pairs of several tokens."""
+    return [pair for pairs in entering for pair in pairs]
+
+
+class State:
+    """A matrix that pairs fall into, and that loses ``survives`` of each feature's row at each token."""
+
+    def __init__(self, one: Head, survives: list[Tensor]) -> None:
+        self.one, self.survives = one, survives
+        self.matrix = torch.zeros(len(one.key[0]), len(one.value[0]), dtype=torch.float64)
+
+    def take(self, t: int, pairs: list[int]) -> None:
+        """Time passes, then the pairs fall in."""
+        self.matrix = self.survives[t][:, None] * self.matrix
+        for pair in pairs:
+            self.enter(pair)
+
+    def enter(self, pair: int) -> None:
+        raise NotImplementedError
+
+    def recall(self, pair: int) -> Tensor:
+        """What it answers to the pair's own key."""
+        raise NotImplementedError
+
+    def answer(self, t: int) -> Answer:
+        raise NotImplementedError
+
+    def product(self, t: int, pair: int) -> Tensor:
+        """φ(q_t)·φ(k)."""
+        return self.one.query[t] @ self.one.key[pair]
+
+
+class Summed(State):
+    """Linear attention, divided by its mass or not."""
+
+    def __init__(self, one: Head, survives: list[Tensor], normalise: bool) -> None:
+        super().__init__(one, survives)
+        self.normalise, self.total = normalise, torch.zeros(len(one.key[0]), dtype=torch.float64)
+
+    def take(self, t: int, pairs: list[int]) -> None:
+        self.total = self.survives[t] * self.total
+        super().take(t, pairs)
+
+    def enter(self, pair: int) -> None:
+        key = self.one.key[pair]
+        self.matrix, self.total = self.matrix + torch.outer(key, self.one.value[pair]), self.total + key
+
+    def recall(self, pair: int) -> Tensor:
+        return self._ask(self.one.key[pair]).output
+
+    def answer(self, t: int) -> Answer:
+        return self._ask(self.one.query[t])
+
+    def _ask(self, features: Tensor) -> Answer:
+        numerator, mass = features @ self.matrix, features @ self.total
+        if not self.normalise:
+            return Answer(numerator, None)
+        return Answer(numerator / mass if mass > 0 else 0 * numerator, mass)
+
+
+class Corrected(State):
+    """The delta rule on features of length 1: what a key finds is moved towards the value by the pair's own rate."""
+
+    def __init__(self, one: Head, survives: list[Tensor], rate: list[Tensor]) -> None:
+        query, key = (
+            [features / features.norm() if features.any() else features for features in side] for side in (one.query, one.key)
+        )
+        super().__init__(Head(query, key, one.value), survives)
+        self.rate = rate
+
+    def enter(self, pair: int) -> None:
+        key = self.one.key[pair]
+        self.matrix = self.matrix + self.rate[pair] * torch.outer(key, self.one.value[pair] - key @ self.matrix)
+
+    def recall(self, pair: int) -> Tensor:
+        return self.one.key[pair] @ self.matrix
+
+    def answer(self, t: int) -> Answer:
+        return Answer(self.one.query[t] @ self.matrix, None)
+
+
+def kept(
+    sparse: Sparse,
+    one: Head,
+    entering: list[list[int]],
+    state: State | None,
+    place: tuple[int, int],
+    window: Head,
+    seen: list[list[int]],
+) -> Iterator[list[int]]:
+    """LoLA's global cache, Appendix G as repaired: its pairs at each token, the older first. What it drops falls into ``state``.
+
+    window, seen: queries and keys as the window above turns them, and the pairs that this window held at each token.
+    """
+    cache: list[int] = []
+    for t, fallen in enumerate(entering):
+        eligible, dropped = [*cache, *fallen], []
+        if fallen and len(eligible) > sparse.size:
+            scores = {pair: _score(sparse, one, state, place, window, seen, pair) for pair in eligible}
+            # Python's sort leaves equals in their order: the older first.
+            best = sorted(eligible, key=lambda pair: -scores[pair])[: sparse.size]
+            dropped = [pair for pair in eligible if pair not in best]
+        cache = [pair for pair in eligible if pair not in dropped]
+        if state is not None:
+            state.take(t, dropped)
+        yield cache
+
+
+def _score(
+    sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
+) -> float:
+    if sparse.keep == "recent":
+        return float(pair)
+    if sparse.keep == "random":
+        return uniform(sparse.seed, *place, pair)
+    assert state is not None
+    if sparse.keep in {"self_recall", "relative_recall"}:
+        value = one.value[pair]
+        error = (state.recall(pair) - value).norm().item()
+        return error / value.norm().item() if sparse.keep == "relative_recall" else error
+    total = 0.0
+    for t, pairs in enumerate(seen):
+        if pair in pairs:
+            weight = (window.query[t] @ window.key[pair] / math.sqrt(len(window.query[t]))).exp().item()
+            product = state.product(t, pair).item()
+            errors = {"squared_error": (weight - product) ** 2, "absolute_error": abs(weight - product)}
+            total += errors.get(sparse.keep, product / weight)
+    return total
+
+
+def uniform(seed: int, layer: int, head: int, position: int) -> float:
+    """Splitmix64 of the seed, then of each counter added to what came before; the upper 53 bits as a fraction."""
+    bits = mixed(seed)
+    for count in (layer, head, position):
+        bits = mixed((bits + count) % WORD)
+    return (bits >> 11) / (1 << 53)
+
+
+def mixed(bits: int) -> int:
+    """Steele, Lea & Flood 2014, figure 16, from one state to the next number."""
+    bits = (bits + 0x9E3779B97F4A7C15) % WORD
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % WORD
+    return bits ^ bits >> 31

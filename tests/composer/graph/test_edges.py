@@ -1,0 +1,101 @@
+"""Edges that a spec names: one window may feed several memories, each with what it needs of the pairs; all are read together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from composer.graph.graph import build_graph, feed
+from composer.model.head import Head
+from composer.spec.document import HeadSpec
+from tests.composer.graph.by_hand import Document
+from tests.composer.graph.heads import graph_of
+from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+
+SHAPE = SMALL.shape(4)
+WINDOW = {"kind": "window", "size": 3}
+FORK = {
+    "feature_map": "elu",
+    "position": "none",
+    "memory": [
+        {**WINDOW, "name": "near"},
+        {"kind": "state", "name": "still"},
+        {"kind": "state", "name": "fading", "gate": "constant", "weight": 0.25},
+    ],
+    "graph": ["pairs -> near", "near -> still", "near -> fading"],
+}
+SPARSE = {"kind": "sparse", "size": 2}
+TWO_CACHES = {
+    "feature_map": "hedgehog",
+    "conv": {"kind": "causal", "kernel": 2},
+    "memory": [
+        {**WINDOW, "shape": "terraced"},
+        {**SPARSE, "name": "wrong", "keep": "squared_error"},
+        {"kind": "state", "name": "still", "gate": "channel"},
+        {**SPARSE, "name": "over", "keep": "overestimate"},
+        {"kind": "delta", "name": "steep"},
+        {"kind": "delta", "name": "all", "rate": {"kind": "learned", "per": "key_head", "largest": 2}},
+    ],
+    "graph": ["pairs -> window", "window -> wrong", "wrong -> still", "window -> over", "over -> steep", "pairs -> all"],
+    "read": "sum",
+}
+
+
+def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
+    """Row by row, from the definition."""
+    parameters = {name: parameter.detach() for name, parameter in head.named_parameters()}
+    rows = zip(*data.tensors, strict=True)
+    return torch.stack([Document(spec, parameters, *tensors).outputs() for tensors in rows])
+
+
+def test_two_states_below_one_window() -> None:
+    """o_t = (Σ_near e^(q·k/√D) v + Σ_{s ≤ t-3} (1 + γ^(t-3-s) / 4) φ(q_t)·φ(k_s) v_s) / the same without v."""
+    data, length = inputs(SHAPE, 1, 12), 12
+    found, _ = run(built(complete(FORK), SHAPE), data)
+    for head in range(4):
+        query, key, value = data.query[0, :, head], data.key[0, :, head // 2], data.value[0, :, head // 2]
+        features = [torch.where(states > 0, states + 1, states.exp()) for states in (query, key)]
+        gamma = 1 - 2.0 ** (-5 - head // 2)
+        for t in range(length):
+            weights = torch.zeros(length, dtype=torch.float64)
+            for s in range(t + 1):
+                if s > t - 3:
+                    weights[s] = (query[t] @ key[s] / math.sqrt(8)).exp()
+                else:
+                    weights[s] = (1 + gamma ** (t - 3 - s) / 4) * (features[0][t] @ features[1][s])
+            torch.testing.assert_close(found[0, t, head], weights @ value / weights.sum(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("head", [FORK, TWO_CACHES], ids=["two states", "two caches"])
+@pytest.mark.parametrize("bounds", [(), (1, 4, 9), tuple(range(1, 16))], ids=["whole", "uneven", "one by one"])
+def test_they_answer_what_they_mean_however_calls_are_split(head: dict[str, Any], bounds: tuple[int, ...]) -> None:
+    spec, data = complete(head), inputs(SHAPE, 2, 16)
+    module, state, outputs = built(spec, SHAPE), None, []
+    for piece in pieces(16, bounds):
+        output, state = run(module, data.cut(piece), state)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), by_hand(spec, module, data), rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None:
+    graph = graph_of(TWO_CACHES)
+    numbers = {name: dict(graph.nodes[name]["shape"].numbers) for name in ("window", "wrong", "over")}
+    assert numbers["window"] == {"steep_rate": 4, "wrong_error": 4, "over_error": 4}
+    assert numbers["wrong"] == {"wrong_error": 4}
+    assert numbers["over"] == {"steep_rate": 4, "over_error": 4}
+    assert set(feed(graph, "window", "error")) == {("still_features", "error"), ("steep_features", "error")}
+    assert feed(graph, "wrong", "recall") == [("still", "recall")]
+    assert feed(graph, "all_features", "pairs") == [("pairs", "pairs")]
+
+
+def test_a_chain_by_edges_is_the_cascade() -> None:
+    chain = {"feature_map": "elu", "memory": [{**WINDOW, "weight": "learned"}, {**SPARSE, "weight": "same"}, {"kind": "state"}]}
+    edges = {**chain, "graph": ["sparse -> state", "window -> sparse", "pairs -> window"]}
+    data = inputs(SHAPE, 2, 20)
+    found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (edges, chain))
+    assert torch.equal(found, expected)
+    cascade, drawn = (build_graph(complete(head), SHAPE) for head in (chain, edges))
+    assert set(cascade.edges(data="kind")) == set(drawn.edges(data="kind"))

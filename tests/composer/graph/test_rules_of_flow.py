@@ -1,0 +1,243 @@
+"""The rules of what flows where: edges that a spec names, sparse caches between their neighbours, sizes, and masses."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.spec.resolve import Dimensions
+from tests.composer.graph.heads import resolved
+from tests.composer.graph.refusals import Case, assert_refused, refused
+
+WINDOW, STATE, SPARSE, DELTA = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "sparse", "size": 3}, {"kind": "delta"}
+CHUNKS = {**WINDOW, "shape": "terraced"}
+DROP, LATENTS = {**WINDOW, "evict": "drop"}, {"kind": "latents", "size": 8}
+LOLA = {"feature_map": "elu", "memory": [WINDOW, SPARSE, STATE]}
+TWO = {"feature_map": "elu", "memory": [WINDOW, STATE]}
+DOWN = ["pairs -> window", "window -> state"]
+BESIDE = {"memory": [DROP, LATENTS], "flow": "parallel", "read": "mixture"}
+
+
+def keeping(score: str, **more: object) -> dict[str, object]:
+    return {**SPARSE, "keep": score, **more}
+
+
+EDGES: dict[str, Case] = {
+    "latents in a cascade": (
+        {**BESIDE, "memory": [WINDOW, LATENTS], "flow": "cascade"},
+        (1,),
+        "a `latents` memory sees every token and no pairs that fall; set `flow: parallel`",
+        BESIDE,
+    ),
+    "a flow beside the edges": (
+        {**TWO, "graph": ["pairs -> window", "pairs -> state"], "flow": "parallel"},
+        "flow",
+        "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them",
+        {**TWO, "graph": ["pairs -> window", "pairs -> state"]},
+    ),
+    "an edge to nowhere": (
+        {**TWO, "graph": [*DOWN, "window -> stat"]},
+        ("graph", 2),
+        'there is no "stat" in this head; its memories are window, state, and all pairs come from `pairs`',
+        {**TWO, "graph": DOWN},
+    ),
+    "an edge from nowhere": (
+        {**TWO, "graph": ["pairs -> window", "windw -> state"]},
+        ("graph", 1),
+        'there is no "windw" in this head',
+        {**TWO, "graph": ["pairs->window", "window  ->state"]},
+    ),
+    "an edge into all pairs": (
+        {**TWO, "graph": [*DOWN, "window -> pairs"]},
+        ("graph", 2),
+        "nothing flows into `pairs`: they come from the projections",
+        {**TWO, "graph": DOWN},
+    ),
+    "an edge to latents": (
+        {"memory": [DROP, LATENTS], "graph": ["pairs -> window", "pairs -> latents"], "read": "mixture"},
+        ("graph", 1),
+        "latents see every token and no pairs; leave this edge out",
+        {"memory": [DROP, LATENTS], "graph": ["pairs -> window"], "read": "mixture"},
+    ),
+    "two sources": (
+        {**TWO, "graph": [*DOWN, "pairs -> state"]},
+        ("graph", 2),
+        "`state` gets its pairs from `window` already; a memory has one source",
+        {**TWO, "graph": DOWN},
+    ),
+    "an edge upwards": (
+        {**TWO, "memory": [STATE, WINDOW], "graph": DOWN},
+        ("graph", 1),
+        "pairs fall downwards: list `state` below `window` in `memory`",
+        {**TWO, "memory": [WINDOW, STATE], "graph": DOWN[::-1]},
+    ),
+    "an edge to itself": ({**TWO, "graph": ["pairs -> state", "window -> window"]}, ("graph", 1), "pairs fall downwards", TWO),
+    "a memory without an edge": (
+        {**TWO, "graph": ["pairs -> window"]},
+        (1,),
+        "no edge brings pairs to this memory; add `pairs -> state`, or one from a memory above",
+        {**TWO, "graph": ["pairs -> state", "pairs -> window"]},
+    ),
+    "an edge out of what never evicts": (
+        {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "state -> full"]},
+        (0,),
+        "nothing ever falls out of a `state` memory, so the one below it stays empty",
+        {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "pairs -> full"]},
+    ),
+    "an edge out of what drops": (
+        {**TWO, "memory": [DROP, STATE], "graph": DOWN},
+        (0, "evict"),
+        "remove `evict: drop`",
+        {**TWO, "memory": [DROP, STATE], "graph": ["pairs -> window", "pairs -> state"]},
+    ),
+    "a window whose edge leads to nobody": (
+        {**TWO, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
+        (1,),
+        "say `evict: drop`",
+        {**TWO, "memory": [WINDOW, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
+    ),
+    "many pairs at a token into a window": (
+        {**TWO, "memory": [CHUNKS, {**WINDOW, "name": "far"}, STATE]},
+        (0, "shape"),
+        "only a sparse cache or a state can take; say `shape: sliding`",
+        {**TWO, "memory": [WINDOW, {**CHUNKS, "name": "far"}, STATE]},
+    ),
+    "many pairs at a token into all": (
+        {"memory": [CHUNKS, "full"]},
+        (0, "shape"),
+        "only a sparse cache or a state can take",
+        {"feature_map": "elu", "memory": [CHUNKS, DELTA], "read": "sum"},
+    ),
+}
+
+SPARSE_CASES: dict[str, Case] = {
+    "a cache above a window": (
+        {**LOLA, "memory": [SPARSE, WINDOW, STATE]},
+        (0,),
+        "what falls out of a sparse cache goes into one state; put a `state` (or `delta`) memory below it",
+        {**LOLA, "memory": [WINDOW, SPARSE, DELTA], "read": "sum"},
+    ),
+    "a cache above two states": (
+        {
+            **LOLA,
+            "memory": [WINDOW, SPARSE, STATE, {**STATE, "name": "far"}],
+            "graph": ["pairs -> window", "window -> sparse", "sparse -> state", "sparse -> far"],
+        },
+        (1,),
+        "goes into one state",
+        {
+            **LOLA,
+            "memory": [WINDOW, SPARSE, STATE, {**STATE, "name": "far"}],
+            "graph": ["pairs -> window", "window -> sparse", "sparse -> state", "window -> far"],
+        },
+    ),
+    "a recall without a state": (
+        {"memory": [WINDOW, {**SPARSE, "evict": "drop"}]},
+        (1, "keep"),
+        "`keep: self_recall` compares a pair with the state below, and there is none; add a `state` memory, or keep `recent` or",
+        {"memory": [WINDOW, keeping("random", evict="drop")]},
+    ),
+    "an error without a state": (
+        {"memory": [WINDOW, keeping("overestimate", evict="drop")]},
+        (1, "keep"),
+        "`keep: overestimate` compares a pair with the state below, and there is none",
+        {"memory": [WINDOW, keeping("recent", evict="drop")]},
+    ),
+    "an error without a window": (
+        {**LOLA, "memory": [keeping("squared_error"), STATE]},
+        (0, "keep"),
+        "`keep: squared_error` sums over the queries that saw a pair in the window above, and there is none; put a `window` above",
+        {**LOLA, "memory": [keeping("relative_recall"), STATE]},
+    ),
+    "a cache into nothing": (
+        {"memory": [WINDOW, keeping("recent")]},
+        (1,),
+        "pairs beyond the 3 that it holds fall out of this memory and into nothing",
+        {"memory": [WINDOW, keeping("recent", evict="drop")]},
+    ),
+    "the weight of nobody": (
+        {**LOLA, "memory": [WINDOW, {**SPARSE, "weight": "same"}, STATE]},
+        (1, "weight"),
+        "`weight: same` takes the weight of the exact memory above, and there is none; give the memory above a `weight`",
+        {**LOLA, "memory": [{**WINDOW, "weight": "token"}, {**SPARSE, "weight": "same"}, STATE]},
+    ),
+    "the weight of what is beside": (
+        {
+            **LOLA,
+            "memory": [{**DROP, "weight": 0.2}, {**SPARSE, "weight": "same"}, STATE],
+            "graph": ["pairs -> window", "pairs -> sparse", "sparse -> state"],
+        },
+        (1, "weight"),
+        "the exact memory above, and there is none",
+        {
+            **LOLA,
+            "memory": [{**WINDOW, "weight": 0.2}, {**SPARSE, "weight": "same"}, STATE],
+            "graph": ["pairs -> window", "window -> sparse", "sparse -> state"],
+        },
+    ),
+}
+
+MASSES: dict[str, Case] = {
+    "exact memories against none": (
+        {"memory": [WINDOW, "full"], "read": {"kind": "shared", "scale": "row_max"}},
+        ("read", "scale"),
+        "`scale: row_max` rescales exact memories against others; this head has not both: remove it",
+        {**LOLA, "read": {"kind": "shared", "scale": "row_max"}},
+    ),
+    "states against none": (
+        {
+            "feature_map": "elu",
+            "memory": [STATE, {**STATE, "name": "far"}],
+            "flow": "parallel",
+            "read": {"kind": "shared", "scale": "row_max"},
+        },
+        ("read", "scale"),
+        "this head has not both",
+        {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "far"}], "flow": "parallel"},
+    ),
+    "shares of latents in one denominator": (
+        {**BESIDE, "read": "shared"},
+        (1,),
+        "the shares of latents are probabilities, which only `read: mixture` weighs against others",
+        BESIDE,
+    ),
+    "shares of latents in a sum": ({**BESIDE, "read": "sum"}, (1,), "only `read: mixture`", BESIDE),
+    "a delta rule in one denominator": (
+        {**TWO, "memory": [WINDOW, DELTA]},
+        (1,),
+        "this `delta` has no mass; set `read: sum` to add its raw numerator, or `read: mixture`",
+        {**TWO, "memory": [WINDOW, DELTA], "read": "mixture"},
+    ),
+    "a decay of each feature in a delta rule": (
+        {"feature_map": "elu", "memory": [{**DELTA, "gate": "channel"}]},
+        (0, "gate"),
+        "the gate `channel` decays by rank `channel`, and this memory's recurrence takes head, none",
+        {"feature_map": "elu", "memory": [{**DELTA, "gate": "head"}]},
+    ),
+    "latents that do not split": (
+        {**BESIDE, "memory": [DROP, {**LATENTS, "size": 6}]},
+        (1,),
+        "6 latents do not split evenly over 4 heads; set `size` to a multiple of 4, such as 8",
+        BESIDE,
+    ),
+    "gates in blocks that do not split": (
+        {**BESIDE, "mix_input": {"kind": "rglru", "blocks": 5}},
+        "mix_input",
+        "24",
+        {**BESIDE, "mix_input": {"kind": "rglru", "blocks": 6}},
+    ),
+}
+CASES = EDGES | SPARSE_CASES | MASSES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rule(case: str) -> None:
+    assert_refused(CASES[case])
+
+
+def test_values_turn_in_pairs_of_coordinates() -> None:
+    odd = Dimensions(hidden_size=12, layers=1, heads=2, key_heads=2, head_dim=3, rope_theta=100.0)
+    head = {"memory": ["full"], "position": "none", "value_position": "vapor"}
+    error = refused(head, odd)
+    assert error.path == ("head", "value_position")
+    assert "the head dimension is 3; remove it" in str(error)
+    assert resolved({**head, "value_position": None}, odd)

@@ -1,0 +1,193 @@
+"""A spec's own trunk: what it may say, what it leaves open, and what it adds to the meaning of a spec, and only where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.errors import GraphError
+from composer.spec import load_spec
+from composer.spec.loading import expand
+from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.trunk import GatedMLP, PlainMLP
+from tests.composer.spec.sources import EXACT, LOLCATS, SIZE, refused
+from tests.composer.spec.told import told
+
+TRUNK: dict[str, Any] = {"width": 24, "layers": 6, "heads": 8, "key_heads": 4, "head_dim": 8, "vocabulary": 50}
+
+
+def spec(**trunk: Any) -> dict[str, Any]:
+    return LOLCATS | {"trunk": TRUNK | trunk}
+
+
+def alone(document: dict[str, Any]) -> Resolved:
+    return resolve(load_spec(document))
+
+
+def test_it_brings_the_dimensions() -> None:
+    assert alone(spec()).dimensions == SIZE
+    assert alone(spec(theta=500)).heads["head"].memory[0].position.theta == 500
+    few = {"width": 96, "layers": 2, "heads": 4, "vocabulary": 50}
+    assert alone(LOLCATS | {"trunk": few}).dimensions == Dimensions(
+        hidden_size=96, layers=2, heads=4, key_heads=4, head_dim=24, rope_theta=1e4
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "width", "complete"),
+    [
+        ("gated", 768, GatedMLP(width=2048)),
+        ("gated", 24, GatedMLP(width=64)),
+        ("gated", 25, GatedMLP(width=128)),
+        ({"kind": "gated", "width": 7, "activation": "gelu"}, 24, GatedMLP(width=7, activation="gelu")),
+        ("plain", 24, PlainMLP(width=96)),
+        ({"kind": "plain", "activation": "relu"}, 24, PlainMLP(width=96, activation="relu")),
+    ],
+    ids=str,
+)
+def test_what_an_mlp_leaves_open(said: Any, width: int, complete: GatedMLP | PlainMLP) -> None:
+    found = alone(spec(mlp=said, width=width)).trunk
+    assert found is not None
+    assert found.mlp == complete
+
+
+def test_the_defaults_stay() -> None:
+    """Pinned: they are no part of the hash."""
+    trunk = load_spec(spec()).trunk
+    assert trunk is not None
+    said = trunk.model_dump(mode="json", exclude=set(TRUNK))
+    assert said == {
+        "norm": "rms",
+        "norm_epsilon": 1e-5,
+        "mlp": {"kind": "gated", "width": None, "activation": "silu"},
+        "tied": True,
+        "embedding": "none",
+        "length": None,
+        "bias": False,
+        "dropout": 0.0,
+        "theta": 10000.0,
+        "labels": None,
+    }
+    assert PlainMLP().activation == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("trunk", "message"),
+    [
+        ({"head_dim": None, "width": 25}, "trunk: width 25 does not divide by 8 heads: change one of them, or say `head_dim`"),
+        ({"key_heads": 3}, "trunk: 8 query heads cannot share 3 key heads evenly"),
+        ({"embedding": "learned"}, "trunk: `embedding: learned` needs `length`"),
+        ({"length": 9}, "trunk: `length` says how many positions are learned, and none are"),
+        ({"embedding": "sinusoidal", "length": 9}, "trunk: `length` says"),
+        ({"labels": 3, "tied": False}, "trunk: a classifier (`labels`) has no output matrix"),
+        ({"dropout": 1.0}, "trunk.dropout: expected a number less than 1.0, got 1.0"),
+        ({"width": 0}, "trunk.width: expected a number greater than 0"),
+        ({"norm": "batch"}, 'trunk.norm: expected "rms" or "layer", got "batch"'),
+        ({"mlp": "gatd"}, 'trunk.mlp.kind: unknown kind "gatd"; did you mean "gated"?'),
+        ({"mlp": {"width": 3}}, "trunk.mlp.kind: missing. Known kinds: gated, plain"),
+        ({"vocab": 3}, 'trunk.vocab: unknown key "vocab"; did you mean "vocabulary"?'),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_say(trunk: dict[str, Any], message: str) -> None:
+    assert told(spec(**trunk)).startswith(message)
+
+
+def test_what_it_has_to_say() -> None:
+    lines = told(LOLCATS | {"trunk": {}}).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"trunk.{key}" for key in ("width", "layers", "heads", "vocabulary")]
+
+
+def test_a_source_and_a_trunk_contradict_each_other() -> None:
+    path, message = refused(spec())
+    assert path == ("trunk",)
+    assert "would contradict" in message
+    assert "--set trunk=null" in message
+    assert resolve(load_spec(spec(), ["trunk=null"]), SIZE).hash == resolve(load_spec(LOLCATS), SIZE).hash
+    with pytest.raises(GraphError, match="no `trunk` that would say what to build from nothing"):
+        alone(LOLCATS)
+
+
+def test_without_a_trunk_a_resolved_document_says_nothing_of_it() -> None:
+    assert "trunk" not in resolve(load_spec(LOLCATS), SIZE).model_dump(mode="json")
+    assert "trunk" not in json.loads(resolve(load_spec(LOLCATS), SIZE).model_dump_json())
+
+
+def test_a_resolved_trunk_comes_back_from_json() -> None:
+    once = alone(spec(mlp="plain", embedding="learned", length=30))
+    assert Resolved.model_validate_json(once.model_dump_json()) == once
+
+
+def test_the_trunk_is_a_part_of_the_meaning() -> None:
+    pinned = "af88148065fe78f73b8f32dd2d16e11f60eed1b318555a535070bb7d24ba4334"
+    document = {"compose": 1, "name": "x", "trunk": TRUNK, "head": EXACT | {"position": "none"}}
+    assert alone(document).hash == pinned
+    assert alone(document).hash != resolve(load_spec(document, ["trunk=null"]), SIZE).hash
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"mlp": {"kind": "gated", "width": 64}},
+        {"norm": "rms", "tied": True, "dropout": 0},
+        {"theta": 10000},
+        {"head_dim": 8, "labels": None},
+    ],
+    ids=str,
+)
+def test_what_is_left_open_means_its_default(same: dict[str, Any]) -> None:
+    assert alone(spec(**same)).hash == alone(spec()).hash
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mlp": "plain"},
+        {"mlp": {"kind": "gated", "width": 65}},
+        {"norm": "layer"},
+        {"norm_epsilon": 1e-6},
+        {"vocabulary": 51},
+        {"tied": False},
+        {"embedding": "sinusoidal"},
+        {"bias": True},
+        {"dropout": 0.1},
+        {"theta": 500},
+        {"labels": 2},
+        {"layers": 7},
+    ],
+    ids=str,
+)
+def test_another_trunk_has_another_hash(other: dict[str, Any]) -> None:
+    assert alone(spec(**other)).hash != alone(spec()).hash
+
+
+def test_a_theta_that_nothing_turns_by_means_nothing() -> None:
+    document = {"compose": 1, "name": "x", "trunk": TRUNK, "head": EXACT | {"position": "none"}}
+    assert alone(document).hash == alone(document | {"trunk": TRUNK | {"theta": 7}}).hash
+
+
+def test_it_is_inherited_and_varied(write: Callable[[str, str], Path]) -> None:
+    text = "{width: 24, layers: 6, heads: 4, vocabulary: 50, mlp: {kind: gated, width: 9}}"
+    write("base.yaml", f"compose: 1\nname: base\nhead: {{memory: [full]}}\ntrunk: {text}\n")
+    child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\ntrunk: {layers: 2, mlp: plain}\n")
+    trunk = load_spec(child).trunk
+    assert trunk is not None
+    assert (trunk.width, trunk.layers, trunk.mlp) == (24, 2, PlainMLP())
+    sweep = write(
+        "sweep.yaml",
+        "compose: 1\nname: sweep\nextends: base.yaml\nvary: {grid: {trunk.norm: [rms, layer], trunk.mlp: [gated, plain]}}\n",
+    )
+    hashes = {name: resolve(one).hash for name, one in expand(sweep).items()}
+    assert list(hashes) == ["rms-gated", "rms-plain", "layer-gated", "layer-plain"]
+    assert len(set(hashes.values())) == 4
+
+
+def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
+    path = write(
+        "wrong.yaml", "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk:\n  {width: 25, layers: 1, heads: 8, vocabulary: 9}\n"
+    )
+    assert told(path).startswith("wrong.yaml:4:1  trunk: width 25 does not divide")

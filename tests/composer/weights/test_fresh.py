@@ -1,0 +1,226 @@
+"""A folder from nothing: the same seed gives the same bytes, it loads whole, says what it is, and appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import composer
+from composer.errors import BuildError, SpecError
+from composer.spec.loading import load_spec
+from composer.spec.resolve import resolve
+from composer.weights import fresh as fresh_module
+from composer.weights.dimensions import dimensions
+from composer.weights.fresh import build_fresh_folder, parameters, trunk_from
+from composer.weights.record import RECORD, read_record
+from composer.weights.verify import verify
+from converters.source import open_source
+from tests.checkpoints import edit_config, edit_tensors, llama
+from tests.composer.model.trunks import HEADS, TRUNKS, document
+from tests.composer.weights.students import SOFTMAX, loaded
+
+WEIGHTS = "model.safetensors"
+FILES = [RECORD, "README.md", "config.json", "generation_config.json", WEIGHTS]
+
+
+def build(out: Path, head: str = "lolcats", trunk: dict[str, Any] | None = None, **options: Any) -> Path:
+    composer.build_folder(document(head, **trunk or {}), out=out, fresh=True, **options)
+    return out
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(40)[None] % 64).logits
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+@pytest.mark.parametrize("head", HEADS)
+def test_it_loads_whole_and_is_what_its_record_says(tmp_path: Path, head: str, trunk: str):
+    out = build(tmp_path / "out", head, TRUNKS[trunk])
+    assert sorted(os.listdir(out)) == sorted(FILES)
+    assert logits(loaded(out)).isfinite().all()
+    report = verify(out)
+    assert report.ok
+    assert not report.unchecked
+    record = read_record(out)
+    assert record is not None
+    assert record.source is None
+    assert record.resolved == resolve(load_spec(document(head, **TRUNKS[trunk])))
+    assert set(record.untrained) == set(record.plan.parameters) == set(load_file(out / WEIGHTS))
+    assert open_source(out).notes == ()
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
+    one, same, other = (build(tmp_path / name, seed=seed) / WEIGHTS for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert one.read_bytes() == same.read_bytes()
+    assert one.read_bytes() != other.read_bytes()
+
+
+def test_in_memory_it_is_the_same_model(tmp_path: Path):
+    out = build(tmp_path / "out", "lawcat", TRUNKS["learned"], seed=3)
+    model = composer.build(document("lawcat", **TRUNKS["learned"]), fresh=True, seed=3)
+    stored = load_file(out / WEIGHTS)
+    found = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in found.items())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not model.training
+
+
+def test_how_it_starts(tmp_path: Path):
+    """Norms 1, biases 0, the heads as their parts say; all the rest normal, around 0, with 0.02."""
+    out = build(tmp_path / "out", trunk={**TRUNKS["classic"], "tied": False, "width": 128, "vocabulary": 512})
+    for name, tensor in load_file(out / WEIGHTS).items():
+        if ".composed." in name:
+            continue
+        if name.endswith("bias"):
+            assert not tensor.any()
+        elif "norm" in name:
+            assert (tensor == 1).all()
+        else:
+            assert abs(tensor.mean().item()) < 5 * 0.02 / tensor.numel() ** 0.5, name
+            assert abs(tensor.std().item() / 0.02 - 1) < 5 / tensor.numel() ** 0.5, name
+    window = load_file(out / WEIGHTS)["model.layers.0.self_attn.composed.head.window.weight"]
+    folder = tmp_path / "student"
+    composer.build_folder({"compose": 1, "name": "y", "head": HEADS["lolcats"]}, llama(tmp_path / "llama"), folder)
+    assert torch.equal(window, load_file(folder / "fresh.safetensors")["model.layers.0.self_attn.composed.head.window.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_of_any_type(tmp_path: Path, dtype: str):
+    out = build(tmp_path / "out", dtype=dtype)
+    assert {tensor.dtype for tensor in load_file(out / WEIGHTS).values()} == {getattr(torch, dtype)}
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    assert verify(out).ok
+
+
+def test_the_config_and_the_spec_bring_the_same_dimensions(tmp_path: Path):
+    out = build(tmp_path / "out", trunk={"theta": 500, "head_dim": 12})
+    assert dimensions(open_source(out).trunk) == resolve(load_spec(document("lolcats", theta=500, head_dim=12))).dimensions
+
+
+def test_a_classifier(tmp_path: Path):
+    out = build(tmp_path / "out", trunk={"labels": 3})
+    assert "generation_config.json" not in os.listdir(out)
+    assert verify(out).ok
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["ComposedForSequenceClassification"]
+    assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+    assert "AutoModelForSequenceClassification.from_pretrained" in (out / "README.md").read_text()
+    assert logits(composer.load(out)).shape == (1, 3)
+
+
+def test_the_card_and_the_record_say_that_it_came_from_nothing(tmp_path: Path):
+    out = build(tmp_path / "out", seed=7)
+    card = (out / "README.md").read_text()
+    assert "built from nothing" in card
+    assert "every parameter was random (seed 7)" in card
+    assert "base_model" not in card
+    record = json.loads((out / RECORD).read_text())
+    assert (record["source"], record["seed"], record["spec"]["trunk"]["width"]) == (None, 7, 32)
+
+
+def test_it_is_a_source_like_any_other(tmp_path: Path):
+    out = build(tmp_path / "out", "softmax", TRUNKS["learned"])
+    report = composer.build_folder({**SOFTMAX}, out, tmp_path / "again")
+    assert set(report.untrained) == set(read_record(out).plan.parameters), "what was random stays known as untrained"
+    assert torch.equal(logits(loaded(tmp_path / "again")), logits(loaded(out)))
+    assert verify(tmp_path / "again").ok
+    with pytest.raises(SpecError, match="would contradict"):
+        composer.build_folder(document(), out, tmp_path / "other")
+
+
+def test_what_was_changed_is_found(tmp_path: Path):
+    out = build(tmp_path / "out")
+    edit_tensors(out / WEIGHTS, lambda tensors: tensors["model.norm.weight"].add_(1))
+    assert {check.what for check in verify(out).failed} == {"contents"}
+    for changes in ({"norm_type": "layer"}, {"residual_dropout": 0.5}, {"hidden_act": "gelu"}, {"vocab_size": 98}):
+        other = build(tmp_path / "-".join(changes))
+        edit_config(other, **changes)
+        assert "config" in {check.what for check in verify(other).failed}
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path):
+    report = composer.build_folder(document(), out=tmp_path / "out", fresh=True, dry_run=True)
+    assert report.dry_run
+    assert len(report.plan.fresh) == len(report.plan.parameters) == 20
+    assert not os.listdir(tmp_path)
+
+
+def test_only_what_a_build_wrote_is_replaced(tmp_path: Path):
+    out = build(tmp_path / "out")
+    with pytest.raises(BuildError, match="exists already"):
+        build(out)
+    build(out, "lawcat", force=True)
+    assert sorted(os.listdir(out)) == sorted(FILES)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(BuildError, match=r"holds what no build wrote \(notes.txt\)"):
+        build(out, force=True)
+
+
+def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fresh_module, "complete_folder", broken)
+    with pytest.raises(BuildError, match="No space left"):
+        build(tmp_path / "deep" / "out")
+    assert not os.listdir(tmp_path)
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path):
+    seen: list[tuple[str, int, int]] = []
+    build(tmp_path / "out", progress=lambda *step: seen.append(step))
+    name, done, total = seen[-1]
+    assert (name, done) == (WEIGHTS, total)
+
+
+def test_what_was_resolved_on_a_source_is_refused(tmp_path: Path):
+    resolved = resolve(load_spec(document(), ["trunk=null"]), resolve(load_spec(document())).dimensions)
+    with pytest.raises(BuildError, match="resolved against a source"):
+        build_fresh_folder(resolved, tmp_path / "out", spec_document={})
+
+
+def test_source_and_nothing_exclude_each_other(tmp_path: Path):
+    out = tmp_path / "out"
+    for options, message in (
+        ({"source": tmp_path, "fresh": True}, "not both"),
+        ({}, "nothing says what to build from"),
+        ({"fresh": True, "revision": "main"}, "leave it out"),
+        ({"source": tmp_path, "tokenizer": tmp_path}, "a source brings its own tokenizer"),
+    ):
+        with pytest.raises(BuildError, match=message):
+            composer.build_folder(document(), out=out, **options)
+        if "tokenizer" not in options:
+            with pytest.raises(BuildError, match=message):
+                composer.build(document(), **options)
+    with pytest.raises(SpecError, match="has no `trunk`"):
+        composer.build("lawcat", fresh=True)
+    with pytest.raises(SpecError, match="has no `trunk`"):
+        composer.explain("lawcat")
+    assert not os.listdir(tmp_path)
+
+
+def test_explained_on_its_own_trunk(tmp_path: Path):
+    out = build(tmp_path / "out")
+    own, on_source = (
+        composer.explain(document("lolcats")),
+        composer.explain(document("lolcats"), overrides=["trunk=null"], source=out),
+    )
+    assert own.hash != on_source.hash
+    assert own.model_dump(exclude={"hash"}) == on_source.model_dump(exclude={"hash"})
+
+
+def test_every_parameter_has_a_place_in_the_plan():
+    resolved = resolve(load_spec(document("lawcat", **TRUNKS["classic"])))
+    wanted = parameters(resolved, trunk_from(resolved, "float32"))
+    model = composer.build(document("lawcat", **TRUNKS["classic"]), fresh=True)
+    assert {name: fresh.shape for name, fresh in wanted.items()} == {
+        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }

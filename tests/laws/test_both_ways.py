@@ -1,0 +1,102 @@
+"""The laws for heads that look both ways: the fast form is the definition, documents and padding stay apart, and no order counts
+but the one that positions bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blocks.catalogue import CATALOGUE
+from blocks.flow import Tokens
+from blocks.memories.base import Memory
+from composer.errors import GraphError
+from composer.graph.explain import state_size
+from composer.graph.rules import checked_graph
+from composer.spec.document import HeadSpec
+from tests.laws.cases import SMALL, Inputs, around, built, complete, every_head, inputs, run
+
+SHAPE = replace(SMALL.shape(4), both_ways=True)
+
+
+def every_encoder() -> dict[str, HeadSpec]:
+    """The heads of every bidirectional spec, and one for each memory that can look both ways, with each mixer that can."""
+    heads = every_head("bidirectional")
+    for kind in CATALOGUE["memory"]:
+        spec = complete(around("memory", kind))
+        if not any(memory.problem_both_ways() for memory in spec.memory) and len(spec.memory) == 1:
+            heads[f"memory: {kind}"] = spec
+    beside = {"feature_map": "exp", "memory": ["full", "state"], "flow": "parallel"}
+    return heads | {"side by side": complete(beside)}
+
+
+HEADS = every_encoder()
+
+
+def gradients(spec: HeadSpec, data: Inputs, backend: str) -> list[torch.Tensor]:
+    head = built(spec, SHAPE)
+    leaves = [tensor.clone().requires_grad_() for tensor in data.tensors]
+    output, _ = run(head, Inputs(*leaves, data.tokens), backend=backend)
+    (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)).sum().backward()
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (*leaves, *head.parameters())]
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(HEADS) >= 4
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_fast_form_is_the_definition(name: str) -> None:
+    data = inputs(SHAPE, 2, 70)
+    expected, state = run(built(HEADS[name], SHAPE), data, backend="reference")
+    found, _ = run(built(HEADS[name], SHAPE), data)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    assert expected.abs().max() > 1e-3
+    assert state == {}
+    assert state_size(checked_graph(HEADS[name], SHAPE, ()), 70) == {}
+    for one, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_first_token_sees_the_last(name: str) -> None:
+    data = inputs(SHAPE, 1, 4)
+    data.value.requires_grad_()
+    run(built(HEADS[name], SHAPE), data)[0][:, 0].sum().backward()
+    assert data.value.grad is not None
+    assert data.value.grad[:, -1].abs().max() > 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("name", HEADS)
+def test_documents_and_padding_stay_apart(name: str, backend: str) -> None:
+    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 60)
+    lengths = ((20, 1, 30), (3, 40))
+    position, segment, valid = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, 60) > 0
+    for row, documents in enumerate(lengths):
+        start = 0
+        for number, length in enumerate(documents):
+            position[row, start : start + length] = torch.arange(length)
+            segment[row, start:] = number
+            valid[row, start : start + length] = True
+            start += length
+    together, _ = run(head, replace(data, tokens=Tokens(position, segment, valid)), backend=backend)
+    assert together.isfinite().all()
+    for row, documents in enumerate(lengths):
+        start = 0
+        for length in documents:
+            columns = slice(start, start + length)
+            own = Inputs(*(tensor[row : row + 1, columns] for tensor in data.tensors), Tokens(torch.arange(length)[None]))
+            torch.testing.assert_close(together[row : row + 1, columns], run(head, own, backend=backend)[0], rtol=1e-9, atol=1e-10)
+            start += length
+
+
+@pytest.mark.parametrize("kind", CATALOGUE["memory"])
+def test_what_only_looks_back_is_refused(kind: str) -> None:
+    part = CATALOGUE["memory"][kind]
+    assert issubclass(part, Memory)
+    spec = complete(around("memory", kind))
+    if f"memory: {kind}" not in HEADS:
+        with pytest.raises(GraphError, match="only look|flow: parallel"):
+            checked_graph(spec, SHAPE, ())

@@ -1,0 +1,72 @@
+"""The shipped specs of LoLA and Latte say the same wherever they say it, and count what the papers count."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.model.naming import fresh_parameters
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from composer.weights.fresh import parameters, trunk_from
+from tests.shipped import on
+
+LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
+OF_LATTE = {
+    "latte": "latte",
+    "latte-pp": "latte",
+    "latte-conv-pp": "latte-conv",
+    "latte-rglru-pp": "latte-rglru",
+    "latte-rglru-swa-pp": "latte-macchiato",
+    "transformer-pp": "softmax",
+}
+
+
+@pytest.mark.parametrize(("row", "spec"), OF_LATTE.items())
+def test_the_heads_of_lattes_table_1_are_the_specs_own(row: str, spec: str) -> None:
+    assert on(f"ablations/latte-table-1:{row}", LLAMA_1B).hash == on(spec, LLAMA_1B).hash
+
+
+def test_the_convolution_with_a_window_is_macchiato_with_a_convolution() -> None:
+    macchiato = load_spec("latte-macchiato", ["head.mix_input={kind: conv, kernel: 4}"])
+    assert on("ablations/latte-table-1:latte-conv-swa-pp", LLAMA_1B).hash == resolve(macchiato, LLAMA_1B).hash
+
+
+@pytest.mark.parametrize(
+    ("row", "millions", "more"),
+    [
+        ("latte", 111, 0),
+        ("latte-pp", 140, 0),
+        ("latte-conv-pp", 140, 0),
+        ("latte-conv-swa-pp", 153, 1),
+        ("latte-rglru-pp", 139, 2),
+        ("latte-rglru-swa-pp", 153, 3),
+        ("transformer-pp", 151, 0),
+    ],
+)
+def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more: int) -> None:
+    """Millions cut off, and how many more there are here. Heads of latents alone have queries and keys that they do not use."""
+    spec = resolve(load_spec(f"ablations/latte-table-1:{row}"))
+    unused = all(memory.reads == "inputs" for memory in spec.heads["head"].memory)
+    counted = [
+        fresh.size
+        for name, fresh in parameters(spec, trunk_from(spec, "float32", None)).items()
+        if not (unused and name.endswith(("q_proj.weight", "k_proj.weight")))
+    ]
+    assert sum(counted) // 10**6 == millions + more
+
+
+@pytest.mark.parametrize(("row", "spec"), [("lolcats", "lolcats"), ("lola", "lola")])
+def test_the_first_rows_of_lolas_table_1_are_the_specs(row: str, spec: str) -> None:
+    assert on(f"ablations/lola-cache-sizes:{row}", LLAMA_1B).hash == on(spec, LLAMA_1B).hash
+
+
+@pytest.mark.parametrize("spec", ["lola", "lolcats-terraced"])
+def test_weights_of_lolcats_fit(spec: str) -> None:
+    """By their names and shapes: neither brings a parameter of its own."""
+    ours, theirs = ({name: fresh.shape for name, fresh in fresh_parameters(on(one, LLAMA_1B)).items()} for one in (spec, "lolcats"))
+    assert ours == theirs
+
+
+def test_lola_is_not_trained() -> None:
+    assert load_spec("lolcats").recipe is not None
+    assert load_spec("lola").recipe is None
