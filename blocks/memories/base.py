@@ -55,6 +55,10 @@ class Memory(Part):
             return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
         return {}
 
+    def weighing(self, shape: Shape) -> int:
+        """Operations that ``logit`` takes a token."""
+        return 2 * shape.hidden_size * shape.heads if self.weight == "token" else 0
+
     def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor | None:
         """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
         kind = accumulating(inputs.dtype)

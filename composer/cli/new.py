@@ -58,12 +58,15 @@ name: {name}
 
 head:
   position: rope                # {kinds("position")}; a memory may have its own
+  # mix_input: rglru            # {kinds("mix input")}: what latents and weights of the token see
   # conv: {{kernel: 4}}           # over the tokens, before the feature map
   feature_map: hedgehog         # {kinds("feature map")}
-  memory:                       # top to bottom: pairs fall from one into the next
+  memory:                       # {kinds("memory")}; top to bottom: pairs fall from one into the next
     - {{kind: window, size: 64, weight: learned}}
     - {{kind: state, gate: none}} # gates: {kinds("gate")}
+  # flow: parallel              # every memory sees every pair; or `graph:`, a list of edges such as window -> state
   read: shared                  # {kinds("read")}
+  # output: norm                # {kinds("output")}
 
 # Other layers, other heads: name them, and say where they go.
 # heads:

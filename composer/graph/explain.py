@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from blocks.legend import Shape
+from blocks.memories.base import Memory
 from blocks.memories.full import Full
 from blocks.part import Closed, Slot
 from composer.graph.graph import HeadGraph, build_graph, memories, parts, slots
@@ -141,9 +142,7 @@ def _cost(
     state, pairs = state_bytes(state_size(graph, sequence), dtype), pairs_held(graph, sequence)
     # A value position stands in the graph twice, and counts the operations of both where values enter.
     working = [(part, own) for node, part, own in parts(graph) if node != "value_position_back"]
-    turning = sum(
-        memory.position.flops(own, sequence) for _, memory, own in memories(graph) if memory.position and memory.reads != "inputs"
-    )
+    beside = sum(memory.weighing(own) + _turning(memory, own, sequence) for _, memory, own in memories(graph))
     return GroupCost(
         head=name,
         layers=tuple(layers),
@@ -153,13 +152,17 @@ def _cost(
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
         state_grows=any(isinstance(memory, Full) for memory in head.memory) and not shape.both_ways,
-        prefill_flops_per_token=turning + sum(part.prefill_flops(own, sequence) for part, own in working),
-        decode_flops_per_token=turning + sum(part.flops(own, sequence) for part, own in working),
+        prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
+        decode_flops_per_token=beside + sum(part.flops(own, sequence) for part, own in working),
         kv_cache_bytes=cache,
         compression=_ratio(cache, state),
         pairs=pairs,
         compression_lola=_ratio(sequence, pairs),
     )
+
+
+def _turning(memory: Memory, shape: Shape, tokens: int) -> int:
+    return memory.position.flops(shape, tokens) if memory.position and memory.reads != "inputs" else 0
 
 
 def _ratio(source: float, state: float) -> float | None:

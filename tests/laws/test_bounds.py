@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from blocks.memories.full import Full
@@ -17,6 +18,7 @@ from tests.laws.draw import random_heads
 HEADS = every_head()
 PARTS = every_part()
 LONG = 131_072
+DTYPES = ("bfloat16", "float32", "float64")
 TINY = Shape(hidden_size=6, heads=1, key_heads=1, head_dim=4)
 
 
@@ -26,12 +28,9 @@ def measured(spec: HeadSpec, shape: Shape, length: int, dtype: torch.dtype) -> i
     return sum(tensor.nbytes for tensor in state.values()) // 2
 
 
-def assert_size(spec: HeadSpec, shape: Shape) -> None:
+def assert_size(spec: HeadSpec, shape: Shape, length: int, dtype: str) -> None:
     graph = build_graph(spec, shape)
-    for length in (1, 20, 90):
-        slots = state_size(graph, length)
-        for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float32, "float32"), (torch.float64, "float64")):
-            assert measured(spec, shape, length, dtype) == state_bytes(slots, name)
+    assert measured(spec, shape, length, getattr(torch, dtype)) == state_bytes(state_size(graph, length), dtype)
     if not any(isinstance(memory, Full) for memory in spec.memory):
         assert state_size(graph, 90) == state_size(graph, 10**9)
 
@@ -39,13 +38,15 @@ def assert_size(spec: HeadSpec, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", HEADS)
 def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
-    assert_size(HEADS[name], SHAPES[shape])
+    for length in (1, 20, 90):
+        for dtype in DTYPES:
+            assert_size(HEADS[name], SHAPES[shape], length, dtype)
 
 
-@given(drawn=random_heads())
+@given(drawn=random_heads(), length=st.integers(1, 90), dtype=st.sampled_from(DTYPES))
 @settings(deadline=None)
-def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape]) -> None:
-    assert_size(*drawn)
+def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
+    assert_size(*drawn, length, dtype)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -222,6 +222,16 @@ def test_latents_by_hand() -> None:
     assert group.decode_flops_per_token == rotations + logits + means
 
 
+def test_a_weight_of_the_token_is_counted() -> None:
+    """24 channels for each of 4 heads."""
+    memory = {"kind": "window", "size": 5}
+    alone, weighed = (
+        explained({"head": {"feature_map": "elu", "memory": [memory | weight, "state"]}}).decode_flops_per_token
+        for weight in ({}, {"weight": "token"})
+    )
+    assert weighed - alone == 4 * 2 * 24 * 4
+
+
 def test_where_nothing_is_kept_there_is_no_rate() -> None:
     """A cache of no pairs is an empty one; a model that sees both ways hands nothing on."""
     none = explained({"head": {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}}, sequence=100)
