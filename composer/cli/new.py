@@ -77,7 +77,7 @@ head:
 
 # How it is trained; no part of what the spec means.
 # recipe:
-#   transfer: {{loss: mse, lr: 1e-2, epochs: 2}}
+#   transfer: {{lr: 1e-2, epochs: 2}}
 #   finetune: {{lora: {{rank: 8, alpha: 16, targets: [q, k, v, o]}}, lr: 1e-4, epochs: 2}}
 """
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
+from pydantic import Field, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from blocks.catalogue import (
     ConvolutionConfig,
@@ -24,6 +24,7 @@ from blocks.catalogue import (
 from blocks.part import Closed
 from blocks.positions import Rope
 from composer.spec.places import Path, Place, Places
+from composer.spec.recipe import Recipe
 from composer.spec.trunk import TrunkSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -73,43 +74,6 @@ class LayerRule(Closed):
     """A layer, a list of layers, a range ``first:end:step`` as Python slices, or ``all``. -1 is the last layer."""
     use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1)]
     """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it, in this order."""
-
-
-class Lora(Closed):
-    """Low-rank adapters for the second stage."""
-
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    targets: tuple[Literal["q", "k", "v", "o"], ...] = ("q", "k", "v", "o")
-
-
-Schedule = Literal["constant", "cosine", "plateau"]
-
-
-class Transfer(Closed):
-    """Stage 1: fresh parameters learn the teacher's attention, layer by layer."""
-
-    loss: Literal["mse", "cross_entropy"] = "mse"
-    lr: PositiveFloat
-    epochs: PositiveInt
-    schedule: Schedule = "constant"
-
-
-class Finetune(Closed):
-    """Stage 2: the whole model learns the next token."""
-
-    lora: Lora | None = None
-    lr: PositiveFloat
-    epochs: PositiveInt
-    schedule: Schedule = "constant"
-
-
-class Recipe(Closed):
-    """How the paper trains it. Kept with the model; it is no part of the spec's hash."""
-
-    data: str | None = None
-    transfer: Transfer | None = None
-    finetune: Finetune | None = None
 
 
 Varied = Annotated[str, StringConstraints(pattern=r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$")]

@@ -23,7 +23,8 @@ from blocks.reads import Shared, Sum
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
-from composer.spec.document import HeadsOf, HeadSpec, Name, Recipe, Spec
+from composer.spec.document import HeadsOf, HeadSpec, Name, Spec
+from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 

@@ -92,7 +92,7 @@ def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
         load_spec(path, ["head.memory.0.gat=none", "recipe.finetune.lr=1"])
     assert [line.split(": ")[0] for line in sorted(str(caught.value).splitlines())] == [
         "--set head.memory.0.gat=none  head.memory[0].gat",
-        "--set recipe.finetune.lr=1  recipe.finetune.epochs",
+        "--set recipe.finetune.lr=1  recipe.finetune",
         "x.yaml:5:9  head.flow",
     ]
 

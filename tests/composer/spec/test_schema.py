@@ -86,7 +86,7 @@ WRONG = [
     "{compose: 1, name: x, layers: [{at: 0}]}",
     "{compose: 1, name: x, layers: [{at: evens, use: a}]}",
     "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: 0}]}]}",
-    "{compose: 1, name: x, recipe: {finetune: {lr: 1}}}",
+    "{compose: 1, name: x, recipe: {finetune: {epochs: 1}}}",
     "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: half}]}]}",
     "{compose: 1, name: x, layers: [{at: 0, use: [{head: a, heads: 1/0}]}]}",
     "{compose: 1, name: x, trunk: {width: 8, layers: 1, heads: 2}}",

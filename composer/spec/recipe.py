@@ -1,0 +1,131 @@
+"""How a spec is trained: stage 1 learns the teacher's attention, stage 2 the text; a model built from nothing has one stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from blocks.part import Closed
+
+Schedule = Literal["constant", "cosine", "plateau"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Lora(Closed):
+    """Low-rank adapters for the second stage."""
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    targets: Annotated[tuple[Literal["q", "k", "v", "o"], ...], Field(min_length=1)] = ("q", "k", "v", "o")
+
+
+class Stage(Closed):
+    """What all stages say: AdamW, for how long, at which rate."""
+
+    lr: PositiveFloat
+    """The learning rate, once it is warm."""
+    epochs: PositiveInt | None = None
+    """How often every row of the data is seen; or, instead, ``steps`` or ``tokens``."""
+    steps: PositiveInt | None = None
+    """Updates."""
+    tokens: PositiveInt | None = None
+    """Tokens seen, as far as whole steps go."""
+    batch: PositiveInt = 8
+    """Rows of a step, over all processes."""
+    accumulate: PositiveInt = 1
+    """Parts that a step's rows are taken in, one after the other; they cost memory in place of time."""
+    schedule: Schedule = "constant"
+    """After the warm-up: constant; half a cosine down to ``final``; or halved wherever two evaluations bring nothing (plateau)."""
+    warmup: NonNegativeInt = 0
+    """Steps in which the rate rises from nothing."""
+    final: Share = 0.0
+    """Where a cosine ends, as a share of ``lr``."""
+    clip: PositiveFloat | None = 1.0
+    """The largest norm of a gradient: of each layer's in stage 1, of the model's in the others."""
+    weight_decay: NonNegativeFloat = 0.0
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    evaluate: PositiveInt | None = None
+    """Steps between evaluations. Left out: ten of them in all."""
+    patience: PositiveInt | None = None
+    """Evaluations in a row that bring nothing before it stops. Left out: it does not stop early."""
+    keep: Literal["best", "last"] = "best"
+    """Which parameters it ends with, where there is something to evaluate on: of each layer by itself in stage 1."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        said = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
+        if len(said) != 1:
+            wrong = f"says {' and '.join(said)}" if said else "does not say how long"
+            raise ValueError(f"{wrong}: say one of epochs, steps and tokens")
+        if self.batch % self.accumulate:
+            raise ValueError(f"takes {self.batch} rows in {self.accumulate} parts: batch must be a multiple of accumulate")
+        return self
+
+
+class Transfer(Stage):
+    """Stage 1: fresh parameters learn the teacher's attention, layer by layer."""
+
+    mse: NonNegativeFloat = 1.0
+    """Weight of the mean squared error of what attention gives."""
+    at: Literal["heads", "output"] = "heads"
+    """Where that is compared: head by head, or after the output projection."""
+    cross_entropy: NonNegativeFloat = 0.0
+    """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> Self:
+        if not self.mse and not self.cross_entropy:
+            raise ValueError("learns nothing: mse and cross_entropy are both 0")
+        return self
+
+
+class Finetune(Stage):
+    """Stage 2: the whole model learns the next token."""
+
+    lora: Lora | None = None
+    """Adapters on the trunk's projections."""
+    trunk: bool = False
+    """Train all of the trunk itself, in place of adapters."""
+    fresh: bool = True
+    """Go on training what the heads brought with them."""
+    fresh_lr: PositiveFloat | None = None
+    """The rate of those. Left out: ``lr``."""
+    next_token: NonNegativeFloat = 1.0
+    """Weight of the next token's cross-entropy."""
+    distill: NonNegativeFloat = 0.0
+    """Weight of the Kullback-Leibler divergence from the teacher's distribution."""
+    temperature: PositiveFloat = 1.0
+    """Of both distributions in that divergence, which is then multiplied by its square."""
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if self.lora is not None and self.trunk:
+            raise ValueError("trains the trunk and adapters on it: say `lora`, or `trunk: true`")
+        if self.lora is None and not self.trunk and not self.fresh:
+            raise ValueError("trains nothing: say `lora`, `trunk: true`, or `fresh: true`")
+        if self.fresh_lr is not None and not self.fresh:
+            raise ValueError("has a rate for fresh parameters (fresh_lr) and does not train them (fresh)")
+        if not self.next_token and not self.distill:
+            raise ValueError("learns nothing: next_token and distill are both 0")
+        return self
+
+
+class Train(Stage):
+    """Training from nothing: every parameter learns the next token."""
+
+
+class Recipe(Closed):
+    """How the paper trains it. Kept with the model; it is no part of the spec's hash."""
+
+    data: str | None = None
+    """On what, in words."""
+    sequence: PositiveInt | None = None
+    """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
+    rows: Literal["packed", "padded"] = "packed"
+    """Documents end to end, or each in rows of its own."""
+    transfer: Transfer | None = None
+    finetune: Finetune | None = None
+    train: Train | None = None
+    """For a spec with a trunk of its own."""

@@ -1,0 +1,64 @@
+"""A recipe says how long, at which rate and what learns; one that contradicts itself is refused where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from composer.errors import SpecError
+from composer.spec.loading import load_spec
+from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """What a shipped spec's recipe comes to, defaults and all."""
+    found = load_spec(name).recipe
+    assert found is not None
+    return found.model_dump()
+
+
+def test_the_papers_recipes() -> None:
+    """LoLCATs as LoLA and its code have it and as the workshop paper has it, LAWCAT, Macchiato, and Latte from nothing."""
+    lolcats, lawcat, macchiato = (recipe(name) for name in ("lolcats", "lawcat", "latte-macchiato"))
+    assert lolcats["sequence"] == 1024
+    assert lolcats["transfer"].items() >= {"mse": 1000, "cross_entropy": 0, "lr": 1e-2, "epochs": 2}.items()
+    assert lolcats["finetune"].items() >= {"lr": 1e-4, "trunk": False, "epochs": 2}.items()
+    assert lolcats["finetune"]["lora"] == {"rank": 8, "alpha": 16, "targets": ("q", "k", "v", "o")}
+    assert recipe("lolcats-workshop")["transfer"].items() >= {"mse": 0, "cross_entropy": 1, "lr": 1e-2}.items()
+    assert lawcat["transfer"].items() >= {"lr": 0.1, "schedule": "cosine", "epochs": 4}.items()
+    assert (macchiato["transfer"], macchiato["finetune"]["lora"], macchiato["finetune"]["fresh"]) == (None, None, True)
+    assert recipe("ablations/latte-table-1:latte")["train"].items() >= {"steps": 100_000, "batch": 80, "lr": 6e-4}.items()
+
+
+@pytest.mark.parametrize(
+    ("stage", "said", "complaint"),
+    [
+        (Stage, {"lr": 1}, "does not say how long"),
+        (Stage, {"lr": 1, "epochs": 1, "tokens": 5}, "says epochs and tokens"),
+        (Stage, {"lr": 1, "epochs": 1, "batch": 6, "accumulate": 4}, "takes 6 rows in 4 parts"),
+        (Stage, {"lr": 0, "epochs": 1}, "greater than 0"),
+        (Stage, {"lr": 1, "epochs": 1, "betas": (0.9, 1.0)}, "less than 1"),
+        (Transfer, {"lr": 1, "epochs": 1, "mse": 0}, "mse and cross_entropy are both 0"),
+        (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "trunk": True}, "trains the trunk and adapters on it"),
+        (Finetune, {"lr": 1, "epochs": 1, "fresh": False}, "trains nothing"),
+        (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "fresh": False, "fresh_lr": 1}, "does not train them"),
+        (Finetune, {"lr": 1, "epochs": 1, "next_token": 0}, "next_token and distill are both 0"),
+        (Finetune, {"lr": 1, "epochs": 1, "lora": {"targets": []}}, "at least 1 item"),
+    ],
+)
+def test_what_contradicts_itself(stage: type[Stage], said: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        stage.model_validate(said)
+
+
+def test_it_is_refused_where_it_stands() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec("lolcats", ["recipe.finetune.steps=10"])
+    assert "recipe.finetune" in str(caught.value)
+    assert "say one of epochs, steps and tokens" in str(caught.value)
+
+
+def test_nothing_is_said_of_what_is_not_trained() -> None:
+    assert Recipe() == Recipe(data=None, sequence=None, rows="packed", transfer=None, finetune=None, train=None)
