@@ -28,3 +28,15 @@ class SourceError(ComposerError):
 
 class BuildError(ComposerError):
     """The weights do not cover the model, or the output cannot be written."""
+
+
+class TrainingError(ComposerError):
+    """A run cannot start, cannot go on, or does not learn. What it had reached is kept."""
+
+
+class TaskError(ComposerError):
+    """A task cannot be written as asked: too few tokens, a tokenizer without its words, or a file of texts that is not there."""
+
+
+class DataError(ComposerError):
+    """Texts to train or evaluate on cannot be read, or are not what was asked for."""

@@ -15,6 +15,9 @@ from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
 SPEC_KEYS = ("spec", "spec_hash")
 """Where a model's config says what its heads are."""
 
+ADAPTER_KEY = "adapter"
+"""The folder of adapters that belong to the weights, where there are any."""
+
 TRUNK_KEYS: Mapping[str, str] = {
     "norm_type": "norm",
     "mlp_type": "mlp",
@@ -30,7 +33,7 @@ NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIE
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
     """A trunk in Llama's keys and in those of our own; what its config says of its heads is the spec's affair."""
-    own = {*SPEC_KEYS, *TRUNK_KEYS, "hidden_act", "problem_type"}
+    own = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "hidden_act", "problem_type"}
     trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
     return replace(
         trunk,

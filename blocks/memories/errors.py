@@ -41,7 +41,8 @@ def error_sums(
     tokens: Tokens,
     visible: Callable[[slice, slice], Bool[Tensor, "B t e"]],
 ) -> Float[Tensor, "B E H"]:
-    """Each entry's sum over the tokens of the call that see it. Token t stands at entry E - T + t; query and key are turned."""
+    """Each entry's sum over the tokens of the call that see it. Token t stands at entry E - T + t and sees at most E - T entries
+    before its own; query and key are turned."""
     with torch.no_grad():
         kind, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
         held = key.shape[1] - length
@@ -56,7 +57,7 @@ def error_sums(
             seen = visible(rows, entries)
             if tokens.valid is not None:
                 seen = seen & tokens.valid[:, rows, None]
-            sums[:, entries] += (error * seen[:, None]).sum(2).transpose(1, 2)
+            sums[:, entries] += error.masked_fill(~seen[:, None], 0.0).sum(2).transpose(1, 2)
         return sums
 
 
@@ -66,7 +67,7 @@ def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], log
     most, largest = query.amax(-1, keepdim=True), key.amax(-1, keepdim=True)
     product = torch.einsum("bthf,behf->bhte", (query - most).exp(), (key - largest).exp())
     scale = most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1)
-    return product * scale.clamp(max=LARGEST).exp()
+    return (product * scale.clamp(max=LARGEST).exp()).clamp(max=math.exp(LARGEST))
 
 
 def _error(error: Error, exact: Tensor, product: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import composer
 from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
+from composer.cli.distill import distill
 from composer.cli.explain import explain
 from composer.cli.generate import generate
 from composer.cli.new import new
@@ -63,7 +64,7 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-for command in (build, new, check, show, diff, parts, schema, explain, generate, verify):
+for command in (build, distill, new, check, show, diff, parts, schema, explain, generate, verify):
     app.command()(command)
 
 

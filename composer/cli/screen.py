@@ -14,11 +14,15 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from composer.training.loop import Step
+
 WIDTH = 80
 """Columns where no terminal says otherwise."""
 WIDEST = 120
 UNBOUNDED = 10_000
 SHORT_HASH = 12
+LINES_A_STAGE = 10
+"""Of training, where nobody sees a bar."""
 
 
 def print_json(value: Any) -> None:
@@ -134,3 +138,37 @@ def progress(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
             bar.update(tasks[name], completed=done)
 
         yield moved
+
+
+@contextmanager
+def steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
+    """How training goes, on stderr: a bar on a terminal, ten lines a stage elsewhere."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def taken(step: Step) -> None:
+            if step.stage not in tasks:
+                tasks[step.stage] = bar.add_task(step.stage, total=step.steps, said="")
+            bar.update(tasks[step.stage], completed=step.step, said=_said(step))
+
+        yield taken
+
+
+def _line(step: Step) -> None:
+    if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
+        typer.echo(f"{step.stage}  {_said(step)}", err=True)
+
+
+def _said(step: Step) -> str:
+    left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"

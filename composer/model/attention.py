@@ -32,12 +32,19 @@ class ComposedAttention(nn.Module):
 
     def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
         """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state."""
-        value = self.v_proj(hidden).unflatten(2, (-1, self.head_dim))
+        heads, state = self.heads(hidden, tokens, state, backend)
+        return self.o_proj(heads.flatten(2)), state
+
+    def heads(
+        self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend, values: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """What each head answers, ``B T H D``, before the output projection. values: ``B T K D``, in place of the layer's own."""
+        value = self.v_proj(hidden).unflatten(2, (-1, self.head_dim)) if values is None else values
         state = state or self.composed.empty_state(hidden.shape[0], value.dtype, hidden.device)
         inputs, mixed = self.composed.mix(hidden, tokens, state, backend)
         query, key = (self._projected(projection, inputs) for projection in (self.q_proj, self.k_proj))
         output, carried = self.composed(hidden, query, key, value, tokens, state, backend)
-        return self.o_proj(output.flatten(2)), carried | mixed
+        return output, carried | mixed
 
     def _projected(self, projection: nn.Module, inputs: list[Tensor]) -> Tensor:
         """Queries or keys ``B T (all heads) D``, those of each group from what the group's projections look at."""

@@ -15,7 +15,7 @@ class ComposedConfig(LlamaConfig):
     spec: the resolved document, as ``composer.spec.resolve.Resolved`` writes it. spec_hash: its hash, what the heads mean.
     norm_type, mlp_type, position_embedding, residual_dropout: as ``composer.spec.trunk.TrunkSpec`` has them; ``rms_norm_eps`` is
     the epsilon of either norm, and ``max_position_embeddings`` the number of positions that are learned. labels: the classes of
-    a classifier; None for a language model.
+    a classifier; None for a language model. adapter: the folder, inside the model's own, of adapters that belong to the weights.
     """
 
     model_type: ClassVar[str] = "composed"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -27,6 +27,7 @@ class ComposedConfig(LlamaConfig):
     position_embedding: Literal["none", "sinusoidal", "learned"] = "none"
     residual_dropout: float = 0.0
     labels: int | None = None
+    adapter: str | None = None
 
     def resolved(self) -> Resolved:
         """The spec, validated. Raises ValueError where there is none, or where it does not have its hash."""

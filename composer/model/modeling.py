@@ -41,8 +41,12 @@ class ComposedDecoderLayer(GradientCheckpointingLayer):
     def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
         """hidden ``B T C`` to the same, and the layer's new state."""
         attended, state = self.self_attn(self.input_layernorm(hidden), tokens, state, backend)
+        return self.after(hidden, attended), state
+
+    def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """What the layer gives once its attention has answered."""
         hidden = hidden + self.dropout(attended)
-        return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden))), state
+        return hidden + self.dropout(self.mlp(self.post_attention_layernorm(hidden)))
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -107,10 +111,7 @@ class ComposedModel(ComposedPreTrainedModel):
         cache = self._cache(past_key_values, use_cache)
         seen = cache.seen(batch, hidden.device) if cache is not None and cache.get_seq_length() else None
         rows = Rows(batch, length, hidden.device, seen=seen, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
-        hidden = rows.inward(hidden)
-        if self.embed_positions is not None:
-            hidden = self.embed_positions(hidden, rows.tokens)
-        hidden = self.dropout(hidden)
+        hidden = self.before(rows.inward(hidden), rows.tokens)
         every = [hidden]
         for index, layer in enumerate(self.layers):
             held = cache.state(index) if cache is not None else None
@@ -126,6 +127,12 @@ class ComposedModel(ComposedPreTrainedModel):
             past_key_values=cache,
             hidden_states=tuple(rows.outward(one) for one in every) if output_hidden_states else None,
         )
+
+    def before(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+        """What the first layer is given: embedded tokens, with their positions where the trunk adds them."""
+        if self.embed_positions is not None:
+            hidden = self.embed_positions(hidden, tokens)
+        return self.dropout(hidden)
 
     def _cache(self, given: Any, use_cache: bool | None) -> ComposedCache | None:
         if given is not None and not isinstance(given, ComposedCache):
@@ -147,6 +154,15 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     """The language model: ``from_pretrained``, ``generate`` and the loss are transformers' own."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, with_adapter: bool = True, **options: Any) -> Any:
+        """As transformers has it, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out."""
+        answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        model = answer[0] if isinstance(answer, tuple) else answer
+        if with_adapter and model.config.adapter is not None:
+            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs={"subfolder": model.config.adapter})
+        return answer
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)

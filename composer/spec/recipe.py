@@ -22,12 +22,12 @@ class Lora(Closed):
 
 
 class Stage(Closed):
-    """What all stages say: AdamW, for how long, at which rate."""
+    """What all stages say: AdamW, for how long, at which rate. Of epochs, steps and tokens, what comes first ends it."""
 
     lr: PositiveFloat
     """The learning rate, once it is warm."""
     epochs: PositiveInt | None = None
-    """How often every row of the data is seen; or, instead, ``steps`` or ``tokens``."""
+    """How often every row of the data is seen."""
     steps: PositiveInt | None = None
     """Updates."""
     tokens: PositiveInt | None = None
@@ -54,11 +54,9 @@ class Stage(Closed):
     """Which parameters it ends with, where there is something to evaluate on: of each layer by itself in stage 1."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        said = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
-        if len(said) != 1:
-            wrong = f"says {' and '.join(said)}" if said else "does not say how long"
-            raise ValueError(f"{wrong}: say one of epochs, steps and tokens")
+    def _ends(self) -> Self:
+        if self.epochs is None and self.steps is None and self.tokens is None:
+            raise ValueError("does not say how long: say epochs, steps or tokens")
         if self.batch % self.accumulate:
             raise ValueError(f"takes {self.batch} rows in {self.accumulate} parts: batch must be a multiple of accumulate")
         return self
@@ -123,8 +121,8 @@ class Recipe(Closed):
     """On what, in words."""
     sequence: PositiveInt | None = None
     """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
-    rows: Literal["packed", "padded"] = "packed"
-    """Documents end to end, or each in rows of its own."""
+    rows: Literal["packed", "whole", "padded"] = "packed"
+    """Documents end to end; the same, but cut only where one is longer than a row; or each in rows of its own."""
     transfer: Transfer | None = None
     finetune: Finetune | None = None
     train: Train | None = None

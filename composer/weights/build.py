@@ -33,6 +33,7 @@ from composer.weights.record import (
 )
 from composer.weights.stream import fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
+from converters.composed import ADAPTER_KEY
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
 
@@ -84,6 +85,8 @@ def build_folder(
 
     began = time.perf_counter()
     target = check_output(Path(out), source, force=force)
+    if source.config.get(ADAPTER_KEY) is not None:
+        raise BuildError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
     if resolved.dimensions != dimensions(source.trunk):
         raise BuildError(f"The spec was resolved against another model than {source.folder}. Resolve it against this one.")
     plan = make_plan(resolved, source, dtype)

@@ -19,6 +19,8 @@ from composer.errors import BuildError
 from composer.weights.record import RECORD, read_record
 from converters.source import INDEX, Source, small_files
 
+TRAINING = "training"
+"""The folder of logs and curves beside trained weights."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -57,7 +59,9 @@ def _check_replaceable(out: Path) -> None:
     record = read_record(out)
     if record is None:
         raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
-    known = {RECORD, INDEX, "config.json", "README.md", *record.files, *(Path(name).parts[0] for name in small_files(out))}
+    known = {RECORD, INDEX, "config.json", "README.md", *(Path(name).parts[0] for name in (*record.files, *small_files(out)))}
+    if record.training:
+        known.add(TRAINING)
     strangers = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
     if strangers:
         listed = ", ".join(strangers[:3]) + (", …" if len(strangers) > 3 else "")

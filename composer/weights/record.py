@@ -53,6 +53,25 @@ class StoredSource(Closed):
     spec_hash: str | None
 
 
+class TrainedStage(Closed):
+    """A stage of training that the weights have been through. Losses are those of held-out rows, by layer or of the model."""
+
+    stage: str
+    recipe: dict[str, Any]
+    """The stage as its recipe has it."""
+    data: dict[str, Any]
+    """What was read, as ``composer.data`` reports it."""
+    teacher: str | None
+    """Where the teacher stands, if there was one."""
+    seed: int
+    steps: int
+    tokens: int
+    """Seen in training, as often as they were."""
+    seconds: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
 class Record(Closed):
     """Enough to say exactly what a checkpoint is, and to check it."""
 
@@ -70,6 +89,7 @@ class Record(Closed):
     files: dict[str, StoredFile]
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
+    training: tuple[TrainedStage, ...] = ()
     versions: dict[str, str]
 
 

@@ -1,0 +1,95 @@
+"""``compose distill``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from composer.cli.options import Json, Set
+from composer.cli.screen import heading, print_json, print_table, quantity, steps
+from composer.data.loading import SHARE
+from composer.spec.inherit import shown
+
+if TYPE_CHECKING:
+    from composer.training.distill import DistillReport
+
+Data = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="REF",
+        help="A file (.jsonl, .txt, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
+    ),
+]
+HeldOut = Annotated[
+    list[str] | None,
+    typer.Option("--held-out", metavar="REF", help="To evaluate on; left out, a share of the data that training does not see."),
+]
+
+
+def distill(
+    model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
+    data: Data,
+    held_out: HeldOut = None,
+    share: Annotated[float, typer.Option(help="The share of the data that is held out, where --held-out names none.")] = SHARE,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="The model to learn from; left out, the one that MODEL was built from.")
+    ] = None,
+    stage: Annotated[Literal["transfer", "finetune", "all"], typer.Option(help="Which stages of the recipe to run.")] = "all",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; left out, MODEL-distilled.")
+    ] = None,
+    settings: Set = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
+    device: Annotated[str, typer.Option(help="Where it runs: cpu or cuda.")] = "cpu",
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Fold adapters into the weights at the end.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a built model as its recipe says: attention transfer from its teacher, then fine-tuning.
+
+    While it runs, checkpoints, a log and TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers.
+    The result appears whole or not at all.
+    """
+    from composer.training.distill import Options
+    from composer.training.distill import distill as run
+
+    target = out if out is not None else Path(f"{model.resolve().name}-distilled")
+    with steps(quiet=as_json) as watch:
+        options = Options(
+            data=data,
+            held_out=held_out or (),
+            share=share,
+            teacher=teacher,
+            seed=seed,
+            device=device,
+            autocast=bfloat16,
+            resume=resume,
+            force=force,
+            merge=merge,
+            watch=watch,
+        )
+        report = run(model, target, options, which=stage, overrides=settings or ())
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    _print(report)
+
+
+def _print(report: DistillReport) -> None:
+    heading(f"Distilled {shown(report.out)}")
+    rows = [
+        (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
+        for outcome in report.stages
+        for name, before in outcome.before.items()
+    ]
+    print_table(rows, headers=("stage", "of", "before", "after"), right=(2, 3))
+    for outcome in report.stages:
+        typer.echo(f"  {outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s")
+    if report.teacher_loss is not None:
+        typer.echo(f"  The teacher's own loss on the held-out rows is {report.teacher_loss:.4g} nats a token.")
+    typer.echo(f"  Losses are of held-out rows. Log and curve: {shown(report.out / 'training')}")

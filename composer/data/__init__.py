@@ -1,0 +1,1 @@
+"""How texts become batches: read, cut into tokens, packed into rows, and put in an order that any step can be resumed from."""

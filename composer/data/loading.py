@@ -1,0 +1,206 @@
+"""From what ``--data`` says to rows: read, kept apart, cut into tokens, checked, mixed and packed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from composer.data.document import Document
+from composer.data.formats import Draft, draft, encode
+from composer.data.order import OF_DOCUMENTS, permutation
+from composer.data.packing import How, Rows, pack
+from composer.data.reading import files_of, read_records
+from composer.data.references import FileData, Reference, Split, TaskData, parse_reference
+from composer.data.report import DataReport, ReferenceReport
+from composer.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHARE = 0.05
+"""The share of documents that is kept from training, for evaluation."""
+LARGEST_SHARE = 0.5
+Progress = Callable[[str, int], None]
+"""Told of a reference, as it was said, and how many of its documents have been read by now."""
+
+
+@dataclass
+class _Count:
+    """What is counted while a reference is read."""
+
+    records: int = 0
+    empty: int = 0
+    documents: list[Document] = field(default_factory=list)
+
+
+def load_rows(
+    references: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    sequence: int,
+    *,
+    split: Split,
+    vocabulary: int,
+    how: How = "packed",
+    longest: int | None = None,
+    share: float = SHARE,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Rows:
+    """Rows of ``sequence`` tokens of all references; their documents are shuffled together first. ``Rows.report`` counts them.
+
+    vocabulary: how many embeddings the model has. longest: tokens that the source was made for; None does not ask. share: of the
+    documents of each file and each data set of the Hub; training never sees them, and evaluation sees nothing else (``held_out``).
+    0 gives all of them to either: for data that are for one of the two only. A task makes samples of its own for each.
+    Raises DataError.
+    """
+    _check(sequence, longest, share)
+    if not references:
+        raise DataError("no data: say at least one file, data set of the Hub or task")
+    parsed = [(said, parse_reference(said)) for said in references]
+    for _, reference in parsed:
+        if isinstance(reference, FileData):
+            files_of(reference)
+    counts = []
+    for said, reference in parsed:
+        count = _Count()
+        for document in _documents(said, reference, tokenizer, sequence, split, share, count):
+            _check_tokens(document, vocabulary, said, len(tokenizer))
+            count.documents.append(document)
+            if progress is not None:
+                progress(said, len(count.documents))
+        if not count.documents:
+            raise DataError(f"{said}: nothing is left of its {count.records:,} records for {split}; expected at least one text")
+        counts.append(count)
+    documents = [document for count in counts for document in count.documents]
+    order = permutation(len(documents), seed, OF_DOCUMENTS)
+    rows = pack((documents[index] for index in order), sequence, how=how)
+    if not len(rows):
+        raise DataError(
+            f"{', '.join(references)}: {len(documents):,} texts for {split}, and in rows of {sequence} tokens none of them has a "
+            "token to predict; expected texts of at least 2 tokens"
+        )
+    report = DataReport(
+        split=split,
+        references=tuple(_told(said, count) for (said, _), count in zip(parsed, counts, strict=True)),
+        how=how,
+        sequence=sequence,
+        rows=len(rows),
+        tokens=rows.tokens,
+        targets=rows.targets,
+        dropped=rows.dropped,
+        hash=rows.hash,
+    )
+    return replace(rows, report=report)
+
+
+def held_out(index: int, share: float) -> bool:
+    """Whether document ``index`` (from 0) of a reference is kept from training.
+
+    One of each ``round(1 / share)`` in a row is: the first of all, so that there always is one, then whichever a hash picks. What
+    follows a document does not matter, so more data, or a larger ``limit``, move none from one side to the other.
+    """
+    if not share:
+        return False
+    every = round(1 / share)
+    block, place = divmod(index, every)
+    digest = hashlib.blake2b(block.to_bytes(8, "little"), digest_size=8).digest()
+    return place == (int.from_bytes(digest, "little") % every if block else 0)
+
+
+def _check(sequence: int, longest: int | None, share: float) -> None:
+    if sequence < 2:
+        raise DataError(f"rows of {sequence} tokens: a token is predicted from those before it, so say at least 2")
+    if longest is not None and sequence > longest:
+        raise DataError(
+            f"rows of {sequence:,} tokens: the source was made for at most {longest:,} tokens. Say rows of at most "
+            f"{longest:,}, or take a source that reads more"
+        )
+    if not 0 <= share <= LARGEST_SHARE:
+        raise DataError(
+            f"a share of {share:g} held out for evaluation: expected 0 (nothing) to {LARGEST_SHARE:g}, such as {SHARE:g}"
+        )
+
+
+def _check_tokens(document: Document, vocabulary: int, said: str, size: int) -> None:
+    if not len(document):
+        return
+    largest = int(document.ids.max())
+    if largest >= vocabulary or int(document.ids.min()) < 0:
+        raise DataError(
+            f"{said}: token {largest:,} is not among the model's {vocabulary:,}: the tokenizer ({size:,} tokens) does not fit the "
+            "model; take the model's own"
+        )
+
+
+def _documents(
+    said: str,
+    reference: Reference,
+    tokenizer: PreTrainedTokenizerBase,
+    sequence: int,
+    split: Split,
+    share: float,
+    count: _Count,
+) -> Iterator[Document]:
+    if isinstance(reference, TaskData):
+        return _task_documents(said, reference, tokenizer, sequence, split, count)
+    drafts = _drafts(reference, tokenizer, count)
+    first = list(islice(drafts, 2))
+    if len(first) == 1 and share:
+        return _cut(encode(first[0], tokenizer), split, share, said)
+    sides = ((one, held_out(index, share)) for index, one in enumerate(chain(first, drafts)))
+    wanted = split == "evaluation"
+    return (encode(one, tokenizer) for one, held in sides if held == wanted or not share)
+
+
+def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[Draft]:
+    assert not isinstance(reference, TaskData)
+    for record in read_records(reference):
+        count.records += 1
+        made = draft(record, reference, tokenizer)
+        if made is None:
+            count.empty += 1
+        else:
+            yield made
+
+
+def _cut(document: Document, split: Split, share: float, said: str) -> Iterator[Document]:
+    """A single text: its last ``share`` of tokens is for evaluation, at least 2, and the rest for training."""
+    at = len(document) - max(2, round(share * len(document)))
+    if at < 2:
+        raise DataError(
+            f"{said}: one text of {len(document)} tokens, too few to keep some for evaluation; give more, or hold nothing out"
+        )
+    kept = slice(at) if split == "train" else slice(at, None)
+    return iter([Document(document.ids[kept], document.learned[kept])])
+
+
+def _task_documents(
+    said: str, reference: TaskData, tokenizer: PreTrainedTokenizerBase, sequence: int, split: Split, count: _Count
+) -> Iterator[Document]:
+    length = reference.length or sequence
+    if length > sequence:
+        raise DataError(
+            f"{said}: samples of {length:,} tokens do not fit into rows of {sequence:,}: make the rows longer, or length less"
+        )
+    every = reference.documents(tokenizer, length, split)
+    for document in islice(every, reference.skip, None if reference.limit is None else reference.skip + reference.limit):
+        count.records += 1
+        if len(document) > sequence:
+            raise DataError(
+                f"{said}: a sample of {len(document):,} tokens does not fit into rows of {sequence:,}: make them longer"
+            )
+        yield document
+
+
+def _told(said: str, count: _Count) -> ReferenceReport:
+    return ReferenceReport(
+        reference=said,
+        records=count.records,
+        empty=count.empty,
+        documents=len(count.documents),
+        tokens=sum(map(len, count.documents)),
+        targets=sum(document.targets for document in count.documents),
+    )

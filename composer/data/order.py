@@ -1,0 +1,52 @@
+"""Which rows a step takes: a function of the seed and the step alone, so that a run goes on anywhere as if it had never stopped."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from composer.errors import DataError
+
+OF_DOCUMENTS = 2**64 - 1
+"""The stream that shuffles documents before they are packed; epochs count from 0 and never come here."""
+
+
+@lru_cache(maxsize=4)
+def permutation(count: int, seed: int, stream: int) -> np.ndarray:
+    """``count`` int64, the numbers 0 … count - 1 in the order of this seed and stream; read-only."""
+    # numpy promises the bits of its generators from version to version, and not what it makes of them: so no `Generator` here.
+    bits = np.random.Philox(key=np.array([seed % 2**64, stream], dtype=np.uint64)).random_raw(count)
+    order = np.argsort(np.asarray(bits), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def rows_of_step(step: int, batch: int, count: int, seed: int) -> list[int]:
+    """The ``batch`` rows, of ``count``, that step ``step`` (from 0) takes.
+
+    Each epoch has a permutation of its own. Where an epoch ends inside a batch, the next one's rows fill it: after any number of
+    steps, no row has been seen two times more than another. Raises DataError where there is no row, or none is asked for.
+    """
+    _needs(count, batch)
+    rows, first = [], step * batch
+    while len(rows) < batch:
+        epoch, place = divmod(first + len(rows), count)
+        rows += permutation(count, seed, epoch)[place : place + batch - len(rows)].tolist()
+    return rows
+
+
+def steps_of(epochs: float, count: int, batch: int) -> int:
+    """The fewest steps of ``batch`` rows after which ``count`` rows have been seen ``epochs`` times. Raises DataError."""
+    _needs(count, batch)
+    # A float is taken as it is written: 0.1 epochs of 30 rows are 3 rows, not a little more.
+    return math.ceil(Fraction(str(epochs)) * count / batch)
+
+
+def _needs(count: int, batch: int) -> None:
+    if count < 1:
+        raise DataError("there is no row to take: the data are empty")
+    if batch < 1:
+        raise DataError(f"a batch of {batch} rows; it needs at least 1")

@@ -1,0 +1,176 @@
+"""Documents in rows of one length. A model sees the boundaries by the positions: 0 begins a document."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from composer.data.document import Document
+from composer.data.report import DataReport
+from composer.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+How = Literal["packed", "whole", "padded"]
+IGNORED = -100
+"""The label of what is not to be predicted, as transformers and torch have it."""
+PADDING = 0
+"""The token of padding: any, as nothing before it sees it and nothing is asked of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some rows as tensors. ids, labels, position: ``B T`` int64; valid: ``B T`` bool, false in padding, which stands last."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    position: torch.Tensor
+    valid: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on another device."""
+        return Batch(*(tensor.to(device) for tensor in self._tensors()))
+
+    def inputs(self, *, mask: bool = False) -> dict[str, Any]:
+        """``input_ids``, ``position_ids`` and ``attention_mask``, as a composed model and transformers' Llama take them.
+
+        The mask is None, though there may be padding: padding stands behind a row's last document and counts on in it, so a causal
+        model answers real tokens as if there were none. transformers' Llama keeps packed documents apart only where there is
+        neither a mask nor a cache: call it with ``use_cache=False``. mask: give one all the same where a row has padding, for a
+        composed model that looks both ways.
+        """
+        attention_mask = self.valid.long() if mask and not bool(self.valid.all()) else None
+        return {"input_ids": self.ids, "position_ids": self.position, "attention_mask": attention_mask}
+
+    def split(self, count: int) -> list[Batch]:
+        """``count`` micro-batches, in order, whose numbers of rows differ by one at most. Raises DataError for more than rows."""
+        if not 1 <= count <= len(self):
+            raise DataError(f"{count} micro-batches of a batch of {len(self)} rows: say 1 to {len(self)}")
+        return [Batch(*parts) for parts in zip(*(tensor.tensor_split(count) for tensor in self._tensors()), strict=True)]
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.ids, self.labels, self.position, self.valid
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of exactly ``sequence`` tokens.
+
+    ids: ``N T`` int32, 0 in padding. labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned,
+    in padding, and at the first token of each document. position: ``N T`` int32, 0 begins a document; padding counts on.
+    valid: ``N T`` bool, false in padding. dropped: tokens of documents and rows without anything to predict, which are in no row.
+    report: what was read, where ``load_rows`` made it.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    position: np.ndarray
+    valid: np.ndarray
+    dropped: int = 0
+    report: DataReport | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a row, padding included."""
+        return self.ids.shape[1]
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return int(np.count_nonzero(self.valid))
+
+    @cached_property
+    def targets(self) -> int:
+        """Tokens of all rows that are to be predicted."""
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the contents, as hexadecimal digits: a run that goes on can prove that its data are the same."""
+        digest = hashlib.sha256(str(self.ids.shape).encode())
+        for array in self._arrays():
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The rows of these numbers, in this order; a number may come twice."""
+        import torch
+
+        chosen = np.asarray(indices, dtype=np.int64)
+        ids, labels, position, valid = (torch.from_numpy(array[chosen]) for array in self._arrays())
+        return Batch(ids.long(), labels.long(), position.long(), valid)
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self.ids, self.labels, self.position, self.valid
+
+
+def pack(documents: Iterable[Document], sequence: int, *, how: How) -> Rows:
+    """Rows of ``sequence`` tokens, in the order of the documents.
+
+    packed: documents are laid end to end; one that is longer than what is left of its row goes on in the next as a document of its
+    own, which sees nothing of its beginning. whole: the same, but a document that fits into a row is never cut: it begins the next
+    row where it does not fit into this one, so that an answer keeps its question. padded: each document has rows of its own.
+    Documents longer than a row are cut in any case, and what is left of a row is padding.
+
+    A document without anything to predict is left out before it is laid, a row without anything to predict afterwards: neither
+    would teach anything. ``dropped`` counts their tokens. Raises DataError for rows of fewer than 2 tokens.
+    """
+    if sequence < 2:
+        raise DataError(f"rows of {sequence} tokens: a token is predicted from those before it, so say at least 2")
+    kept, left_out = [], 0
+    for document in documents:
+        if document.targets:
+            kept.append(document)
+        else:
+            left_out += len(document)
+    if not kept:
+        return Rows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
+    lengths = np.array([len(document) for document in kept], dtype=np.int64)
+    starts = np.fromiter(_starts(lengths, sequence, how), np.int64, len(lengths))
+    count = -(-int(starts[-1] + lengths[-1]) // sequence)
+    rows = _filled(kept, starts, lengths, count, sequence)
+    teaching = (rows.labels != IGNORED).any(axis=1)
+    if teaching.all():
+        return Rows(*rows._arrays(), dropped=left_out)
+    left_out += int(np.count_nonzero(rows.valid[~teaching]))
+    return Rows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
+
+
+def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
+    """Where each document begins, in tokens from the first row's start."""
+    free = 0
+    for length in lengths.tolist():
+        room = -free % sequence
+        if room and (how == "padded" or (how == "whole" and room < length <= sequence)):
+            free += room
+        yield free
+        free += length
+
+
+def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> Rows:
+    """All rows, with the documents at their places."""
+    ids = np.full(count * sequence, PADDING, np.int32)
+    learned = np.zeros(count * sequence, np.bool_)
+    valid = np.zeros(count * sequence, np.bool_)
+    for document, start, length in zip(documents, starts.tolist(), lengths.tolist(), strict=True):
+        place = slice(start, start + length)
+        ids[place], learned[place], valid[place] = document.ids, document.learned, True
+    begins = np.zeros((count, sequence), np.bool_)
+    begins.reshape(-1)[starts] = True
+    begins[:, 0] = True
+    column = np.arange(sequence, dtype=np.int32)
+    position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
+    labels = np.where(learned.reshape(count, sequence) & ~begins, ids.reshape(count, sequence), np.int32(IGNORED))
+    return Rows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))

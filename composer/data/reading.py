@@ -1,0 +1,167 @@
+"""Records out of files and of data sets of the Hub, one after another, through ``datasets``."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer.data.references import HUB, FileData, HubData, tasks
+from composer.errors import DataError
+from composer.spec.places import brief, nearest
+
+KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+"""What is read, by the end of its name, and who reads it in ``datasets``."""
+READ = ", ".join(KINDS)
+MAGIC = "*?["
+
+
+class Record(NamedTuple):
+    """One record and where it stands, such as ``data.jsonl, record 3`` (from 1)."""
+
+    place: str
+    fields: dict[str, Any]
+
+
+def read_records(data: FileData | HubData) -> Iterator[Record]:
+    """All records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or later."""
+    source = _hub_records(data) if isinstance(data, HubData) else _file_records(data)
+    return islice(source, data.skip, None if data.limit is None else data.skip + data.limit)
+
+
+def files_of(data: FileData) -> tuple[Path, ...]:
+    """The files that are meant, sorted, all of one kind. Raises DataError where there is none, or one that is not read."""
+    path = Path(data.path).expanduser()
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
+        if not found:
+            raise DataError(f"{data.path} has no file that can be read: expected {READ} in it")
+    elif path.exists():
+        found = [path]
+    elif any(sign in data.path for sign in MAGIC):
+        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if os.path.isfile(file))
+        if not found:
+            raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
+    else:
+        raise DataError(_missing(data.path, path))
+    other = [file for file in found if file.suffix not in KINDS]
+    if other:
+        raise DataError(f'{other[0]}: files that end in "{other[0].suffix}" are not read; expected {READ}')
+    kinds = sorted({KINDS[file.suffix] for file in found})
+    if len(kinds) > 1:
+        raise DataError(f"{data.path} holds files of several kinds ({', '.join(kinds)}); say which: {data.path}/*{found[0].suffix}")
+    if data.by is not None and kinds != ["text"]:
+        raise DataError(f"{data.path},by={data.by}: `by` is for plain text (.txt); the records of {kinds[0]} files are documents")
+    return tuple(found)
+
+
+def _missing(said: str, path: Path) -> str:
+    try:
+        beside = [str(Path(said).parent / name) for name in os.listdir(path.parent)]
+    except OSError:  # there is no such folder, either
+        beside = []
+    guess = nearest(said, (*beside, *tasks())) or f". Data of the Hub are {HUB}owner/name."
+    return f"no file, folder or task {brief(said)}{guess} Tasks: {', '.join(tasks()) or 'none'}"
+
+
+def _file_records(data: FileData) -> Iterator[Record]:
+    for file in files_of(data):
+        if not file.stat().st_size:
+            raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
+        count = 0
+        for fields in _read_file(file, data.by or "document"):
+            count += 1
+            yield Record(f"{file}, record {count}", fields)
+        if not count:
+            raise DataError(f"{file} has no record in it, only blank space; expected texts, or leave the file out")
+
+
+def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
+    """Records of one file. Blank lines and paragraphs of plain text are no records."""
+    kind = KINDS[file.suffix]
+    options = {"sample_by": "document" if by == "document" else "line"} if kind == "text" else {}
+    try:
+        with _silent() as datasets:
+            # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale.
+            stream: Any = datasets.load_dataset(
+                kind, data_files=[glob.escape(str(file.absolute()))], split="train", streaming=True, **options
+            )
+            yield from _texts(stream, by) if kind == "text" else stream
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    except Exception as error:  # whatever the libraries of its kind raise
+        raise DataError(f"{file}{_why(file, error)}") from error
+
+
+def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]]:
+    """Documents, lines, or runs of lines between blank ones; nothing blank."""
+    lines: list[str] = []
+    for fields in stream:
+        blank = not fields["text"].strip()
+        if by != "paragraph":
+            if not blank:
+                yield fields
+        elif not blank:
+            lines.append(fields["text"])
+        elif lines:
+            yield {"text": "\n".join(lines)}
+            lines = []
+    if lines:
+        yield {"text": "\n".join(lines)}
+
+
+def _why(file: Path, error: Exception) -> str:
+    """What is wrong with the file: in JSON lines, in which line."""
+    if file.suffix == ".jsonl":
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line) if line.strip() else {}
+                except ValueError as wrong:
+                    return f":{number}  is no JSON ({wrong}); expected one object in each line"
+                if not isinstance(record, dict):
+                    return f':{number}  expected an object such as {{"text": …}}, got {brief(record)}'
+    return f" cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}"
+
+
+def _hub_records(data: HubData) -> Iterator[Record]:
+    try:
+        with _silent() as datasets:
+            rows: Iterable[Any] = datasets.load_dataset(data.name, data.config, split=data.split, revision=data.revision)
+    except Exception as error:  # the Hub's own errors, the network's, and those of the data set's files
+        offline = "; HF_HUB_OFFLINE is set, so only what was downloaded before can be read" if _offline() else ""
+        raise DataError(
+            f"{data.title} (split {data.split}) cannot be read: {_first_line(error)}{offline}. "
+            "Options: split, config (the subset), revision; a gated data set needs `hf auth login`"
+        ) from error
+    for number, fields in enumerate(rows, 1):
+        yield Record(f"{data.title} ({data.split}), record {number}", fields)
+
+
+def _offline() -> bool:
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    return HF_HUB_OFFLINE
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextmanager
+def _silent() -> Iterator[Any]:
+    """``datasets``, without its log: what goes wrong is told once, by us."""
+    import datasets
+    from datasets.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield datasets
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,159 @@
+"""What ``--data`` says: a file, a data set of the Hub, or a task, and options behind commas: ``moby-dick.txt,by=line``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
+
+from blocks.part import Closed
+from composer.errors import DataError
+from composer.spec.places import brief, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerBase
+
+    from composer.data.document import Document
+
+HUB = "hub:"
+Split = Literal["train", "evaluation"]
+Form = Literal["messages", "alpaca", "completion", "text"]
+Named = Annotated[str, StringConstraints(min_length=1)]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Slice(Closed):
+    """Options that every reference has."""
+
+    skip: NonNegativeInt = 0
+    """Records to leave out at the start."""
+    limit: PositiveInt | None = None
+    """Records to read at most, after those left out."""
+
+
+class Records(Slice):
+    """Options of what consists of records with columns."""
+
+    format: Form | None = None
+    """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there."""
+    column: Named | None = None
+    """The column that holds the text, where it is not called ``text``."""
+    empty: Literal["refuse", "skip"] = "refuse"
+    """Whether a record with nothing in it is an error, or is left out and counted."""
+
+
+class FileData(Records):
+    """A file (JSON lines, JSON, Parquet, plain text), a folder of such files, or a pattern such as ``data/*.jsonl``."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    by: Literal["document", "paragraph", "line"] | None = None
+    """What a document is in plain text: the whole file (left out: so), what blank lines part, or a line."""
+
+    @property
+    def title(self) -> str:
+        return self.path
+
+
+class HubData(Records):
+    """A data set of the Hugging Face Hub."""
+
+    kind: Literal["hub"] = "hub"
+    name: Named
+    split: Named = "train"
+    """Its own name of a split; ``train[:10%]`` is a part of it."""
+    config: Named | None = None
+    """The subset, where it has several."""
+    revision: Named | None = None
+    """A branch, a tag or a commit."""
+
+    @property
+    def title(self) -> str:
+        return HUB + self.name
+
+
+class TaskData(Slice):
+    """A task of ``composer.tasks``, which makes its texts itself."""
+
+    kind: Literal["task"] = "task"
+    name: str
+    options: dict[str, str] = Field(default_factory=dict)
+    """The task's own options, as they were written."""
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def length(self) -> int | None:
+        """How many tokens its samples have at most, where its options say so."""
+        return self._task().length
+
+    def documents(self, tokenizer: PreTrainedTokenizerBase, length: int, split: Split) -> Iterator[Document]:
+        """All of its samples, before any slice."""
+        return self._task().documents(tokenizer, length, split)
+
+    def _task(self) -> Any:
+        return tasks()[self.name].model_validate(self.options)
+
+
+Reference = FileData | HubData | TaskData
+
+
+def tasks() -> Mapping[str, Any]:
+    """Every task, by name: a closed schema with ``length`` and ``documents``."""
+    from composer.tasks.catalogue import TASKS
+
+    return TASKS
+
+
+def parse_reference(text: str) -> Reference:
+    """``REF[,key=value…]``. REF is ``hub:owner/name``, a task's name, or a path (``./passkey`` is one, ``passkey`` is the task).
+
+    Nothing is opened. Raises DataError on an option that REF does not have.
+    """
+    name, options = (text, {}) if os.path.exists(text) else _parted(text)
+    if not name:
+        raise DataError(f"{brief(text)}: expected a file, {HUB}owner/name or a task, and options such as limit=1000 behind commas")
+    if name.startswith(HUB):
+        return _checked(HubData, {"name": name.removeprefix(HUB)}, options, text)
+    if name in tasks():
+        common = {key: value for key, value in options.items() if key in Slice.model_fields}
+        own = {key: value for key, value in options.items() if key not in common}
+        _checked(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
+        return _checked(TaskData, {"name": name, "options": own}, common, text)
+    return _checked(FileData, {"path": name}, options, text)
+
+
+def _parted(text: str) -> tuple[str, dict[str, str]]:
+    name, *said = text.split(",")
+    options: dict[str, str] = {}
+    for option in said:
+        key, found, value = (part.strip() for part in option.partition("="))
+        if not found or not key:
+            raise DataError(f"{text}: {brief(option)} is no option; expected key=value, such as limit=1000")
+        if key in options:
+            raise DataError(f"{text}: says {key} twice; say it once")
+        options[key] = value
+    return name.strip(), options
+
+
+def _checked(model: type[Model], given: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()) -> Model:
+    """The model with the options. also: further ones that the message may name. Raises DataError."""
+    known = [key for key in model.model_fields if key not in ("kind", *given)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        known += also
+        raise DataError(f'{text}: unknown option "{unknown[0]}"{nearest(unknown[0], known) or "."} Options: {", ".join(known)}')
+    try:
+        return model.model_validate(given | options)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        key = ".".join(map(str, details["loc"])) or "its options"
+        said = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        shown = f" = {brief(details['input'])}" if details["loc"] else ""
+        raise DataError(f"{text}: {key}{shown}: {said}") from error

@@ -1,0 +1,1 @@
+"""Training: the stages of a recipe, resumable to the same bits."""

@@ -1,0 +1,104 @@
+"""Where a run goes on from: tensors of its units, random state and facts, in a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as distributed
+from torch import Tensor
+
+from composer.errors import TrainingError
+from composer.training.unit import Unit
+
+FACTS = "facts.json"
+NAME = "step-{:08d}"
+
+
+def save(folder: Path, step: int, units: Sequence[Unit], facts: Mapping[str, Any]) -> None:
+    """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
+    target = folder / NAME.format(step)
+    partial = folder / f".{target.name}.partial"
+    whole = {"step": step, **facts, "units": {unit.name: unit.facts() for unit in units}}
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with _alone():
+            distributed.save(_tensors(units), checkpoint_id=partial, no_dist=True)
+        (partial / FACTS).write_text(json.dumps(whole), encoding="utf-8")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        if target.exists():  # an end that was reached before, with the same numbers
+            shutil.rmtree(target)
+        partial.rename(target)
+        _sync(folder)
+    except (OSError, distributed.CheckpointException) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainingError(
+            f"The checkpoint of step {step} could not be written to {folder}: {_reason(error)}. The one before it stands; "
+            "make room, and go on with --resume."
+        ) from error
+    for older in _found(folder):
+        if older != target:
+            shutil.rmtree(older, ignore_errors=True)
+
+
+def newest(folder: Path) -> Path | None:
+    """The last whole checkpoint."""
+    return next(reversed(_found(folder)), None)
+
+
+def read_facts(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: its step and whatever was given to ``save``."""
+    return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+
+
+def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
+    """Bring units and random state to where they were."""
+    facts = read_facts(checkpoint)
+    for unit in units:
+        unit.restore(facts["units"][unit.name])
+    tensors = _tensors(units)
+    with _alone(), torch.no_grad():
+        distributed.load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    torch.set_rng_state(tensors["random"])
+
+
+def _tensors(units: Sequence[Unit]) -> dict[str, Tensor]:
+    held = {f"{unit.name}/{name}": tensor for unit in units for name, tensor in unit.tensors().items()}
+    return held | {"random": torch.get_rng_state()}
+
+
+def _found(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if (path / FACTS).is_file())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's own word for it, from inside what torch makes of it."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    return getattr(error, "strerror", None) or str(error).splitlines()[-1]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """torch warns that there is but one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

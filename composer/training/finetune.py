@@ -1,0 +1,141 @@
+"""Stage 2, and training from nothing: the whole model learns the next token, or what its teacher expects it to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from composer.data.packing import Batch, Rows
+from composer.model.modeling import ComposedForCausalLM
+from composer.spec.recipe import Finetune, Lora
+from composer.training.course import Losses
+from composer.training.unit import Unit
+from composer.weights.trained import Adapter
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+MODEL = "model"
+
+
+class FinetuneCourse:
+    """One unit for all that trains. teacher: only where its distribution is learned."""
+
+    def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
+        self.units = [unit]
+        self._student, self._stage, self._teacher = student, stage, teacher
+
+    def count(self, batch: Batch) -> int:
+        return int((batch.labels != -100).sum())
+
+    def learn(self, batch: Batch, total: float) -> Losses:
+        self._student.train()
+        loss = self._loss(batch, total)
+        loss.backward()
+        return {MODEL: loss.detach()}
+
+    @torch.no_grad()
+    def judge(self, batch: Batch, total: float) -> Losses:
+        self._student.eval()
+        return {MODEL: self._loss(batch, total)}
+
+    @torch.no_grad()
+    def loss_of(self, model: nn.Module, rows: Rows) -> float:
+        """The next token's mean loss of another model on rows."""
+        total, count = 0.0, 0
+        for start in range(0, len(rows), self._stage.batch):
+            batch = rows.batch(range(start, min(start + self._stage.batch, len(rows)))).to(next(model.parameters()).device)
+            logits, targets = logits_at_targets(model, batch)
+            total, count = total + float(functional.cross_entropy(logits, targets, reduction="sum")), count + len(targets)
+        return total / max(1, count)
+
+    def _loss(self, batch: Batch, total: float) -> Tensor:
+        logits, targets = logits_at_targets(self._student, batch)
+        loss = logits.new_zeros(())
+        if self._stage.next_token:
+            loss = loss + self._stage.next_token * functional.cross_entropy(logits, targets, reduction="sum") / total
+        if self._stage.distill and self._teacher is not None:
+            with torch.no_grad():
+                wanted, _ = logits_at_targets(self._teacher, batch)
+            loss = loss + self._stage.distill * divergence(logits, wanted, self._stage.temperature) / total
+        return loss
+
+
+def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The logits N V, in float32, of the tokens before those that are asked for, and these, N."""
+    outputs = model(**batch.inputs(), use_cache=False)
+    asked = batch.labels[:, 1:] != -100
+    return outputs.logits[:, :-1][asked].float(), batch.labels[:, 1:][asked]
+
+
+def divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Σ_n KL(teacher ‖ student) at a temperature, times its square, so that gradients keep their size (Hinton et al. 2015)."""
+    log_found, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (found, wanted))
+    return functional.kl_div(log_found, log_wanted, reduction="sum", log_target=True) * temperature**2
+
+
+def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:
+    """Freeze all that does not learn, and take the rest together. Adapters must be there already."""
+    adapters: dict[str, nn.Parameter] = {}
+    fresh: dict[str, nn.Parameter] = {}
+    trunk: dict[str, nn.Parameter] = {}
+    for name, parameter in student.named_parameters():
+        kind = adapters if ".lora_" in name else fresh if ".composed." in name else trunk
+        kind[name] = parameter
+    learning = adapters | (trunk if stage.trunk else {})
+    student.requires_grad_(False)
+    groups = [(stage.lr, learning), (stage.fresh_lr or stage.lr, fresh if stage.fresh else {})]
+    for parameter in (parameter for _, group in groups for parameter in group.values()):
+        parameter.requires_grad_()
+    return Unit(MODEL, stage, groups)
+
+
+def add_adapters(student: ComposedForCausalLM, lora: Lora, seed: int) -> None:
+    """Put PEFT's low-rank adapters on the projections that the recipe names, in place."""
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(lora_config(lora), student)
+
+
+def lora_config(lora: Lora) -> LoraConfig:
+    """The same as PEFT says it."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] - a float will do
+        target_modules=[f"{target}_proj" for target in lora.targets],
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
+    """The adapters of a student as PEFT keeps them."""
+    from peft import get_peft_model_state_dict
+
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in get_peft_model_state_dict(student).items()}
+    config = {key: _plain(value) for key, value in lora_config(lora).to_dict().items()}
+    return Adapter(config | {"inference_mode": True}, tensors)
+
+
+def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
+    """The weights that adapters stand on, with the adapters folded in, by their names in the model."""
+    from peft.tuners.lora import LoraLayer
+
+    found = {}
+    for name, module in student.named_modules():
+        if isinstance(module, LoraLayer):
+            found[f"{name}.weight"] = module.get_base_layer().weight.detach() + module.get_delta_weight("default")  # pyright: ignore
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    return sorted(value) if isinstance(value, set) else getattr(value, "value", value)

@@ -1,0 +1,194 @@
+"""One stage of training, from its first step or from where it stopped, to its last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blocks.part import Closed
+from composer.data.order import rows_of_step, steps_of
+from composer.data.packing import Batch, Rows
+from composer.errors import TrainingError
+from composer.spec.recipe import Stage
+from composer.training import checkpoint
+from composer.training.course import Course, Losses
+from composer.training.journal import Journal
+
+EVALUATIONS = 10
+"""As many in a stage, where its recipe does not say."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a loop tells whoever watches it, after each step. tokens_per_second: since it started or went on."""
+
+    stage: str
+    step: int
+    steps: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a stage runs in. checkpoint_seconds: between two of them; autocast: what projections compute in, if not float32."""
+
+    folder: Path
+    journal: Journal
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+    autocast: torch.dtype | None = None
+    watch: Callable[[Step], None] | None = None
+
+
+class Outcome(Closed):
+    """How a stage went. Losses are of the held-out rows, by unit; empty where there are none."""
+
+    stage: str
+    steps: int
+    tokens: int
+    """Seen in training, as often as they were."""
+    seconds: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def run_stage(name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> Outcome:
+    """Runs a stage, or what is left of it; its units end with the parameters that the recipe keeps. Raises TrainingError."""
+    return _StageRun(name, course, stage, rows, held_out, setting).run()
+
+
+class _StageRun:
+    def __init__(self, name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> None:
+        self.name, self.course, self.stage, self.rows, self.held_out, self.setting = name, course, stage, rows, held_out, setting
+        self.steps = length_of(stage, rows)
+        self.every = stage.evaluate or max(1, self.steps // EVALUATIONS)
+        self.folder = setting.folder / name
+        self.device = next(iter(course.units[0].parameters.values())).device
+        self.taken, self.tokens, self.seconds, self.done = 0, 0, 0.0, False
+        self.before: dict[str, float] = {}
+        self.after: dict[str, float] = {}
+
+    def run(self) -> Outcome:
+        self._take_up()
+        began, saved = time.monotonic(), time.monotonic()
+        seconds, tokens = self.seconds, self.tokens
+        if not self.taken:
+            self.before = self._evaluate()
+        while not self.done:
+            losses = self._step()
+            self.seconds = seconds + time.monotonic() - began
+            self._watch(losses, (self.tokens - tokens) / max(1e-9, self.seconds - seconds))
+            self.done = self.taken == self.steps or all(unit.progress.stopped for unit in self.course.units)
+            if self.taken % self.every == 0 or self.done:
+                self._judge()
+            if self.done:
+                self._finish()
+            if self.done or time.monotonic() - saved >= self.setting.checkpoint_seconds:
+                self._save()
+                saved = time.monotonic()
+        return Outcome(
+            stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
+        )
+
+    def _step(self) -> dict[str, float]:
+        """One update of every unit that has not stopped: its loss."""
+        stage, step = self.stage, self.taken
+        indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
+        batch = self.rows.batch(indices)
+        total = max(1, self.course.count(batch))
+        sums: Losses = {}
+        for part in batch.split(stage.accumulate):
+            with self._autocast():
+                for name, loss in self.course.learn(part.to(self.device), total).items():
+                    sums[name] = sums[name] + loss if name in sums else loss
+        losses = {name: float(loss) for name, loss in sums.items()}
+        norms = {unit.name: unit.update(step, self.steps, losses[unit.name]) for unit in self.course.units if unit.name in losses}
+        self.taken, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
+        rate = max(unit.rate(step, self.steps) for unit in self.course.units) * stage.lr
+        self.setting.journal.write(self.name, self.taken, loss=losses, norm=norms, lr=rate, tokens=self.tokens)
+        return losses
+
+    def _evaluate(self) -> dict[str, float]:
+        """The mean losses of the held-out rows."""
+        if self.held_out is None:
+            return {}
+        sums: dict[str, float] = {}
+        parts = list(_in_order(self.held_out, max(1, self.stage.batch // self.stage.accumulate)))
+        total = max(1, sum(self.course.count(part) for part in parts))
+        for part in parts:
+            with self._autocast():
+                for name, loss in self.course.judge(part.to(self.device), total).items():
+                    sums[name] = sums.get(name, 0.0) + float(loss)
+        self.setting.journal.write(self.name, self.taken, held_out=sums)
+        return sums
+
+    def _judge(self) -> None:
+        self.after = self._evaluate()
+        for unit in self.course.units:
+            if unit.name in self.after and not unit.progress.stopped:
+                unit.judge(self.after[unit.name])
+
+    def _finish(self) -> None:
+        for unit in self.course.units:
+            if unit.best:
+                unit.finish()
+                self.after[unit.name] = unit.progress.best
+
+    def _watch(self, losses: dict[str, float], speed: float) -> None:
+        if self.setting.watch is None:
+            return
+        left = (self.steps - self.taken) * self.tokens / self.taken / max(1e-9, speed)
+        mean = sum(losses.values()) / max(1, len(losses))
+        self.setting.watch(Step(self.name, self.taken, self.steps, mean, speed, left))
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree in with the run that goes on from it."""
+        return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
+
+    def _save(self) -> None:
+        facts = {"identity": self._identity(), "tokens": self.tokens, "seconds": self.seconds, "done": self.done}
+        checkpoint.save(self.folder, self.taken, self.course.units, facts | {"before": self.before, "after": self.after})
+
+    def _take_up(self) -> None:
+        found = checkpoint.newest(self.folder)
+        if found is None:
+            self.setting.journal.rewind(self.name, -1)
+            return
+        facts = checkpoint.read_facts(found)
+        different = [what for what, now in self._identity().items() if facts["identity"][what] != now]
+        if different:
+            raise TrainingError(
+                f"{self.folder} was begun with another {' and another '.join(different)}: say the same as then to go on, or start "
+                "anew with --force."
+            )
+        checkpoint.restore(found, self.course.units)
+        self.taken, self.tokens, self.seconds, self.done = (facts[name] for name in ("step", "tokens", "seconds", "done"))
+        self.before, self.after = facts["before"], facts["after"]
+        self.setting.journal.rewind(self.name, self.taken)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        kind = self.setting.autocast
+        return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
+
+
+def length_of(stage: Stage, rows: Rows) -> int:
+    """The steps of a stage on these rows."""
+    lengths = [] if stage.steps is None else [stage.steps]
+    if stage.tokens is not None:
+        lengths.append(max(1, stage.tokens * len(rows) // (rows.tokens * stage.batch)))
+    if stage.epochs is not None:
+        lengths.append(steps_of(stage.epochs, len(rows), stage.batch))
+    return min(lengths)
+
+
+def _in_order(rows: Rows, batch: int) -> Iterator[Batch]:
+    for start in range(0, len(rows), batch):
+        yield rows.batch(range(start, min(start + batch, len(rows))))

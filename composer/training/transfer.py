@@ -1,0 +1,164 @@
+"""Stage 1, attention transfer: each layer's fresh parameters learn what the teacher's attention answers to the same hidden states.
+
+The layers do not depend on each other. The teacher walks through its layers, and as soon as one of them has answered, the
+student's layer is compared with it and its gradients are taken, so that no more than one layer's graph is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from blocks.flow import Tokens
+from composer.data.packing import Batch
+from composer.graph.lowering import Backend
+from composer.model.attention import ComposedAttention
+from composer.model.modeling import ComposedForCausalLM, ComposedModel
+from composer.spec.recipe import Transfer
+from composer.training.course import Losses
+from composer.training.unit import Unit
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One layer on one batch: the hidden states B T C that its attention is given, the tokens, and what the teacher answers."""
+
+    hidden: Tensor
+    tokens: Tokens
+    heads: Tensor
+    """B T H D, before the output projection."""
+    attended: Tensor
+    """B T C, after it."""
+
+
+class TransferCourse:
+    """All layers of a student, in one pass of the teacher over each batch."""
+
+    def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
+        self._layers = dict(layer_units(student.model, stage))
+        self.units = list(self._layers.values())
+        self._student, self._teacher, self._stage = student.model, teacher.model, stage
+
+    def count(self, batch: Batch) -> int:
+        return int(batch.valid.sum())
+
+    def learn(self, batch: Batch, total: float) -> Losses:
+        losses: Losses = {}
+        for index, attention, lesson in self._lessons(batch):
+            if not self._layers[index].progress.stopped:
+                loss = transfer_loss(attention, self._teacher_of(index), lesson, self._stage, total, self._student.backend)
+                loss.backward()
+                losses[self._layers[index].name] = loss.detach()
+        return losses
+
+    @torch.no_grad()
+    def judge(self, batch: Batch, total: float) -> Losses:
+        return {
+            self._layers[index].name: transfer_loss(
+                attention, self._teacher_of(index), lesson, self._stage, total, self._student.backend
+            )
+            for index, attention, lesson in self._lessons(batch)
+        }
+
+    def _lessons(self, batch: Batch) -> Iterator[tuple[int, ComposedAttention, Lesson]]:
+        for index, lesson in enumerate(lessons(self._teacher, batch)):
+            if index in self._layers:
+                yield index, attention_of(self._student, index), lesson
+
+    def _teacher_of(self, index: int) -> ComposedAttention:
+        return attention_of(self._teacher, index)
+
+
+def layer_units(model: ComposedModel, stage: Transfer) -> Iterator[tuple[int, Unit]]:
+    """A unit for each layer that has fresh parameters; all others are frozen."""
+    model.requires_grad_(False)
+    for index in range(len(model.layers)):
+        prefix = f"model.layers.{index}.self_attn.composed."
+        fresh = {prefix + name: parameter for name, parameter in attention_of(model, index).composed.named_parameters()}
+        for parameter in fresh.values():
+            parameter.requires_grad_()
+        if fresh:
+            yield index, Unit(f"layer {index}", stage, [(stage.lr, fresh)])
+
+
+def attention_of(model: ComposedModel, index: int) -> ComposedAttention:
+    attention = model.layers[index].self_attn
+    assert isinstance(attention, ComposedAttention)
+    return attention
+
+
+def tokens_of(batch: Batch) -> Tokens:
+    """Where the tokens of a batch stand: padding is at the end, as the heads expect it."""
+    starts = (batch.position == 0) & batch.valid
+    starts[:, 0] = False
+    segment = starts.cumsum(1) if bool(starts.any()) else None
+    return Tokens(batch.position, segment, None if bool(batch.valid.all()) else batch.valid)
+
+
+@torch.no_grad()
+def lessons(teacher: ComposedModel, batch: Batch) -> Iterator[Lesson]:
+    """What the teacher gives its layers, and what they answer, one after the other."""
+    tokens = tokens_of(batch)
+    hidden = teacher.before(teacher.embed_tokens(batch.ids), tokens)
+    for index in range(len(teacher.layers)):
+        with torch.no_grad():
+            lesson, hidden = lesson_of(teacher, index, hidden, tokens)
+        yield lesson
+
+
+def lesson_of(teacher: ComposedModel, index: int, hidden: Tensor, tokens: Tokens) -> tuple[Lesson, Tensor]:
+    """One layer's, and the hidden states that it hands on."""
+    layer, attention = teacher.layers[index], attention_of(teacher, index)
+    inputs = layer.input_layernorm(hidden)  # pyright: ignore[reportCallIssue]
+    heads, _ = attention.heads(inputs, tokens, {}, teacher.backend)
+    attended = attention.o_proj(heads.flatten(2))
+    return Lesson(inputs, tokens, heads, attended), layer.after(hidden, attended)  # pyright: ignore[reportCallIssue]
+
+
+def transfer_loss(
+    attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: Backend
+) -> Tensor:
+    """The weighed loss of one layer, summed over valid tokens and divided by ``total``."""
+    loss = lesson.hidden.new_zeros((), dtype=torch.float32)
+    if stage.mse:
+        found, _ = attention.heads(lesson.hidden, lesson.tokens, {}, backend)
+        wanted = lesson.heads
+        if stage.at == "output":
+            found, wanted = attention.o_proj(found.flatten(2)), lesson.attended
+        error = (found.float() - wanted.float()).square().flatten(2).mean(-1)
+        loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
+    if stage.cross_entropy:
+        entropy = _cross_entropy(attention, teacher, lesson, backend)
+        loss = loss + stage.cross_entropy * _over_tokens(entropy, lesson.tokens) / total
+    return loss
+
+
+def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: Backend) -> Tensor:
+    """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
+    with torch.no_grad():
+        wanted = attention_weights(teacher, lesson.hidden, lesson.tokens, backend)
+    found = attention_weights(attention, lesson.hidden, lesson.tokens, backend)
+    return -(wanted * found.clamp(min=torch.finfo(found.dtype).tiny).log()).sum(-1).mean(-1)
+
+
+def attention_weights(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: Backend) -> Tensor:
+    """The weight of every token s in the answer to every token t, B T H T.
+
+    Answers are linear in the values, so those to unit vectors are the weights, as many of them at a time as a value has numbers.
+    """
+    batch, length = hidden.shape[:2]
+    width, heads = attention.head_dim, attention.k_proj.out_features // attention.head_dim
+    unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
+    for start in range(0, length, width):
+        columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
+        value = columns[None, :, None].expand(batch, length, heads, width)
+        answers, _ = attention.heads(hidden, tokens, {}, backend, value)
+        found.append(answers[..., : length - start].float())
+    return torch.cat(found, dim=-1)
+
+
+def _over_tokens(losses: Tensor, tokens: Tokens) -> Tensor:
+    return losses.sum() if tokens.valid is None else losses.masked_fill(~tokens.valid, 0.0).sum()

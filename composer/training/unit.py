@@ -1,0 +1,163 @@
+"""Parameters that are updated together, with their optimiser: a layer's in stage 1, the whole model's in the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer.errors import TrainingError
+from composer.spec.recipe import Stage
+
+RECENT = 20
+"""Steps over which losses are averaged before a run is said to diverge."""
+DIVERGED = 10.0
+"""A run has diverged where its recent loss is so many times what it began with."""
+PLATEAU = 2
+"""Evaluations in a row without a gain, after which the plateau schedule halves the rate."""
+
+
+@dataclass
+class Progress:
+    """How far a unit has come: all of it that is no tensor."""
+
+    best: float = math.inf
+    """The lowest loss of an evaluation."""
+    waited: int = 0
+    """Evaluations since then."""
+    factor: float = 1.0
+    """What the plateau schedule has made of the rate."""
+    stopped: bool = False
+    began: list[float] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)
+
+
+class Unit:
+    """Named parameters, AdamW over them, and what their losses have been.
+
+    groups: pairs of a learning rate and the parameters, by their full names, that it holds for.
+    """
+
+    def __init__(self, name: str, stage: Stage, groups: Iterable[tuple[float, Mapping[str, nn.Parameter]]]) -> None:
+        groups = [(rate, dict(parameters)) for rate, parameters in groups if parameters]
+        self.name = name
+        self.parameters = {name: parameter for _, group in groups for name, parameter in group.items()}
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        self._stage = stage
+        self._rates = [rate for rate, _ in groups]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": list(group.values())} for _, group in groups],
+            lr=stage.lr,
+            betas=stage.betas,
+            weight_decay=stage.weight_decay,
+        )
+
+    def rate(self, step: int, steps: int) -> float:
+        """The share of its rates that the unit learns at in ``step``, counted from 0."""
+        return share_of_rate(self._stage, step, steps) * self.progress.factor
+
+    def update(self, step: int, steps: int, loss: float) -> float:
+        """Take one step down the gradients that are there, and forget them; their norm. Raises TrainingError."""
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
+        norm = _norm(gradients.values())
+        self._check(step, loss, norm, gradients)
+        if self._stage.clip is not None and norm > self._stage.clip:
+            for gradient in gradients.values():
+                gradient.mul_(self._stage.clip / norm)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self.rate(step, steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def judge(self, loss: float) -> None:
+        """Take note of an evaluation: the best parameters, a plateau, the end of patience. Raises TrainingError."""
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"{self.name}: the loss of an evaluation is {loss}. Learn more slowly: a lower lr, a longer warmup."
+            )
+        progress = self.progress
+        if loss < progress.best:
+            progress.best, progress.waited = loss, 0
+            if self._stage.keep == "best":
+                self.best = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            return
+        progress.waited += 1
+        if self._stage.schedule == "plateau" and progress.waited % PLATEAU == 0:
+            progress.factor /= 2
+        progress.stopped = self._stage.patience is not None and progress.waited >= self._stage.patience
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Go back to the best parameters, where an evaluation has chosen some."""
+        for name, kept in self.best.items():
+            self.parameters[name].copy_(kept)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the unit is made of, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
+        held: dict[str, Tensor] = {f"parameter/{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        held |= {f"best/{name}": kept for name, kept in self.best.items()}
+        for name, parameter in self.parameters.items():
+            held |= {f"optimizer/{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
+        return held
+
+    def facts(self) -> dict[str, Any]:
+        """The rest: which tensors there are, and the progress."""
+        return {
+            "progress": asdict(self.progress),
+            "best": bool(self.best),
+            "moved": [name for name in self.parameters if self._moved(name)],
+        }
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Make room for the tensors that go with these facts, and take up the progress."""
+        self.progress = Progress(**facts["progress"])
+        self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts["best"] else {}
+        self._optimizer.state.clear()
+        for name in facts["moved"]:
+            parameter = self.parameters[name]
+            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+    def _moved(self, name: str) -> bool:
+        return bool(self._optimizer.state[self.parameters[name]])
+
+    def _check(self, step: int, loss: float, norm: float, gradients: Mapping[str, Tensor]) -> None:
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"{self.name}: the loss is {loss} at step {step + 1}. Learn more slowly: a lower lr, a longer warmup."
+            )
+        if not math.isfinite(norm):
+            wrong = next(name for name, gradient in gradients.items() if not math.isfinite(_norm([gradient])))
+            raise TrainingError(f"{self.name}: the gradient of {wrong} is not finite at step {step + 1}; the loss was {loss:.4g}.")
+        began, recent = self.progress.began, self.progress.recent
+        if len(began) < RECENT:
+            began.append(loss)
+            return
+        recent.append(loss)
+        del recent[:-RECENT]
+        if len(recent) == RECENT and sum(recent) > DIVERGED * sum(began):
+            start, now = (sum(losses) / RECENT for losses in (began, recent))
+            raise TrainingError(
+                f"{self.name}: the loss has risen from {start:.4g} to {now:.4g} by step {step + 1}: it diverges. "
+                "Learn more slowly: a lower lr, a longer warmup, a smaller clip."
+            )
+
+
+def share_of_rate(stage: Stage, step: int, steps: int) -> float:
+    """What warm-up and schedule leave of the rate in a step, counted from 0."""
+    if step < stage.warmup:
+        return (step + 1) / stage.warmup
+    if stage.schedule != "cosine":
+        return 1.0
+    done = (step - stage.warmup) / max(1, steps - stage.warmup)
+    return stage.final + (1 - stage.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _norm(gradients: Iterable[Tensor]) -> float:
+    return float(nn.utils.get_total_norm(list(gradients)))

@@ -1,0 +1,121 @@
+"""What training has made of a built model, as a folder: what did not change is linked, what did is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.errors import BuildError
+from composer.model.stored import config_dict
+from composer.weights.build import complete_folder
+from composer.weights.output import TRAINING, check_output, check_space, whole_or_nothing
+from composer.weights.place import copy_file, place
+from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
+from composer.weights.sources import open_model
+from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
+from converters.source import INDEX, Source
+from converters.trunk import Trunk
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER = "adapter"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank adapters as PEFT keeps them: its config, and tensors by its names."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has made of a model. changed: parameters of the model by their names."""
+
+    changed: Mapping[str, torch.Tensor]
+    adapter: Adapter | None
+    stages: tuple[TrainedStage, ...]
+    papers: Mapping[str, Path]
+    """Files about the training, by the names that they get."""
+
+
+def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = False) -> Record:
+    """The model of the folder ``model`` with what has changed, at ``out``: it appears whole or not at all. Raises BuildError."""
+    source = open_model(model)
+    record = read_record(source.folder)
+    if record is None:
+        raise BuildError(f"{model} has no {RECORD}: it was not written by `compose build`.")
+    target = check_output(out, source, force=force)
+    unknown = sorted(trained.changed.keys() - record.plan.parameters.keys())
+    if unknown:
+        raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
+    for name, tensor in trained.changed.items():
+        if not all_finite(tensor.detach()):
+            raise BuildError(f"{name} holds values that are not finite; nothing is written.")
+    check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
+    with whole_or_nothing(target) as folder:
+        for name in source.small_files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            copy_file(source.folder / name, folder / name)
+        files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
+        if (source.folder / INDEX).is_file():
+            write_json(folder / INDEX, json.loads((source.folder / INDEX).read_text(encoding="utf-8")))
+        files |= _adapter(folder, trained.adapter)
+        (folder / TRAINING).mkdir()
+        for name, path in trained.papers.items():
+            copy_file(path, folder / TRAINING / name)
+        done = record.model_copy(
+            update={
+                "files": files,
+                "untrained": tuple(name for name in record.untrained if name not in trained.changed),
+                "training": (*record.training, *trained.stages),
+            }
+        )
+        config = config_dict(Trunk(**record.trunk), record.resolved, record.plan.dtype)
+        if trained.adapter is not None:
+            config["adapter"] = ADAPTER
+        complete_folder(folder, config, done, target.name)
+    return done
+
+
+def _file(target: Path, source: Source, record: Record, changed: Mapping[str, torch.Tensor]) -> StoredFile:
+    """A weight file: linked where nothing in it has changed."""
+    shard = source.shards[target.name]
+    here = {name for name, entry in record.plan.parameters.items() if entry.output == target.name} & changed.keys()
+    if not here:
+        how = place(shard.file, target, copy=False, moved=lambda count: None)
+        contents = known_sha256(source, record, target.name)
+        return stored_file(target, how, origin=shard.file, contents=contents)
+    pieces = [
+        _changed_piece(name, changed[name], tensor.dtype) if name in here else inherited_piece(name, tensor, tensor.dtype)
+        for name, tensor in shard.tensors.items()
+    ]
+    contents = write_shard(target, pieces, lambda count: None)
+    return stored_file(target, "rewritten", origin=None, contents=contents)
+
+
+def _changed_piece(name: str, tensor: torch.Tensor, dtype: Any) -> Piece:
+    import torch
+
+    def contents() -> Iterator[memoryview]:
+        yield as_bytes(tensor.detach().to("cpu", getattr(torch, dtype)))
+
+    return Piece(name, dtype, tuple(tensor.shape), contents)
+
+
+def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
+    if adapter is None:
+        return {}
+    (folder / ADAPTER).mkdir()
+    write_json(folder / ADAPTER / ADAPTER_CONFIG, adapter.config)
+    target = folder / ADAPTER / ADAPTER_WEIGHTS
+    pieces = [_changed_piece(name, tensor, str(tensor.dtype).removeprefix("torch.")) for name, tensor in adapter.tensors.items()]
+    contents = write_shard(target, pieces, lambda count: None)
+    return {f"{ADAPTER}/{ADAPTER_WEIGHTS}": stored_file(target, "written", origin=None, contents=contents)}

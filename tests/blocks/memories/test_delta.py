@@ -1,0 +1,224 @@
+"""The delta rule is its loop: what a key finds is taken out before its value goes in; orthonormal keys bring all values back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from blocks.feature_maps.identity import Identity
+from blocks.flow import Features, Tokens
+from blocks.legend import Shape
+from blocks.memories.delta import Delta
+from tests.blocks.support import close, counted, empty, owner, random
+
+SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=4)
+SHARED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
+FORMS = ["reference", "torch"]
+LENGTH = 9
+
+
+@dataclass
+class Given:
+    """What comes in: queries and keys before they are divided by their length, values, rates, a decay, and who is there."""
+
+    shape: Shape
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rate: Tensor
+    decay: Tensor | None
+    present: Tensor
+    tokens: Tokens
+
+    def cut(self, columns: slice) -> Given:
+        decay = None if self.decay is None else self.decay[:, columns]
+        along = (self.query, self.key, self.value, self.rate)
+        query, key, value, rate = (states[:, columns] for states in along)
+        return Given(self.shape, query, key, value, rate, decay, self.present[:, columns], self.tokens.cut(columns))
+
+    def recalled(self, form: str, state: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The memory's answer, and its matrix after it."""
+        query, key = Identity().map({}, self.query, self.key, scale="unit")
+        pairs = Features(key, self.value, self.present, rate=self.rate)
+        state = state or empty(Delta(), self.shape, len(self.value), self.value.dtype)
+        partial, after = Delta().recall({}, query, pairs, self.decay, self.tokens, state, form=form)
+        assert partial.lse is None
+        return partial.output, after["state"]
+
+    def by_hand(self) -> tuple[Tensor, Tensor]:
+        """Token by token, for each row and head: S = α (I - β u uᵀ) S + β u vᵀ, or α S where no pair comes."""
+        outputs, matrices = torch.zeros_like(self.query[..., : self.value.shape[3]]), []
+        heads, state_heads = self.query.shape[2], self.shape.state_heads
+        for row in range(len(self.value)):
+            held = {}
+            for own in range(state_heads):
+                matrix = torch.zeros(5, 3, dtype=torch.float64)
+                for t in range(self.value.shape[1]):
+                    if self.tokens.segment is not None and t and self.tokens.segment[row, t] != self.tokens.segment[row, t - 1]:
+                        matrix = torch.zeros_like(matrix)
+                    elif self.decay is not None:
+                        matrix = self.decay[row, t, owner(own, state_heads, self.decay.shape[2])].exp() * matrix
+                    if self.present[row, t]:
+                        key = self.key[row, t, owner(own, state_heads, self.key.shape[2])]
+                        unit = key / key.square().sum().sqrt()
+                        value = self.value[row, t, owner(own, state_heads, self.value.shape[2])]
+                        rate = self.rate[row, t, owner(own, state_heads, self.rate.shape[2])]
+                        matrix = (torch.eye(5) - rate * torch.outer(unit, unit)) @ matrix + rate * torch.outer(unit, value)
+                    for head in (head for head in range(heads) if owner(head, heads, state_heads) == own):
+                        query = self.query[row, t, head]
+                        outputs[row, t, head] = query @ matrix / query.square().sum().sqrt()
+                held[own] = matrix
+            matrices.append(torch.stack([held[own] for own in range(state_heads)]))
+        return outputs, torch.stack(matrices)
+
+
+def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segment: bool = False, length: int = LENGTH) -> Given:
+    """Random numbers of two rows, in which some tokens bring no pair."""
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1]]) if segment else None
+    return Given(
+        shape,
+        random(2, length, shape.heads, 5),
+        3 * random(2, length, key_heads or shape.state_heads, 5),
+        random(2, length, shape.key_heads, 3),
+        2 * torch.rand(2, length, rates or shape.state_heads, dtype=torch.float64),
+        -torch.rand(2, length, shape.state_heads, dtype=torch.float64) if gated else None,
+        torch.rand(2, length) < 0.8,
+        Tokens(torch.arange(length).expand(2, -1), documents),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("segment", [False, True], ids=["one document", "documents"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize(
+    "heads", [(SHAPE, 4, 4), (SHAPE, 2, 1), (SHARED, 2, 2), (SHARED, 2, 1)], ids=["own", "keys", "shared", "rate"]
+)
+def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: bool, form: str) -> None:
+    shape, key_heads, rates = heads
+    given = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
+    for got, wanted in zip(given.recalled(form), given.by_hand(), strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_any_split_is_the_whole(gated: bool, form: str) -> None:
+    given = drawn(SHAPE, gated, segment=True)
+    wanted, last = given.recalled(form)
+    for bounds in ([0, 4, 9], [0, 1, 2, 8, 9], list(range(10))):
+        outputs, state = [], None
+        for start, end in pairwise(bounds):
+            output, matrix = given.cut(slice(start, end)).recalled(form, state)
+            state = {"state": matrix}
+            outputs.append(output)
+        close(torch.cat(outputs, dim=1), wanted)
+        assert state is not None
+        close(state["state"], last)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_the_loops(form: str) -> None:
+    given = drawn(SHAPE, gated=True, segment=True)
+    assert given.decay is not None
+    leaves = [tensor.requires_grad_() for tensor in (given.query, given.key, given.value, given.rate, given.decay)]
+    answers = []
+    for output, matrix in (given.by_hand(), given.recalled(form)):
+        answers.append(torch.autograd.grad(output.square().sum() + matrix.sin().sum(), leaves))
+    for wanted, got in zip(*answers, strict=True):
+        close(got, wanted)
+        assert got.any()
+
+
+def stored(keys: Tensor, values: Tensor, form: str, rate: float = 1.0) -> tuple[dict[str, Tensor], Shape]:
+    """The state of one head after these pairs, written at one rate."""
+    count, size = keys.shape
+    shape = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=values.shape[1], features=size, state_heads=1)
+    there, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
+    pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), there, rate=rates)
+    return Delta().recall({}, pairs.key, pairs, None, counted(1, count), empty(Delta(), shape, 1), form=form)[1], shape
+
+
+def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
+    return Delta().predict({}, keys[None, :, None], state)[0, :, 0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> None:
+    keys, values = torch.linalg.qr(random(8, 8)).Q, random(9, 3)
+    state, _ = stored(keys, values[:8], form)
+    close(asked(keys, state), values[:8])
+    # The ninth key is a mixture of the eight: it finds its own value, and they no longer all theirs.
+    extra = torch.nn.functional.normalize(random(1, 8), dim=-1)
+    state, _ = stored(torch.cat((keys, extra)), values, form)
+    close(asked(extra, state), values[8:])
+    assert (asked(keys, state) - values[:8]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None:
+    """Of the same key twice: all of it at 1, half at 1/2, and at 2 it is turned over."""
+    key, values = torch.nn.functional.normalize(random(1, 8), dim=-1), random(2, 3)
+    for rate, wanted in ((1.0, values[1]), (0.5, values[0] / 4 + values[1] / 2), (2.0, 2 * values[1] - 2 * values[0])):
+        state, _ = stored(key.expand(2, -1), values, form, rate)
+        close(asked(key, state)[0], wanted)
+    state, _ = stored(key, values[:1], form, 0.0)
+    assert not state["state"].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
+    given = drawn(SHAPE, gated=False)
+    given.key[:, 2], given.query[:, 4] = 0, 0
+    output, state = given.recalled(form)
+    assert not output[:, 4].any()
+    given.present[:, 2] = False
+    close(state, given.recalled(form)[1])
+
+
+def test_it_predicts_what_it_would_answer() -> None:
+    """Of each pair's key, by the state as it stands: the answer to the same query when nothing falls."""
+    given = drawn(SHAPE, gated=True)
+    _, matrix = given.recalled("torch")
+    query, key = Identity().map({}, given.key, given.key, scale="unit")
+    nothing = Features(key, given.value, torch.zeros_like(given.present), rate=given.rate)
+    answer, _ = Delta().recall({}, query, nothing, None, given.tokens, {"state": matrix}, form="reference")
+    close(Delta().predict({}, key, {"state": matrix}), answer.output)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [SHAPE, SHARED], ids=["one a query head", "shared"])
+def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) -> None:
+    given, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
+    given.query, given.key, given.value = (states.to(dtype) for states in (given.query, given.key, given.value))
+    given.rate, given.decay = given.rate.to(kind), None if given.decay is None else given.decay.to(kind)
+    output, matrix = given.recalled(form)
+    assert (output.dtype, matrix.dtype) == (dtype, kind)
+    # A number for each of 5 features and 3 columns of a head; never in half precision.
+    numbers = shape.state_heads * 5 * 3
+    (slot,) = Delta().state(shape).values()
+    assert matrix[0].nbytes == slot.bytes(2, max(4, dtype.itemsize)) == numbers * kind.itemsize
+
+
+def test_operations() -> None:
+    """Multiply-adds of 5 × 3 numbers: what the key finds and what goes in for 4 states (or 2), and reading for 4 heads."""
+    assert Delta().flops(SHAPE, 9) == Delta().flops(SHAPE, 10_000) == 2 * 15 * (4 + 4 + 4)
+    assert Delta().flops(SHARED, 9) == 2 * 15 * (2 + 2 + 4)
+    for tokens in (1, 10, 1000):
+        assert Delta().prefill_flops(SHAPE, tokens) > Delta().flops(SHAPE, tokens)
+    assert Delta().prefill_flops(SHAPE, 64) == Delta().prefill_flops(SHAPE, 10_000) > Delta().prefill_flops(SHAPE, 10)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rate": "none"}, {"rate": math.inf}, {"normalise": True}, {"size": 3}, {"gate": "other"}], ids=str
+)
+def test_what_it_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Delta.model_validate(wrong)

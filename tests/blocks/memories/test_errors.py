@@ -1,0 +1,163 @@
+"""The attention errors of LoLA's Appendix D are double sums over the queries that saw a pair, in range and without gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.flow import Pairs, Tokens
+from blocks.memories import errors
+from blocks.memories.errors import LARGEST, Compared, Error, error_sums
+from tests.blocks.memories.by_hand import pairs_at
+from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, features, run, sparse, streamed, window
+from tests.blocks.support import close, counted, owner, random
+
+ERRORS = get_args(Error)
+HEADS = [(4, 2, 4), (4, 2, 2), (3, 1, 1)]
+"""H query heads, K key heads, N heads of the keys' features."""
+
+
+def by_hand(error: Error, logit: float, product: float) -> float:
+    """One query's share, eq. 19, its absolute form, or eq. 20."""
+    exact = math.exp(min(logit, LARGEST))
+    product = min(product, math.exp(LARGEST))
+    if error == "overestimate":
+        return product / max(exact, math.exp(-LARGEST))
+    return (exact - product) ** 2 if error == "squared_error" else abs(exact - product)
+
+
+def everything(seen: Tensor) -> Callable[[slice, slice], Tensor]:
+    return lambda rows, entries: seen[:, rows, entries]
+
+
+def compared(error: Error, query: Tensor, key: Tensor, *, logarithm: bool = False) -> Compared:
+    """Features that are there already."""
+    return Compared(error, lambda: query, lambda _: key, logarithm)
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("error", ERRORS)
+def test_they_are_double_sums(
+    error: Error, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five entries stand before the call's seven tokens; a token sees any of itself and the five before it, padding nothing."""
+    monkeypatch.setattr(errors, "ROWS", rows)
+    query_heads, key_heads, feature_heads = heads
+    query, key = random(2, 7, query_heads, 4), random(2, 12, key_heads, 4)
+    query_features, key_features = 2 * random(2, 7, query_heads, 3), 2 * random(2, 12, feature_heads, 3)
+    back = torch.arange(7)[:, None] + 5 - torch.arange(12)
+    seen = (torch.rand(2, 7, 12) < 0.7) & (back >= 0) & (back <= 5)
+    real = torch.arange(7) < torch.tensor([[7], [4]])
+    given = query_features, key_features
+    asked = compared(error, *(given if logarithm else tuple(one.exp() for one in given)), logarithm=logarithm)
+    pairs, tokens = pairs_at(key, [[*range(12)]] * 2), Tokens(torch.arange(7).expand(2, -1), None, real)
+    sums = error_sums(asked, query, key, pairs, tokens, everything(seen))
+    for row, entry, head in torch.ones(2, 12, query_heads).nonzero().tolist():
+        own, mapped = owner(head, query_heads, key_heads), owner(head, query_heads, feature_heads)
+        wanted = 0.0
+        for token in range(7):
+            if seen[row, token, entry] and real[row, token]:
+                logit = sum(a * b for a, b in zip(query[row, token, head].tolist(), key[row, entry, own].tolist(), strict=True)) / 2
+                logs = zip(query_features[row, token, head].tolist(), key_features[row, entry, mapped].tolist(), strict=True)
+                wanted += by_hand(error, logit, sum(math.exp(a + b) for a, b in logs))
+        assert sums[row, entry, head].item() == pytest.approx(wanted, rel=1e-10, abs=1e-10)
+
+
+def one_pair(error: Error, logit: float, feature: float, *, logarithm: bool, dtype: torch.dtype = torch.float64) -> Tensor:
+    """One query of one head, one pair: q·k / √4 = logit, and φ(q)·φ(k) = feature² (its logarithm: two times feature)."""
+    query = torch.full((1, 1, 1, 4), 1.0, dtype=dtype)
+    key = torch.full((1, 1, 1, 4), logit / 2, dtype=dtype)
+    given = torch.full((1, 1, 1, 1), feature, dtype=torch.promote_types(dtype, torch.float32))
+    asked = compared(error, given, given, logarithm=logarithm)
+    seen = everything(torch.ones(1, 1, 1, dtype=torch.bool))
+    return error_sums(asked, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("logit", [-500.0, 0.0, 500.0])
+@pytest.mark.parametrize("error", ERRORS)
+def test_exponents_stop_where_squares_still_fit(error: Error, logit: float, dtype: torch.dtype) -> None:
+    for log in (-500.0, 0.0, 500.0):
+        found = one_pair(error, logit, log / 2, logarithm=True, dtype=dtype)
+        assert found.dtype == torch.promote_types(dtype, torch.float32)
+        assert found.isfinite().all()
+        assert found.item() == pytest.approx(by_hand(error, logit, math.exp(min(log, LARGEST))), rel=1e-5)
+        plain = one_pair(error, logit, math.exp(min(log, 80.0) / 2), logarithm=False, dtype=dtype)
+        assert plain.item() == pytest.approx(found.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
+def test_only_the_choice_hangs_on_them(logarithm: bool) -> None:
+    query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()
+    asked = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
+    seen = everything(torch.ones(1, 4, 4, dtype=torch.bool).tril())
+    assert not error_sums(asked, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
+
+
+def test_what_nobody_sees_has_no_error() -> None:
+    """Nor does anything reach it from features that are out of range."""
+    query, key = random(1, 3, 2, 4), random(1, 5, 2, 4)
+    asked = compared("overestimate", query.exp(), 1e9 * key.exp())
+    seen = torch.zeros(1, 3, 5, dtype=torch.bool)
+    pairs = pairs_at(key, [[-1, -1, 0, 1, 2]])
+    assert not error_sums(asked, query, key, pairs, counted(1, 3), everything(seen)).any()
+
+
+@pytest.mark.parametrize("shape", ["sliding", "terraced"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_they_travel_with_every_pair_that_falls(error: Error, shape: str) -> None:
+    """A window's pairs bring the sums of all queries that saw them there, however the sequence is split."""
+    of = Cascade(window(3, shape), sparse(0, error), CONVOLVED)
+    stream = streamed(of)
+    hands = [[ByHand(stream, row, head, of.window, of.sparse) for head in range(4)] for row in range(len(ROWS))]
+    for hand in (hand for row in hands for hand in row):
+        hand.outputs()
+    for split in SPLITS:
+        state, found = of.start(len(ROWS))["window"], [dict[int, list[float]]() for _ in ROWS]
+        for row in stream.rows:
+            row.at = 0
+        for call in SPLITS[split]:
+            query, pairs, tokens = stream.call(call)
+            asked = Compared(error, lambda query=query: features(query), lambda these: features(these.convolved), False)
+            _, state, fallen = of.window.attend({}, query, pairs, tokens, state, form="torch", compared={"sparse_error": asked})
+            for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
+                found[index] |= summed(fallen, index, stream.value[index])
+                row.at += real
+        for sums, row in zip(found, hands, strict=True):
+            assert len(sums) >= 3
+            assert sums == {pair: pytest.approx([hand.errors[pair] for hand in row], rel=1e-10) for pair in sums}
+
+
+def summed(fallen: Pairs, row: int, values: Tensor) -> dict[int, list[float]]:
+    """The sums of a row's fallen pairs, by the tokens that brought them: those of the same values."""
+    there = fallen.present[row].nonzero()[:, 0].tolist()
+    tokens = [(values == fallen.value[row, place]).flatten(1).all(1).nonzero().item() for place in there]
+    return {int(token): fallen.numbers["sparse_error"][row, place].tolist() for token, place in zip(tokens, there, strict=True)}
+
+
+def test_a_cache_hands_them_on() -> None:
+    """What it keeps has its sum in the state, from the window above through any number of falls."""
+    of = Cascade(window(2, "sliding"), sparse(3, "overestimate"), CONVOLVED)
+    stream = streamed(of)
+    states = [run(of, stream, split)[1]["sparse"] for split in SPLITS]
+    for state in states[1:]:
+        for name, held in state.items():
+            close(held, states[0][name])
+
+
+@pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
+def test_many_large_features_still_fit(logarithm: bool) -> None:
+    """128 features of e^20 on both sides, in float32; the second pair is not seen by the first query."""
+    key, logs = torch.zeros(1, 2, 1, 4), torch.full((1, 2, 1, 128), 20.0)
+    given = logs if logarithm else logs.exp()
+    seen = everything(torch.ones(1, 2, 2, dtype=torch.bool).tril())
+    asked = compared("squared_error", given, given, logarithm=logarithm)
+    sums = error_sums(asked, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
+    assert sums.isfinite().all()

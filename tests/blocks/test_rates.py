@@ -1,0 +1,119 @@
+"""A rate is a sigmoid of the hidden state times its largest value, one for each of its heads, or the same number for all tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from blocks.part import Per
+from blocks.rates import RATES, Fixed, Learned, RateConfig
+from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, SHAPE_NAMES, SHAPES, close, drawn, random, started
+
+RATE = TypeAdapter(RateConfig)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("per", get_args(Per))
+@pytest.mark.parametrize("largest", [1, 2])
+def test_a_learned_rate_is_a_sigmoid_of_the_hidden_state(largest: int, per: str, shape: Any) -> None:
+    part = Learned.model_validate({"largest": largest, "per": per})
+    parameters, hidden = drawn(part, shape), random(2, 3, 6)
+    heads = shape.heads if per == "query_head" else shape.key_heads
+    assert part.heads(shape) == heads
+    assert {name: fresh.shape for name, fresh in part.parameters(shape).items()} == {"weight": (heads, 6), "bias": (heads,)}
+    rate = part.rate(parameters, hidden, shape)
+    assert rate.shape == (2, 3, heads)
+    for batch, token, head in torch.ones(2, 3, heads).nonzero().tolist():
+        logit = (hidden[batch, token] * parameters["weight"][head]).sum() + parameters["bias"][head]
+        close(rate[batch, token, head], largest / (1 + (-logit).exp()))
+
+
+@pytest.mark.parametrize("largest", [1, 2])
+def test_it_stays_between_nothing_and_its_largest(largest: int) -> None:
+    part = Learned.model_validate({"largest": largest})
+    rate = part.rate(drawn(part, GROUPED, torch.float32), 1e4 * random(4, 50, 6, dtype=torch.float32), GROUPED)
+    assert rate.isfinite().all()
+    assert rate.min() == 0
+    assert rate.max() == largest
+
+
+def test_it_starts_where_its_bias_says() -> None:
+    """Without anything in the hidden state, σ(b): half of the largest by default."""
+    for bias, start in ((0.0, 0.5), (3.0, 1 / (1 + math.exp(-3.0)))):
+        part = Learned(bias=bias)
+        parameters = started(part, GROUPED)
+        assert parameters["bias"].tolist() == [bias] * 4
+        assert len(parameters["weight"].unique()) == 24, "the weights are random"
+        nothing = torch.zeros(1, 2, 6, dtype=torch.float64)
+        close(part.rate(parameters, nothing, GROUPED), torch.full((1, 2, 4), start, dtype=torch.float64))
+
+
+def test_gradients() -> None:
+    part = Learned(largest=2)
+    parameters, hidden = drawn(part, ALIKE), random(1, 3, 6).requires_grad_()
+
+    def rate(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return part.rate({"weight": weight, "bias": bias}, hidden, ALIKE)
+
+    assert torch.autograd.gradcheck(rate, (hidden, parameters["weight"].requires_grad_(), parameters["bias"].requires_grad_()))
+
+
+@pytest.mark.parametrize("part", [Learned(), Fixed(value=0.7)], ids=["learned", "fixed"])
+def test_a_rate_is_kept_in_float32_or_better(part: Learned | Fixed) -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        rate = part.rate(started(part, GROUPED, dtype), random(1, 2, 6, dtype=dtype), GROUPED)
+        assert rate.dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_a_hidden_state_of_half_precision_meets_parameters_of_full() -> None:
+    parameters, hidden = drawn(Learned(), GROUPED, torch.float32), random(2, 3, 6, dtype=torch.bfloat16)
+    close(Learned().rate(parameters, hidden, GROUPED), Learned().rate(parameters, hidden.float(), GROUPED), 1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
+def test_a_fixed_rate_is_one_number(shape: Any) -> None:
+    for value in (1e-6, 0.7, 1.0, 1.999):
+        part = Fixed(value=value)
+        assert part.heads(shape) == 1
+        assert part.parameters(shape) == {}
+        close(part.rate({}, random(2, 3, 6), shape), torch.full((2, 3, 1), value, dtype=torch.float64), 1e-12)
+    assert Fixed().value == 1.0
+
+
+def test_operations() -> None:
+    # A product with the 6 numbers of the hidden state for each head.
+    assert Learned().flops(GROUPED, 9) == Learned().flops(GROUPED, 10_000) == 2 * 6 * 4
+    assert Learned(per="key_head").flops(ONE_KEY, 9) == 2 * 6 * 1
+    assert Fixed().flops(GROUPED, 9) == 0
+
+
+def test_a_bare_word_names_a_kind() -> None:
+    assert RATE.validate_python("learned") == Learned()
+    assert RATE.validate_python({"kind": "fixed", "value": 0.5}) == Fixed(value=0.5)
+    assert {kind: part() for kind, part in RATES.items()} == {"learned": Learned(), "fixed": Fixed()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "none",
+        {"value": 0.5},
+        {"kind": "fixed", "value": 0.0},
+        {"kind": "fixed", "value": 2.0},
+        {"kind": "fixed", "value": math.nan},
+        {"kind": "fixed", "per": "key_head"},
+        {"kind": "learned", "largest": 3},
+        {"kind": "learned", "largest": 0},
+        {"kind": "learned", "bias": math.inf},
+        {"kind": "learned", "per": "layer"},
+        {"kind": "learned", "value": 1.0},
+    ],
+    ids=str,
+)
+def test_what_no_rate_can_be(wrong: Any) -> None:
+    with pytest.raises(ValidationError):
+        RATE.validate_python(wrong)

@@ -1,0 +1,199 @@
+"""Each form of record becomes the tokens that it should, and only the answers are learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from composer.data.document import Document
+from composer.data.formats import Draft, Piece, alpaca_prompt, draft, encode, form_of
+from composer.data.reading import Record
+from composer.data.references import FileData
+from composer.errors import DataError
+
+BOS, EOS = 1, 2
+TALK = [
+    {"role": "system", "content": "once"},
+    {"role": "user", "content": "a child near the river"},
+    {"role": "assistant", "content": "he found a letter"},
+    {"role": "user", "content": "his teacher"},
+    {"role": "assistant", "content": " there was "},
+]
+
+
+def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
+    made = draft(Record("here, record 1", fields), FileData(path="here", **options), tokenizer)
+    assert made is not None
+    return encode(made, tokenizer)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def told(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        document(fields, tokenizer, **options)
+    assert str(caught.value).startswith("here, record 1")
+    return str(caught.value)
+
+
+def test_text_is_learned_whole(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = document({"text": "once upon a time"}, tokenizer)
+    assert made.ids.tolist() == [BOS, *ids_of(tokenizer, "once upon a time"), EOS]
+    assert made.learned[1:].all()
+    assert (made.ids.dtype, made.learned.dtype) == (np.int32, np.bool_)
+
+
+def test_a_column_of_another_name(tokenizer: PreTrainedTokenizerBase) -> None:
+    fields = {"story": "once upon", "text": "a time"}
+    assert document(fields, tokenizer, column="story").ids.tolist() == document({"text": "once upon"}, tokenizer).ids.tolist()
+
+
+def test_a_prompt_is_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = document({"prompt": "once upon a", "completion": " time there was"}, tokenizer)
+    prompt, answer = ids_of(tokenizer, "once upon a"), ids_of(tokenizer, " time there was")
+    assert made.ids.tolist() == [BOS, *prompt, *answer, EOS]
+    assert made.learned.tolist() == [False] * (1 + len(prompt)) + [True] * (len(answer) + 1)
+
+
+def test_alpaca(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert alpaca_prompt("Say it.") == (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nSay it.\n\n### Response:\n"
+    )
+    assert alpaca_prompt("Say it.", "it") == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nSay it.\n\n### Input:\nit\n\n### Response:\n"
+    )
+    for given in ({}, {"input": ""}, {"input": None}, {"input": "the river"}):
+        made = document({"instruction": "once {upon}", "output": "a time", "text": "other", **given}, tokenizer)
+        prompt = ids_of(tokenizer, alpaca_prompt("once {upon}", given.get("input") or ""))
+        assert made.ids[: 1 + len(prompt)].tolist() == [BOS, *prompt]
+        assert made.learned.tolist() == [False] * (1 + len(prompt)) + [True] * (len(made) - 1 - len(prompt))
+        assert made.ids[-1] == EOS
+
+
+def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+    whole = ids_of(tokenizer, "there was")
+    cut = next(at for at in range(1, 9) if ids_of(tokenizer, "there was"[:at]) != whole[: len(ids_of(tokenizer, "there was"[:at]))])
+    prompt, answer = "there was"[:cut], "there was"[cut:]
+    made = encode(Draft((Piece(prompt, False), Piece(answer, True))), tokenizer)
+    assert made.ids.tolist() == [BOS, *ids_of(tokenizer, prompt), *ids_of(tokenizer, answer), EOS]
+
+
+def test_chat_learns_the_assistant_alone(chatty: PreTrainedTokenizerBase) -> None:
+    made = document({"messages": TALK}, chatty)
+    assert made.ids.tolist() == ids_of(chatty, str(chatty.apply_chat_template(TALK, tokenize=False)))
+    runs = np.split(np.arange(len(made)), np.flatnonzero(np.diff(made.learned)) + 1)
+    said = [str(chatty.decode(made.ids[run])) for run in runs]
+    flags = [bool(made.learned[run[0]]) for run in runs]
+    assert flags == [False, True, False, True]
+    assert [part.strip() for part in said[1::2]] == ["he found a letter<eos>", "there was<eos>"]
+    assert "his teacher" in said[2]
+
+
+def test_words_after_the_last_answer_are_not_learned(chatty: PreTrainedTokenizerBase) -> None:
+    made = document({"messages": TALK[:4]}, chatty)
+    assert not made.learned[-1]
+    assert made.targets == len(ids_of(chatty, "he found a letter")) + 1
+
+
+def test_an_assistant_may_begin(chatty: PreTrainedTokenizerBase) -> None:
+    made = document({"messages": [TALK[2], TALK[1]]}, chatty)
+    assert made.learned[1]
+    assert not made.learned[-1]
+
+
+def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None:
+    """Llama's: `strftime_now` only where there is no date_string."""
+    asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
+    chatty.chat_template = asks + str(chatty.chat_template)
+    assert draft(Record("", {"messages": TALK}), FileData(path=""), chatty).pieces[0].text.startswith("26 Jul 2024[")  # type: ignore[union-attr]
+
+
+def test_a_tokenizer_without_beginning_or_end() -> None:
+    class Bare:
+        bos_token_id = 5
+        eos_token_id = None
+
+        def __call__(self, text: str, **_: Any) -> Any:
+            return type("Encoding", (), {"input_ids": [ord(sign) for sign in text]})
+
+    made = encode(Draft((Piece("ab", False), Piece("c", True))), Bare())  # type: ignore[arg-type]
+    assert made.ids.tolist() == [97, 98, 99]
+    assert made.learned.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("columns", "form"),
+    [
+        (["messages", "prompt", "completion"], "messages"),
+        (["instruction", "input", "output", "text"], "alpaca"),
+        (["prompt", "completion", "text"], "completion"),
+        (["instruction", "text", "id"], "text"),
+    ],
+)
+def test_which_columns_are_taken(columns: list[str], form: str) -> None:
+    assert form_of(Record("here", dict.fromkeys(columns)), FileData(path="")) == form
+
+
+def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    fields = {"instruction": "once", "output": "upon", "text": "a time"}
+    assert document(fields, tokenizer, format="text").ids.tolist() == document({"text": "a time"}, tokenizer).ids.tolist()
+    assert 'no column "prompt" for format=completion' in told(fields, tokenizer, format="completion")
+
+
+def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> None:
+    message = told({"txt": "once", "label": 3}, tokenizer)
+    assert 'its columns: txt, label; did you mean "text"?' in message
+    assert "Understood: messages | instruction+output | prompt+completion | text; or column=NAME" in message
+    assert "its columns: none." in told({}, tokenizer)
+    assert 'no column "stori"; its columns: story; did you mean "stori"?' in told({"story": "x"}, tokenizer, column="stori")
+    with pytest.raises(DataError, match="column=a: a column of text is for format=text, not alpaca"):
+        document({"a": "x"}, tokenizer, column="a", format="alpaca")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": None}, "text is missing; mend the record, or leave such records out: empty=skip"),
+        ({"text": " \n"}, "text is blank"),
+        ({"instruction": "once", "output": ""}, "output is blank"),
+        ({"instruction": None, "output": "once"}, "instruction is missing"),
+        ({"prompt": "", "completion": "once"}, "prompt is blank"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": None}, "messages is empty"),
+        ({"messages": TALK[:2]}, "no turn of the assistant, so nothing to learn (roles: system, user)"),
+        ({"messages": [{"role": "user", "content": None}]}, "message 1: content is missing"),
+    ],
+)
+def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
+    assert message in told(fields, chatty)
+    assert draft(Record("here", fields), FileData(path="", empty="skip"), chatty) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": 3}, "text is 3, a int; expected text"),
+        ({"text": ["once"]}, "text is a list, a list; expected text"),
+        ({"messages": "once"}, 'message 1 is "once"; expected a mapping with role and content'),
+        ({"messages": [{"from": "user", "value": "once"}]}, "message 1 is a mapping; expected a mapping with role and content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "text"}]}]}, "message 1: content is a list"),
+    ],
+)
+def test_records_that_are_no_text(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
+    assert message in told(fields, chatty, empty="skip")
+
+
+def test_chat_needs_a_template_that_can_be_told_apart(tokenizer: PreTrainedTokenizerBase, chatty: PreTrainedTokenizerBase) -> None:
+    assert "messages need a chat template" in told({"messages": TALK}, tokenizer)
+    chatty.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert "turn 3 otherwise once more is said" in told({"messages": TALK}, chatty)
+    chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
+    assert "the chat template refuses these messages: roles must alternate" in told({"messages": TALK}, chatty)

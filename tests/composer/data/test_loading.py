@@ -1,0 +1,190 @@
+"""From references to rows: nothing is lost, training and evaluation share no text, and what cannot be trained on is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from composer.data.loading import SHARE, held_out, load_rows
+from composer.data.packing import Rows
+from composer.data.report import DataReport
+from composer.errors import DataError
+from tests.composer.data.conftest import Write
+
+BOS, EOS = 1, 2
+WORDS = ("child", "river", "house", "letter", "teacher", "old", "funny", "time")
+
+
+def load(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> Rows:
+    return load_rows(references, tokenizer, **{"sequence": 16, "split": "train", "vocabulary": 507} | options)
+
+
+def told(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        load(tokenizer, *references, **options)
+    return str(caught.value)
+
+
+def report_of(rows: Rows) -> DataReport:
+    assert rows.report is not None
+    return rows.report
+
+
+def texts(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Records whose texts all differ."""
+    numbers = range(first, first + count)
+    return [{"text": " ".join(WORDS[number // 8**place % 8] for place in range(4))} for number in numbers]
+
+
+def documents(rows: Rows) -> list[tuple[int, ...]]:
+    """The documents of rows in which none was cut."""
+    ids = rows.ids[rows.valid].tolist()
+    ends = [index + 1 for index, token in enumerate(ids) if token == EOS]
+    return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(st.integers(1, 500), st.floats(0.01, 0.5))
+def test_the_share_that_is_held_out(count: int, share: float) -> None:
+    held = [held_out(index, share) for index in range(count)]
+    every = round(1 / share)
+    assert held[0]
+    assert count // every <= sum(held) <= -(-count // every)
+    assert not any(held_out(index, 0) for index in range(count))
+
+
+def test_what_is_held_out_is_spread() -> None:
+    places = {index % 20 for index in range(2000) if held_out(index, SHARE)}
+    assert len(places) > 15
+
+
+def test_training_and_evaluation_share_no_document(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.jsonl", texts(200))
+    whole = set(documents(load(tokenizer, path, share=0)))
+    train, evaluation = (set(documents(load(tokenizer, path, split=split))) for split in ("train", "evaluation"))
+    assert len(whole) == 200
+    assert len(evaluation) == 200 * SHARE
+    assert not train & evaluation
+    assert train | evaluation == whole
+    assert set(documents(load(tokenizer, path, split="evaluation", share=0))) == whole
+    more = write("b.jsonl", texts(260))
+    assert evaluation <= set(documents(load(tokenizer, more, split="evaluation")))
+    assert set(documents(load(tokenizer, f"{more},limit=200", split="evaluation"))) == evaluation
+
+
+def test_few_documents_leave_one_to_evaluate_on(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.jsonl", texts(3))
+    assert report_of(load(tokenizer, path)).references[0].documents == 2
+    assert report_of(load(tokenizer, path, split="evaluation")).references[0].documents == 1
+
+
+def test_a_single_text_is_cut(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.txt", " ".join(record["text"] for record in texts(100)))
+    whole = [*tokenizer(Path(path).read_text(), verbose=False).input_ids, EOS]
+    train, evaluation = (load(tokenizer, path, split=split) for split in ("train", "evaluation"))
+    there = [*train.ids[train.valid], *evaluation.ids[evaluation.valid]]
+    assert there == whole
+    assert evaluation.tokens == round(SHARE * len(whole))
+    assert load(tokenizer, path, share=0).tokens == len(whole)
+    assert "too few to keep some for evaluation" in told(tokenizer, write("b.txt", "child"))
+
+
+def test_references_are_mixed(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    first, second = write("a.jsonl", texts(60)), write("b.jsonl", texts(60, first=60))
+    rows = load(tokenizer, first, second, sequence=32, how="whole", share=0)
+    of_first = set(documents(load(tokenizer, first, share=0)))
+    mixed = [one in of_first for one in documents(rows)]
+    assert len(mixed) == 120
+    assert sum(mixed) == 60
+    assert np.count_nonzero(np.diff(mixed)) > 30
+    told_of = report_of(rows).references
+    assert [(one.reference, one.records, one.documents) for one in told_of] == [(first, 60, 60), (second, 60, 60)]
+
+
+def test_the_same_seed_gives_the_same_rows(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.jsonl", texts(40))
+    hashes = [load(tokenizer, path, seed=seed).hash for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert load(tokenizer, path, seed=0).hash == report_of(load(tokenizer, path, seed=0)).hash
+
+
+def test_the_report_counts(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.jsonl", [*texts(10), {"text": ""}, {"text": None}])
+    rows = load(tokenizer, f"{path},empty=skip", share=0, sequence=7)
+    report = report_of(rows)
+    (one,) = report.references
+    assert (one.records, one.empty, one.documents) == (12, 2, 10)
+    assert one.tokens == report.tokens + report.dropped == sum(map(len, documents(load(tokenizer, f"{path},empty=skip", share=0))))
+    assert one.targets == one.tokens - 10
+    assert (report.rows, report.tokens, report.targets) == (len(rows), rows.tokens, rows.targets)
+    assert (report.how, report.sequence, report.split) == ("packed", 7, "train")
+    assert DataReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_progress_is_told(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path, moved = write("a.jsonl", texts(3)), []
+    load(tokenizer, path, "echo,samples=2", share=0, progress=lambda *told: moved.append(told))
+    assert moved == [(path, 1), (path, 2), (path, 3), ("echo,samples=2", 1), ("echo,samples=2", 2)]
+
+
+def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
+    train = load(tokenizer, "echo,samples=6,length=8", how="whole")
+    assert (len(train), train.targets) == (3, 6)
+    evaluation = load(tokenizer, "echo,samples=6,skip=1,limit=4", split="evaluation")
+    assert (len(evaluation), evaluation.targets) == (4, 4)
+    assert train.ids.max() < 200 < evaluation.ids[:, 1].min()
+    assert "samples of 32 tokens do not fit into rows of 16" in told(tokenizer, "echo,length=32")
+
+
+def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
+    talk = [{"role": "user", "content": "old house"}, {"role": "assistant", "content": "funny child"}]
+    chat = write("a.jsonl", [{"messages": talk}] * 2)
+    asked = write("b.jsonl", [{"prompt": "old house", "completion": " river"}] * 2)
+    rows = load(chatty, chat, asked, share=0, how="padded", sequence=64)
+    assert len(rows) == 4
+    assert 0 < rows.targets < rows.tokens / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence": 1}, "rows of 1 tokens: .* at least 2"),
+        ({"sequence": 2048, "longest": 1024}, "rows of 2,048 tokens: the source was made for at most 1,024 tokens"),
+        ({"share": 0.7}, "a share of 0.7 held out for evaluation: expected 0"),
+        ({"share": -1}, "a share of -1"),
+        ({"vocabulary": 100}, r"token \d+ is not among the model's 100: the tokenizer \(507 tokens\) does not fit the model"),
+    ],
+)
+def test_what_cannot_be(tokenizer: PreTrainedTokenizerBase, write: Write, options: dict[str, Any], message: str) -> None:
+    assert re.search(message, told(tokenizer, write("a.jsonl", texts(3)), **options))
+
+
+def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    assert load(tokenizer, write("a.jsonl", texts(3)), sequence=64, longest=64).sequence == 64
+
+
+def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    assert "no data: say at least one" in told(tokenizer)
+    path = write("a.jsonl", texts(2))
+    assert "nothing is left of its 0 records for train" in told(tokenizer, f"{path},skip=2")
+    blank = write("b.jsonl", [{"text": " "}])
+    assert "nothing is left of its 1 records for evaluation" in told(tokenizer, f"{blank},empty=skip", split="evaluation")
+    assert "none of them has a token to predict" in told(tokenizer, "echo,length=1")
+
+
+def test_a_missing_file_is_told_before_any_is_read(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    moved: list[tuple[str, int]] = []
+    message = told(tokenizer, write("a.jsonl", texts(3)), "lost.txt", progress=lambda *told: moved.append(told))
+    assert 'no file, folder or task "lost.txt"' in message
+    assert not moved
+
+
+def test_a_wrong_record_is_named(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
+    path = write("a.jsonl", [*texts(2), {"text": ""}])
+    assert told(tokenizer, path) == f"{path}, record 3: text is blank; mend the record, or leave such records out: empty=skip"

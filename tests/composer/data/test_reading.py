@@ -1,0 +1,166 @@
+"""Files of every kind are read, offline and without leaving anything behind; what cannot be read is told with its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from composer.data.reading import files_of, read_records
+from composer.data.references import FileData, HubData, parse_reference
+from composer.errors import DataError
+from tests.composer.data.conftest import Write
+
+ROOT = Path(__file__).parents[3]
+THREE = [{"text": "one"}, {"text": "two"}, {"text": "three"}]
+BOOK = "one\ntwo\r\n\n \nthree\n\n\nfour\n"
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    reference = parse_reference(text)
+    assert isinstance(reference, FileData | HubData)
+    return [record.fields for record in read_records(reference)]
+
+
+def told(text: str) -> str:
+    with pytest.raises(DataError) as caught:
+        read(text)
+    return str(caught.value)
+
+
+def test_json_lines_json_and_parquet(write: Write, tmp_path: Path) -> None:
+    lines = write("a.jsonl", THREE)
+    array = write("b.json", json.dumps(THREE))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(THREE), tmp_path / "c.parquet")
+    before = sorted(tmp_path.rglob("*"))
+    for path in (lines, array, str(tmp_path / "c.parquet")):
+        assert read(path) == THREE
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_records_know_their_place(write: Write) -> None:
+    path = write("a.jsonl", THREE)
+    reference = FileData(path=path, skip=1)
+    assert [record.place for record in read_records(reference)] == [f"{path}, record 2", f"{path}, record 3"]
+
+
+def test_skip_and_limit(write: Write) -> None:
+    path = write("a.jsonl", THREE)
+    assert read(f"{path},skip=1,limit=1") == THREE[1:2]
+    assert read(f"{path},limit=9") == THREE
+    assert read(f"{path},skip=3") == []
+
+
+@pytest.mark.parametrize(
+    ("by", "texts"),
+    [
+        ("document", ["one\ntwo\n\n \nthree\n\n\nfour\n"]),
+        ("paragraph", ["one\ntwo", "three", "four"]),
+        ("line", ["one", "two", "three", "four"]),
+    ],
+)
+def test_plain_text(write: Write, by: str, texts: list[str]) -> None:
+    path = write("a.txt", BOOK.encode())
+    assert [fields["text"] for fields in read(f"{path},by={by}")] == texts
+    if by == "document":
+        assert read(path) == read(f"{path},by=document")
+
+
+def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
+    write("many/b.jsonl", THREE[1:])
+    write("many/deep/a.jsonl", THREE[:1])
+    write("many/notes.md", "no data")
+    assert read(str(tmp_path / "many")) == [*THREE[1:], *THREE[:1]]
+    assert read(str(tmp_path / "many" / "*.jsonl")) == THREE[1:]
+    assert read(str(tmp_path / "many" / "**" / "a.*")) == THREE[:1]
+
+
+def test_names_that_look_like_patterns(write: Write) -> None:
+    assert read(write("a[1].jsonl", THREE)) == THREE
+
+
+def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("stories.jsonl", THREE)
+    os.mkdir("void")
+    assert told("storys.jsonl") == 'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? Tasks: echo'
+    assert told("ecko") == 'no file, folder or task "ecko"; did you mean "echo"? Tasks: echo'
+    assert told("some/where.txt") == 'no file, folder or task "some/where.txt". Data of the Hub are hub:owner/name. Tasks: echo'
+    assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in told("void")
+    assert 'no file fits the pattern "x*.jsonl"' in told("x*.jsonl")
+    assert f'"{tmp_path / "stories.jsonl"}"' in told(str(tmp_path / "storie.jsonl"))
+
+
+def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
+    path = write("a.csv", "text\none\n")
+    assert 'files that end in ".csv" are not read; expected .jsonl, .json, .parquet, .txt' in told(path)
+    write("mixed/a.jsonl", THREE)
+    write("mixed/b.txt", "one")
+    assert "holds files of several kinds (json, text); say which" in told(str(tmp_path / "mixed"))
+    assert "`by` is for plain text (.txt)" in told(f"{tmp_path / 'mixed' / 'a.jsonl'},by=line")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt"])
+def test_what_is_empty(write: Write, name: str) -> None:
+    assert f"{name} is empty: it has 0 bytes" in told(write(name, ""))
+
+
+def test_what_has_no_record(write: Write) -> None:
+    assert "a.txt has no record in it, only blank space" in told(write("a.txt", " \n\n"))
+    assert "a.jsonl has no record in it" in told(write("a.jsonl", "\n \n"))
+
+
+def test_what_is_broken(write: Write) -> None:
+    assert "a.jsonl:3  is no JSON" in told(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
+    assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in told(write("b.jsonl", '"one"\n'))
+    assert "c.json cannot be read as json" in told(write("c.json", "[{]"))
+    assert "d.parquet cannot be read as parquet: " in told(write("d.parquet", "no table"))
+    assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in told(write("e.txt", b"caf\xe9 here"))
+
+
+def test_what_goes_wrong_is_told_once(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
+    before = datasets.utils.logging.get_verbosity()
+    told(write("a.jsonl", "{\n"))
+    assert capfd.readouterr() == ("", "")
+    assert datasets.utils.logging.get_verbosity() == before
+
+
+def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load(*positional: Any, **named: Any) -> datasets.Dataset:
+        asked.append((positional, named))
+        return datasets.Dataset.from_list(THREE)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert read("hub:a/b,skip=1") == THREE[1:]
+    assert read("hub:a/b,split=test,config=en,revision=v1,limit=2") == THREE[:2]
+    assert asked == [(("a/b", None), {"split": "train", "revision": None}), (("a/b", "en"), {"split": "test", "revision": "v1"})]
+
+
+def test_a_hub_that_cannot_be_reached() -> None:
+    message = told("hub:nobody/nothing")
+    assert message.startswith("hub:nobody/nothing (split train) cannot be read: ")
+    assert "HF_HUB_OFFLINE is set" in message
+
+
+def test_a_task_is_no_file() -> None:
+    with pytest.raises(DataError):
+        files_of(FileData(path="echo"))
+
+
+def test_the_package_imports_neither_torch_nor_datasets() -> None:
+    script = (
+        "import sys\nimport composer.data.loading\n"
+        "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"

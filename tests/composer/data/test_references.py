@@ -1,0 +1,73 @@
+"""What ``--data`` may say, and what is told of the rest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from composer.data.references import FileData, HubData, Reference, TaskData, parse_reference
+from composer.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("moby-dick.txt,by=line", FileData(path="moby-dick.txt", by="line")),
+        ("a/b.jsonl, limit=10, skip=2", FileData(path="a/b.jsonl", limit=10, skip=2)),
+        ("data/*.parquet,column=story", FileData(path="data/*.parquet", column="story")),
+        ("x.jsonl,format=text,empty=skip", FileData(path="x.jsonl", format="text", empty="skip")),
+        ("hub:tatsu-lab/alpaca,split=test,limit=1000", HubData(name="tatsu-lab/alpaca", split="test", limit=1000)),
+        ("hub:a/b,config=en,revision=v1", HubData(name="a/b", config="en", revision="v1")),
+        ("echo,samples=20,seed=3,limit=7", TaskData(name="echo", options={"samples": "20", "seed": "3"}, limit=7)),
+        ("./echo", FileData(path="./echo")),
+        ("nothing", FileData(path="nothing")),
+    ],
+)
+def test_what_is_meant(text: str, meant: Reference) -> None:
+    assert parse_reference(text) == meant
+
+
+def test_a_file_may_have_commas_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a,by=line.txt").touch()
+    os.mkdir("echo")
+    assert parse_reference("a,by=line.txt") == FileData(path="a,by=line.txt")
+    assert isinstance(parse_reference("echo"), TaskData)
+
+
+def test_references_are_frozen_and_closed() -> None:
+    with pytest.raises(ValidationError):
+        parse_reference("a.txt").limit = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        HubData(name="a", path="b")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "expected a file, hub:owner/name or a task"),
+        (",limit=3", "expected a file"),
+        ("a.txt,line", '"line" is no option; expected key=value'),
+        ("a.txt,=3", '"=3" is no option'),
+        ("a.txt,limit=3,limit=4", "says limit twice"),
+        ("a.txt,limt=3", 'unknown option "limt"; did you mean "limit"? Options: skip, limit, format, column, empty, by'),
+        ("a.txt,kind=hub", 'unknown option "kind"'),
+        ("a.txt,path=b", 'unknown option "path"'),
+        ("a.txt,limit=some", 'limit = "some": expected a valid integer'),
+        ("a.txt,limit=0", 'limit = "0": expected greater than 0'),
+        ("a.txt,by=word", "by = \"word\": expected 'document', 'paragraph' or 'line'"),
+        ("hub:a/b,by=line", 'unknown option "by"'),
+        ("hub:", "name"),
+        ("echo,sample=3", 'unknown option "sample"; did you mean "samples"? Options: samples, length, seed, skip, limit'),
+        ("echo,samples=many", 'samples = "many": expected a valid integer'),
+        ("echo,limit=-1", 'limit = "-1"'),
+    ],
+)
+def test_what_is_told(text: str, told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        parse_reference(text)
+    assert told in str(caught.value)
+    assert text in str(caught.value)
