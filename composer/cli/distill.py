@@ -13,7 +13,7 @@ from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.training.distill import DistillReport
+    from composer.training.run import RunReport
 
 Data = Annotated[
     list[str],
@@ -55,8 +55,8 @@ def distill(
     While it runs, checkpoints, a log and TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers.
     The result appears whole or not at all.
     """
-    from composer.training.distill import Options
     from composer.training.distill import distill as run
+    from composer.training.run import Options
 
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
     with steps(quiet=as_json) as watch:
@@ -77,11 +77,12 @@ def distill(
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    _print(report)
+    print_run(report, "Distilled")
 
 
-def _print(report: DistillReport) -> None:
-    heading(f"Distilled {shown(report.out)}")
+def print_run(report: RunReport, did: str) -> None:
+    """Losses before and after, and where the rest is told."""
+    heading(f"{did} {shown(report.out)}")
     rows = [
         (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
         for outcome in report.stages

@@ -14,10 +14,12 @@ from composer.cli.diff import diff
 from composer.cli.distill import distill
 from composer.cli.explain import explain
 from composer.cli.generate import generate
+from composer.cli.merge import merge
 from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.schema import schema
 from composer.cli.show import show
+from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.errors import ComposerError
 
@@ -64,7 +66,7 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-for command in (build, distill, new, check, show, diff, parts, schema, explain, generate, verify):
+for command in (build, distill, train, merge, new, check, show, diff, parts, schema, explain, generate, verify):
     app.command()(command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -53,7 +54,8 @@ def load_rows(
 
     vocabulary: how many embeddings the model has. longest: tokens that the source was made for; None does not ask. share: of the
     documents of each file and each data set of the Hub; training never sees them, and evaluation sees nothing else (``held_out``).
-    0 gives all of them to either: for data that are for one of the two only. A task makes samples of its own for each.
+    0 gives all of them to either: for data that are for one of the two only. A task makes samples of its own for each, and that
+    share of them for evaluation.
     Raises DataError.
     """
     _check(sequence, longest, share)
@@ -145,7 +147,8 @@ def _documents(
     count: _Count,
 ) -> Iterator[Document]:
     if isinstance(reference, TaskData):
-        return _task_documents(said, reference, tokenizer, sequence, split, count)
+        most = math.ceil(reference.samples * share) if split == "evaluation" and share else reference.samples
+        return islice(_task_documents(said, reference, tokenizer, sequence, split, count), most)
     drafts = _drafts(reference, tokenizer, count)
     first = list(islice(drafts, 2))
     if len(first) == 1 and share:

@@ -93,6 +93,11 @@ class TaskData(Slice):
         """How many tokens its samples have at most, where its options say so."""
         return self._task().length
 
+    @property
+    def samples(self) -> int:
+        """How many it makes."""
+        return self._task().samples
+
     def documents(self, tokenizer: PreTrainedTokenizerBase, length: int, split: Split) -> Iterator[Document]:
         """All of its samples, before any slice."""
         return self._task().documents(tokenizer, length, split)
@@ -105,7 +110,7 @@ Reference = FileData | HubData | TaskData
 
 
 def tasks() -> Mapping[str, Any]:
-    """Every task, by name: a closed schema with ``length`` and ``documents``."""
+    """Every task, by name: a closed schema with ``length``, ``samples`` and ``documents``."""
     from composer.tasks.catalogue import TASKS
 
     return TASKS

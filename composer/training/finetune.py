@@ -42,16 +42,6 @@ class FinetuneCourse:
         self._student.eval()
         return {MODEL: self._loss(batch, total)}
 
-    @torch.no_grad()
-    def loss_of(self, model: nn.Module, rows: Rows) -> float:
-        """The next token's mean loss of another model on rows."""
-        total, count = 0.0, 0
-        for start in range(0, len(rows), self._stage.batch):
-            batch = rows.batch(range(start, min(start + self._stage.batch, len(rows)))).to(next(model.parameters()).device)
-            logits, targets = logits_at_targets(model, batch)
-            total, count = total + float(functional.cross_entropy(logits, targets, reduction="sum")), count + len(targets)
-        return total / max(1, count)
-
     def _loss(self, batch: Batch, total: float) -> Tensor:
         logits, targets = logits_at_targets(self._student, batch)
         loss = logits.new_zeros(())
@@ -69,6 +59,16 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     outputs = model(**batch.inputs(), use_cache=False)
     asked = batch.labels[:, 1:] != -100
     return outputs.logits[:, :-1][asked].float(), batch.labels[:, 1:][asked]
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module, rows: Rows, batch: int) -> float:
+    """The mean loss of a model on rows, in nats for each token that is asked for."""
+    total, count, device = 0.0, 0, next(model.parameters()).device
+    for start in range(0, len(rows), batch):
+        logits, targets = logits_at_targets(model, rows.batch(range(start, min(start + batch, len(rows)))).to(device))
+        total, count = total + float(functional.cross_entropy(logits, targets, reduction="sum")), count + len(targets)
+    return total / max(1, count)
 
 
 def divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:

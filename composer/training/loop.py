@@ -26,7 +26,7 @@ EVALUATIONS = 10
 
 @dataclass(frozen=True)
 class Step:
-    """What a loop tells whoever watches it, after each step. tokens_per_second: since it started or went on."""
+    """What a loop tells whoever watches it, after each step. tokens_per_second: in training alone; seconds_left: in all."""
 
     stage: str
     step: int
@@ -72,20 +72,20 @@ class _StageRun:
         self.every = stage.evaluate or max(1, self.steps // EVALUATIONS)
         self.folder = setting.folder / name
         self.device = next(iter(course.units[0].parameters.values())).device
-        self.taken, self.tokens, self.seconds, self.done = 0, 0, 0.0, False
+        self.taken, self.tokens, self.seconds, self.learning, self.done = 0, 0, 0.0, 0.0, False
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
 
     def run(self) -> Outcome:
         self._take_up()
-        began, saved = time.monotonic(), time.monotonic()
-        seconds, tokens = self.seconds, self.tokens
+        began = saved = time.monotonic()
+        before = self.seconds
         if not self.taken:
             self.before = self._evaluate()
         while not self.done:
             losses = self._step()
-            self.seconds = seconds + time.monotonic() - began
-            self._watch(losses, (self.tokens - tokens) / max(1e-9, self.seconds - seconds))
+            self.seconds = before + time.monotonic() - began
+            self._watch(losses)
             self.done = self.taken == self.steps or all(unit.progress.stopped for unit in self.course.units)
             if self.taken % self.every == 0 or self.done:
                 self._judge()
@@ -100,7 +100,7 @@ class _StageRun:
 
     def _step(self) -> dict[str, float]:
         """One update of every unit that has not stopped: its loss."""
-        stage, step = self.stage, self.taken
+        stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         batch = self.rows.batch(indices)
         total = max(1, self.course.count(batch))
@@ -114,6 +114,7 @@ class _StageRun:
         self.taken, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
         rate = max(unit.rate(step, self.steps) for unit in self.course.units) * stage.lr
         self.setting.journal.write(self.name, self.taken, loss=losses, norm=norms, lr=rate, tokens=self.tokens)
+        self.learning += time.monotonic() - began
         return losses
 
     def _evaluate(self) -> dict[str, float]:
@@ -142,20 +143,20 @@ class _StageRun:
                 unit.finish()
                 self.after[unit.name] = unit.progress.best
 
-    def _watch(self, losses: dict[str, float], speed: float) -> None:
-        if self.setting.watch is None:
-            return
-        left = (self.steps - self.taken) * self.tokens / self.taken / max(1e-9, speed)
-        mean = sum(losses.values()) / max(1, len(losses))
-        self.setting.watch(Step(self.name, self.taken, self.steps, mean, speed, left))
+    def _watch(self, losses: dict[str, float]) -> None:
+        if self.setting.watch is not None:
+            mean = sum(losses.values()) / max(1, len(losses))
+            left = self.seconds / self.taken * (self.steps - self.taken)
+            self.setting.watch(Step(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree in with the run that goes on from it."""
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
 
     def _save(self) -> None:
-        facts = {"identity": self._identity(), "tokens": self.tokens, "seconds": self.seconds, "done": self.done}
-        checkpoint.save(self.folder, self.taken, self.course.units, facts | {"before": self.before, "after": self.after})
+        facts = {"identity": self._identity(), "tokens": self.tokens, "seconds": self.seconds, "learning": self.learning}
+        facts |= {"done": self.done, "before": self.before, "after": self.after}
+        checkpoint.save(self.folder, self.taken, self.course.units, facts)
 
     def _take_up(self) -> None:
         found = checkpoint.newest(self.folder)
@@ -170,7 +171,8 @@ class _StageRun:
                 "anew with --force."
             )
         checkpoint.restore(found, self.course.units)
-        self.taken, self.tokens, self.seconds, self.done = (facts[name] for name in ("step", "tokens", "seconds", "done"))
+        self.taken, self.tokens, self.done = facts["step"], facts["tokens"], facts["done"]
+        self.seconds, self.learning = facts["seconds"], facts["learning"]
         self.before, self.after = facts["before"], facts["after"]
         self.setting.journal.rewind(self.name, self.taken)
 

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
-from stories import PEOPLE, SLOTS
 from text import SHORTEST_PASSKEY, VALUES, passkey, recall, story
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
+
+from composer.tasks.stories import PEOPLE, SLOTS
 
 # Sample `index` of seed `seed` is drawn from Random(seed * SEED_STRIDE + index). Training takes the indices from 0
 # on and stays below FIRST_PROBE; the short probes on the way take those from there on, and the final scores those

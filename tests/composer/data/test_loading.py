@@ -136,7 +136,8 @@ def test_progress_is_told(tokenizer: PreTrainedTokenizerBase, write: Write) -> N
 def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
     train = load(tokenizer, "echo,samples=6,length=8", how="whole")
     assert (len(train), train.targets) == (3, 6)
-    evaluation = load(tokenizer, "echo,samples=6,skip=1,limit=4", split="evaluation")
+    assert len(load(tokenizer, "echo,samples=6,length=8", split="evaluation", share=0.4, how="padded")) == 3  # 2.4 of 6, rounded up
+    evaluation = load(tokenizer, "echo,samples=6,skip=1,limit=4", split="evaluation", share=0)
     assert (len(evaluation), evaluation.targets) == (4, 4)
     assert train.ids.max() < 200 < evaluation.ids[:, 1].min()
     assert "samples of 32 tokens do not fit into rows of 16" in told(tokenizer, "echo,length=32")

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from composer.tasks.base import Learn, Sample, Scored, Split, Task, apart
+from composer.tasks.writer import Writer
 
 # Name, then the words that stand for the name: he, his, him.
 BOY = ("he", "his", "him")
@@ -176,3 +182,31 @@ def templates() -> list[str]:
     pronouns = [form for word in BOY + GIRL for form in (word, word.capitalize())]
     words = [word for choices in SLOTS.values() for word in choices]
     return [*OPENINGS, *steps, *DETAILS, *ENDINGS, *PEOPLE, *pronouns, *words]
+
+
+class Stories(Task):
+    """One story after another, each from BOS to EOS where the tokenizer has them, cut where the length is full."""
+
+    source: ClassVar[str] = "a grammar of this project; the shipped teacher learned it"
+    scored: ClassVar[Scored] = "loss"
+
+    kind: Literal["stories"] = "stories"
+    learn: Learn = "all"
+    """All tokens but BOS: a story has no answers."""
+
+    @model_validator(mode="after")
+    def _no_answers(self) -> Self:
+        if self.learn == "answer":
+            raise ValueError("stories have no answers to learn: leave `learn` out")
+        return self
+
+    def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+        told: list[str] = []
+        ids: list[int] = []
+        while len(ids) < length:
+            told.append(apart(rng, split, story))
+            # Without special tokens, a blank line is what parts two stories.
+            between = "\n\n" if len(told) > 1 and not (writer.begin or writer.end) else ""
+            ids += [*writer.encode(between + told[-1]), *writer.end]
+        ids = ids[:length]
+        return Sample(tuple(ids), (False,) * len(ids), "\n\n".join(told))

@@ -1,0 +1,180 @@
+"""BABILong: the facts of a bAbI story, in order, at random places of a background text, and a question about them."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from composer.errors import TaskError
+from composer.tasks.base import Sample, Scored, Split, Task
+from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text
+from composer.tasks.writer import Writer, fit
+
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+PEOPLE_AND_THINGS = ("bill", "fred", "jeff", "mary", "apple", "football", "milk")
+TRIES = 100
+"""Stories that are drawn at most until one fits."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a bAbI file, with all facts that are told before it."""
+
+    facts: tuple[str, ...]
+    text: str
+    answer: str
+    supports: tuple[int, ...]
+    """Which of the facts answer it."""
+
+
+class Babilong(Task):
+    """As much background as fits; how many facts there are, and which, is the story's."""
+
+    source: ClassVar[str] = "Kuratov et al. 2024 (BABILong), arXiv:2406.10149; facts: Weston et al. 2015 (bAbI), arXiv:1502.05698"
+    scored: ClassVar[Scored] = "written"
+    number: ClassVar[int]
+    labels: ClassVar[tuple[str, ...]] = PLACES
+
+    babi: Path
+    """The folder with bAbI's files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and
+    evaluation ``_test``; where there is only one of them, training takes four fifths of its stories, evaluation the rest."""
+    haystack: Text = "stories"
+    """The background: ``stories``, or a text file, of which training takes the first four fifths and evaluation the rest."""
+    instruction: str | None = None
+    """Left out: the context, the question and the answer, one after another, as models learn it. Else this is said first, as to
+    models that have not learned it, and the context stands between <context> and </context>."""
+
+    def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+        question = self._question(rng, writer, length, split)
+        for said in (*question.facts, f"{question.text} {question.answer}"):
+            writer.check(said)
+        shares = sorted(rng.random() for _ in question.facts)
+        haystack = Haystack(self.haystack, random.Random(rng.getrandbits(64)), split)
+
+        def context(words: int) -> tuple[str, float]:
+            sentences = haystack.take(words)
+            places = [int(share * (len(sentences) + 1)) for share in shares]
+            mixed = list(sentences)
+            for place, fact in reversed(list(zip(places, question.facts, strict=True))):
+                mixed.insert(place, fact)
+            needle = places[max(question.supports)]
+            return " ".join(mixed), needle / len(sentences) if sentences else 0.0
+
+        def prompt(words: int) -> str:
+            return self.prompt(context(words)[0], question.text)
+
+        words = fit(lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name)
+        text = f"{prompt(words)} {question.answer}"
+        ids, answer = writer.marked(text, [(len(prompt(words)), len(text))])
+        return Sample(ids, answer, text, prompt(words), (question.answer,), context(words)[1])
+
+    def prompt(self, context: str, question: str) -> str:
+        if self.instruction is None:
+            return f"{context} {question}"
+        return f"{self.instruction}\n<context>\n{context}\n</context>\nQuestion: {question}"
+
+    def score(self, sample: Sample, written: str) -> float:
+        """1 where the answer is the only label in the first sentence, in lower case; those of the question do not count."""
+        assert sample.prompt
+        assert sample.answers
+        said = re.split(r"\.|<context>|<example>", written.lower())[0]
+        question = re.split(r"(?<=[.!?\n])\s*", sample.prompt.removesuffix("?"))[-1].lower()
+        found = {label for label in self.labels if label in said and label not in question}
+        return float(found == {sample.answers[0].lower()})
+
+    def _question(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Question:
+        """One that fits without any background."""
+        questions, least = of_split(self.babi, self.number, split), None
+        for _ in range(TRIES):
+            question = rng.choice(questions)
+            tokens = writer.count(f"{self.prompt(' '.join(question.facts), question.text)} {question.answer}")
+            if tokens <= length:
+                return question
+            least = min(tokens, least or tokens)
+        raise TaskError(f"{self.name} needs at least {least} tokens, not {length}: the shortest of {TRIES} stories does not fit.")
+
+
+class BabilongQa1(Babilong):
+    """One supporting fact."""
+
+    kind: Literal["babilong-qa1"] = "babilong-qa1"
+    number: ClassVar[int] = 1
+
+
+class BabilongQa2(Babilong):
+    """Two supporting facts."""
+
+    kind: Literal["babilong-qa2"] = "babilong-qa2"
+    number: ClassVar[int] = 2
+
+
+class BabilongQa3(Babilong):
+    """Three supporting facts."""
+
+    kind: Literal["babilong-qa3"] = "babilong-qa3"
+    number: ClassVar[int] = 3
+
+
+class BabilongQa4(Babilong):
+    """Two arguments of a relation."""
+
+    kind: Literal["babilong-qa4"] = "babilong-qa4"
+    number: ClassVar[int] = 4
+
+
+class BabilongQa5(Babilong):
+    """Three arguments of a relation."""
+
+    kind: Literal["babilong-qa5"] = "babilong-qa5"
+    number: ClassVar[int] = 5
+    labels: ClassVar[tuple[str, ...]] = PEOPLE_AND_THINGS
+
+
+@lru_cache(maxsize=16)
+def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
+    """All questions that a split may ask. Raises ``TaskError`` where the folder has none of the task."""
+    files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
+    wanted = files["train" if split == "train" else "test"]
+    found = wanted or files["train"] or files["test"]
+    if not found:
+        raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")
+    stories = read(found[0])
+    cut = int(len(stories) * TRAINING_SHARE)
+    if not (files["train"] and files["test"]):
+        stories = stories[:cut] if split == "train" else stories[cut:]
+    if not stories:
+        raise TaskError(f"{found[0]} has too few stories to keep training and evaluation apart.")
+    return tuple(question for story in stories for question in story)
+
+
+def read(path: Path) -> list[list[Question]]:
+    """The stories of a bAbI file, each as its questions. A line is ``number fact``, or ``number question<tab>answer<tab>supports``;
+    a story begins where the number is 1."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read as text ({error}).") from error
+    stories: list[list[Question]] = []
+    facts: dict[str, str] = {}
+    for place, line in enumerate(lines, start=1):
+        number, _, said = line.strip().partition(" ")
+        if number == "1":
+            stories.append([])
+            facts = {}
+        match said.split("\t"):
+            case [fact] if stories and fact:
+                facts[number] = fact
+            case [question, answer, supports] if stories and set(supports.split()) <= facts.keys():
+                numbers = list(facts)
+                places = tuple(numbers.index(support) for support in supports.split())
+                stories[-1].append(Question(tuple(facts.values()), question.strip(), answer, places))
+            case _:
+                raise TaskError(
+                    f"{path}:{place} is no line of bAbI: expected a number and a fact, or a number, a question, its answer and the "
+                    "numbers of the facts that answer it, with tabs between."
+                )
+    return stories

@@ -1,0 +1,114 @@
+"""What a task is: a closed schema, samples drawn from a seed, and how what a model writes is scored."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from blocks.part import Closed
+from composer.data.document import Document
+from composer.errors import TaskError
+from composer.tasks.writer import Writer
+
+Split = Literal["train", "evaluation"]
+Learn = Literal["answer", "all"]
+Scored = Literal["written", "tokens", "loss"]
+Depth = Annotated[float, Field(ge=0, le=1)] | None
+Drawn = TypeVar("Drawn")
+
+EVALUATION_SHARE = 8
+"""One in so many of all that can be drawn is evaluation's, and the others are training's."""
+MOST_DRAWS = 1000
+"""Where so many are all the other split's, there are too few different ones."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text and what can be known of it."""
+
+    ids: tuple[int, ...]
+    """The whole text, from BOS to the end of the answer."""
+    answer: tuple[bool, ...]
+    """Which of them are answers: tokens that can be told from those before them."""
+    text: str
+    prompt: str | None = None
+    """What stands before the answer. None where a sample has many answers, or none: such tasks are scored by tokens or by loss."""
+    answers: tuple[str, ...] | None = None
+    """What has to be written after the prompt."""
+    depth: float | None = None
+    """Share of the haystack that stands before the needle."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens before the first answer: what a model goes on from. They are those that it was trained to go on from, also
+        where the tokens of ``prompt`` alone would be others."""
+        return self.ids[: self.answer.index(True)] if True in self.answer else self.ids
+
+
+class Task(Closed, ABC):
+    """Base of every task in the catalogue. ``kind`` names it."""
+
+    source: ClassVar[str]
+    scored: ClassVar[Scored]
+    """written: by ``score``, on what a model writes after the prompt. tokens: by the share of the answer's tokens that are the
+    model's first choice, each after the true text before it. loss: by the mean loss of all tokens."""
+
+    samples: PositiveInt = 1000
+    """How many."""
+    length: PositiveInt | None = None
+    """Tokens of a sample at most, BOS and answer included. Left out: what the caller says."""
+    seed: NonNegativeInt = 0
+    learn: Learn = "answer"
+    """Which tokens a training document learns: those of the answer, or all but BOS."""
+
+    @property
+    def name(self) -> str:
+        return type(self).model_fields["kind"].default
+
+    @abstractmethod
+    def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+        """One sample of at most ``length`` tokens. Raises ``TaskError`` where that is too short, or where the tokenizer cannot
+        write what has to be read."""
+
+    def score(self, sample: Sample, written: str) -> float:
+        """0 to 1 for what a model wrote after the prompt, as the original scores it."""
+        raise TaskError(f"{self.name} is scored by {self.scored}, not by what is written.")
+
+    def drawn(self, writer: Writer, length: int | None, split: Split) -> Iterator[Sample]:
+        """All samples of the task. length: tokens of a sample where the task does not say its own."""
+        tokens = self.length or length
+        if tokens is None:
+            raise TaskError(f"{self.name}: say the length of its samples, in tokens.")
+        for index in range(self.samples):
+            yield self.sample(rng_of(self.seed, split, index), writer, tokens, split)
+
+    def documents(self, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
+        """The same to train on: the ids, and which of them are learned."""
+        writer = Writer(tokenizer)
+        begins = [token for token in writer.begin if token not in writer.end]
+        for sample in self.drawn(writer, length, split):
+            ids = np.array(sample.ids, dtype=np.int32)
+            learned = np.array(sample.answer) if self.learn == "answer" else ~np.isin(ids, begins)
+            learned[0] = False  # no token stands before it that could tell it
+            yield Document(ids=ids, learned=learned)
+
+
+def rng_of(seed: int, split: Split, index: int) -> random.Random:
+    """The random numbers of one sample: another stream for each seed, split and index."""
+    return random.Random(f"{seed} {split} {index}")
+
+
+def apart(rng: random.Random, split: Split, draw: Callable[[random.Random], Drawn]) -> Drawn:
+    """A draw that only this split can have: drawn again until its checksum is one of the split's."""
+    for _ in range(MOST_DRAWS):
+        drawn = draw(rng)
+        if (zlib.crc32(repr(drawn).encode()) % EVALUATION_SHARE == 0) == (split == "evaluation"):
+            return drawn
+    raise TaskError(f"There are too few different samples to keep some of them for {split} alone.")

@@ -1,0 +1,26 @@
+"""All tasks, by the name that a recipe gives them."""
+
+from __future__ import annotations
+
+from composer.tasks.babilong import BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa4, BabilongQa5
+from composer.tasks.base import Task
+from composer.tasks.mqar import Mqar
+from composer.tasks.niah import NoiseNiah, TextNiah, UuidNiah
+from composer.tasks.passkey import Passkey
+from composer.tasks.recall import Recall
+from composer.tasks.stories import Stories
+
+TASKS: dict[str, type[Task]] = {
+    "passkey": Passkey,
+    "niah-single-1": NoiseNiah,
+    "niah-single-2": TextNiah,
+    "niah-single-3": UuidNiah,
+    "mqar": Mqar,
+    "recall": Recall,
+    "babilong-qa1": BabilongQa1,
+    "babilong-qa2": BabilongQa2,
+    "babilong-qa3": BabilongQa3,
+    "babilong-qa4": BabilongQa4,
+    "babilong-qa5": BabilongQa5,
+    "stories": Stories,
+}

@@ -1,0 +1,69 @@
+"""Background text without end: small stories made for each sample, or a text file."""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Literal
+
+from composer.errors import TaskError
+from composer.tasks.base import Split, apart
+from composer.tasks.stories import story
+
+Text = Literal["stories"] | Path
+"""``stories``, those of ``composer.tasks.stories``, or a text file: training takes its first four fifths, evaluation the rest."""
+
+TRAINING_SHARE = 4 / 5
+
+
+class Haystack:
+    """Sentences, made as they are needed, and taken by the word."""
+
+    def __init__(self, text: Text, rng: random.Random, split: Split) -> None:
+        self._coming = sentences(text, rng, split)
+        self._sentences: list[list[str]] = []
+        self._words: list[int] = [0]
+
+    def take(self, words: int) -> list[str]:
+        """The first so many words, as sentences; the last one may be cut."""
+        while self._words[-1] < words:
+            self._sentences.append(next(self._coming).split())
+            self._words.append(self._words[-1] + len(self._sentences[-1]))
+        count = bisect_left(self._words, words)
+        taken = [" ".join(sentence) for sentence in self._sentences[: max(count - 1, 0)]]
+        rest = words - self._words[max(count - 1, 0)]
+        return [*taken, " ".join(self._sentences[count - 1][:rest])] if rest else taken
+
+
+def sentences(text: Text, rng: random.Random, split: Split) -> Iterator[str]:
+    """Without end. A file's part is read on from its beginning by evaluation, as RULER does, and from anywhere by training."""
+    if text == "stories":
+        while True:
+            yield from split_sentences(apart(rng, split, story))
+    first, last = read(Path(text))
+    part = first if split == "train" else last
+    start = rng.randrange(len(part)) if split == "train" else 0
+    yield from islice(cycle(part), start, None)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut after ``.``, ``!`` and ``?`` where a space follows."""
+    return [sentence for sentence in re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text).strip()) if sentence]
+
+
+@lru_cache(maxsize=4)
+def read(path: Path) -> tuple[list[str], list[str]]:
+    """The sentences of a file: training's, and evaluation's."""
+    try:
+        found = split_sentences(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"The haystack {path} cannot be read as text ({error}).") from error
+    cut = int(len(found) * TRAINING_SHARE)
+    if cut == 0:
+        raise TaskError(f"The haystack {path} has {len(found)} sentences: too few to keep training and evaluation apart.")
+    return found[:cut], found[cut:]

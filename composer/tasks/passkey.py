@@ -1,0 +1,92 @@
+"""Passkey retrieval: a number hidden in filler, asked for at the end."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+from composer.tasks.base import Depth, Sample, Scored, Split, Task, apart
+from composer.tasks.writer import Writer, fit
+
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize {it}. "
+    "I will quiz you about the important information there."
+)
+FILLER = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
+NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
+QUESTION = "What is the pass key? The pass key is"
+LARGEST_ORIGINAL = 50_000
+
+Form = Literal["plain", "original"]
+
+
+class Passkey(Task):
+    """As much filler as fits; the needle stands anywhere in it, each place as likely as any other."""
+
+    source: ClassVar[str] = "Mohtashami & Jaggi 2023, arXiv:2305.16300; LAWCAT trains on it"
+    scored: ClassVar[Scored] = "written"
+
+    kind: Literal["passkey"] = "passkey"
+    form: Form = "plain"
+    """plain: one line of whole sentences, and a key of five digits. original: as the paper's code has it, five lines, filler cut at
+    any character and begun anew after the needle, and a key from 1 to 50,000."""
+    depth: Depth = None
+    """Share of the filler that stands before the needle. Left out: at random."""
+
+    def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+        key = apart(rng, split, five_digits if self.form == "plain" else number)
+        writer.check(NEEDLE.format(key=key))
+        prompt, depth = asked(rng, key, self.form, length, writer.count, self.depth)
+        text = f"{prompt} {key}"
+        ids, answer = writer.marked(text, [(len(prompt), len(text))])
+        return Sample(ids, answer, text, prompt, (key,), depth)
+
+    def score(self, sample: Sample, written: str) -> float:
+        """1 where the first five digits in a row are the key's, or, as in the original, the first number is the key."""
+        assert sample.answers
+        found = re.search(r"[0-9]{5}" if self.form == "plain" else r"[0-9]+", written)
+        return float(found is not None and found[0] == sample.answers[0])
+
+
+def five_digits(rng: random.Random) -> str:
+    return "".join(rng.choice("0123456789") for _ in range(5))
+
+
+def number(rng: random.Random) -> str:
+    return str(rng.randint(1, LARGEST_ORIGINAL))
+
+
+def plain(key: str, before: int, after: int) -> str:
+    """before, after: sentences of filler on either side of the needle."""
+    filler = [FILLER[index % len(FILLER)] for index in range(before + after)]
+    filler.insert(before, NEEDLE.format(key=key))
+    return " ".join([TASK.format(it="it"), *filler, QUESTION])
+
+
+def original(key: str, before: int, after: int) -> str:
+    """before, after: characters of filler on either side of the needle; both begin with the grass."""
+    grass = " ".join(FILLER) + " "
+    filler = grass * (max(before, after) // len(grass) + 1)
+    return "\n".join([TASK.format(it="them"), filler[:before], NEEDLE.format(key=key), filler[:after], QUESTION])
+
+
+FORMS: dict[Form, Callable[[str, int, int], str]] = {"plain": plain, "original": original}
+
+
+def asked(
+    rng: random.Random, key: str, form: Form, tokens: int, count: Callable[[str], int], depth: float | None = None
+) -> tuple[str, float]:
+    """The longest text up to the question that has at most ``tokens`` with its answer, and how deep in the filler the needle is.
+
+    rng: says where the needle stands, and takes one number whatever is tried.
+    """
+    state = rng.getstate()
+
+    def placed(filler: int) -> tuple[str, float]:
+        rng.setstate(state)
+        before = rng.randint(0, filler) if depth is None else round(depth * filler)
+        return FORMS[form](key, before, filler - before), before / filler if filler else 0.0
+
+    return placed(fit(lambda filler: count(f"{placed(filler)[0]} {key}"), tokens, "passkey"))

@@ -1,0 +1,110 @@
+"""A text in a tokenizer's own tokens: how long it is, which of them are its answers, and how much filler fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from composer.errors import TaskError
+
+Span = tuple[int, int]
+"""Characters of a text, from and up to."""
+
+
+class Writer:
+    """A tokenizer of transformers, with special tokens only where they are asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise TaskError(
+                f"{type(tokenizer).__name__} does not say which characters a token stands for: take a fast tokenizer, "
+                "one that has a tokenizer.json."
+            )
+        self.tokenizer = tokenizer
+        self._checked: set[str] = set()
+
+    @cached_property
+    def begin(self) -> list[int]:
+        """BOS where the tokenizer itself begins a text with it, or nothing."""
+        return [token for token in self.tokenizer("").input_ids[:1] if token == self.tokenizer.bos_token_id]
+
+    @cached_property
+    def end(self) -> list[int]:
+        """EOS, or nothing where the tokenizer has none."""
+        return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    @cached_property
+    def ordinary(self) -> list[int]:
+        """The ids of all tokens but the special ones, in order."""
+        added = self.tokenizer.added_tokens_decoder
+        special = {*self.tokenizer.all_special_ids, *(token for token, content in added.items() if content.special)}
+        return sorted(set(self.tokenizer.get_vocab().values()) - special)
+
+    def encode(self, text: str, *, begin: bool = True) -> list[int]:
+        """begin: with BOS before it, where the tokenizer has one there."""
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return [*self.begin, *ids] if begin else ids
+
+    def marked(self, text: str, spans: Sequence[Span]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """The text with BOS, and which of its tokens have characters in one of the spans, which are in order and apart."""
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        answer, place = [False] * len(self.begin), 0
+        for start, end in encoded.offset_mapping:
+            while place < len(spans) and spans[place][1] <= start:
+                place += 1
+            answer.append(place < len(spans) and end > spans[place][0])
+        return (*self.begin, *encoded.input_ids), tuple(answer)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, BOS included."""
+        return len(self.encode(text))
+
+    def round_trips(self, text: str) -> bool:
+        """Whether the tokens of a text say all of it."""
+        return self.decode(self.encode(text)).strip() == text.strip()
+
+    def check(self, text: str) -> None:
+        """Raises ``TaskError`` where a text does not survive its tokens, and so could not be answered."""
+        if text in self._checked:
+            return
+        if not self.round_trips(text):
+            told = self.decode(self.encode(text)).strip()
+            raise TaskError(
+                f'The tokenizer cannot write "{text}": it comes back as "{told}". '
+                "Take a tokenizer that has the words and characters of the task, or another task."
+            )
+        self._checked.add(text)
+
+
+def fit(count: Callable[[int], int], limit: int, name: str) -> int:
+    """How many units of filler keep a text within ``limit`` tokens: n with count(n) ≤ limit < count(n + 1).
+
+    By bisection, which goes where a straight line through both ends would have it, and to the middle every third time: tokens are
+    nearly proportional to filler, so a few counts do. Raises ``TaskError`` where not even the text without filler fits.
+    """
+    low, at_low = 0, count(0)
+    least = at_low
+    if least > limit:
+        raise TaskError(f"{name} needs at least {least} tokens, not {limit}.")
+    high, at_high = 1, count(1)
+    while at_high <= limit:
+        low, at_low = high, at_high
+        rate = max((at_high - least) / high, 1e-9)
+        high = min(max(low + 1, round((limit - least) / rate)), 8 * low)
+        at_high = count(high)
+    step = 0
+    while high - low > 1:
+        share = 0.5 if step % 3 == 2 else (limit - at_low) / (at_high - at_low)
+        middle = min(max(low + round(share * (high - low)), low + 1), high - 1)
+        tokens = count(middle)
+        if tokens <= limit:
+            low, at_low = middle, tokens
+        else:
+            high, at_high = middle, tokens
+        step += 1
+    return low

@@ -1,0 +1,22 @@
+"""Adapters folded into the weights that they stand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from composer.errors import TrainingError
+from composer.model.loading import load_model
+from composer.model.modeling import ComposedForCausalLM
+from composer.training.finetune import merged
+from composer.training.journal import CURVE, LOG
+from composer.weights.output import TRAINING
+from composer.weights.trained import Trained, write_trained
+
+
+def merge_adapters(model: Path, out: Path, *, force: bool = False) -> None:
+    """The model of a folder with its adapters folded in, at ``out``. Raises TrainingError and BuildError."""
+    loaded = load_model(model, "float32", "cpu")
+    if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
+        raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
+    papers = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
+    write_trained(model, out, Trained(merged(loaded), None, (), papers), force=force)

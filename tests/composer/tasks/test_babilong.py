@@ -1,0 +1,138 @@
+"""BABILong mixes the facts of a bAbI story into a text, in order, and counts an answer only where it is the only one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.errors import TaskError
+from composer.tasks.babilong import PEOPLE_AND_THINGS, PLACES, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, Question, read
+from composer.tasks.base import Sample
+from composer.tasks.catalogue import TASKS
+from composer.tasks.writer import Writer
+from tests.composer.tasks.conftest import ROOT
+
+REAL = ROOT.parent / "shared" / "data" / "babi"
+
+
+def test_a_file_is_read_by_the_question(babi: Path) -> None:
+    (story,) = read(babi / "qa1_some-words_test.txt")
+    first = ("Mary moved to the bathroom.", "John went to the hallway.")
+    assert story == [
+        Question(first, "Where is Mary?", "bathroom", (0,)),
+        # The question between is no fact, though it has a number.
+        Question((*first, "Mary went to the office."), "Where is Mary?", "office", (2,)),
+    ]
+
+
+def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
+    places = []
+    for sample in BabilongQa2(babi=babi, samples=30).drawn(letters, 1200, "evaluation"):
+        facts = ["Mary went to the kitchen.", "Mary got the milk there.", "Mary went to the garden."]
+        found = re.fullmatch(rf"(.*){re.escape(facts[0])}(.*){re.escape(facts[1])}(.*){re.escape(facts[2])}(.*)", sample.text)
+        assert found
+        assert sample.text.endswith(" Where is the milk? garden")
+        *gaps, last = found.groups()
+        background = "".join([*gaps, last.removesuffix("Where is the milk? garden")])
+        assert len(background) > 1000
+        assert len("".join(gaps)) / len(background) == pytest.approx(sample.depth, abs=0.1)
+        places.append(sample.depth)
+    assert min(places) < 0.6
+    assert max(places) > 0.9
+
+
+def test_what_is_said_to_models_that_have_not_learned_it(letters: Writer, babi: Path) -> None:
+    (sample,) = BabilongQa1(babi=babi, samples=1, instruction="Answer in one word.").drawn(letters, 700, "train")
+    assert re.fullmatch(
+        r"Answer in one word\.\n<context>\n[^\n]*John went to the hallway\.[^\n]*\n</context>\n"
+        r"Question: Where is Mary\? (bathroom|office)",
+        sample.text,
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "right"),
+    [
+        (" garden", 1),
+        ("The milk is in the GARDEN. Mary is in the kitchen.", 1),
+        ("garden <example> kitchen", 1),
+        ("It was in the kitchen, and now it is in the garden.", 0),
+        ("I do not know. The garden.", 0),
+        ("kitchen", 0),
+        ("", 0),
+    ],
+)
+def test_score(written: str, right: int, babi: Path) -> None:
+    sample = Sample((), (), "", "Mary went to the office. Where is the milk?", ("garden",))
+    assert BabilongQa2(babi=babi).score(sample, written) == right
+
+
+def test_labels_of_the_question_do_not_count(babi: Path) -> None:
+    sample = Sample((), (), "", "Mary was there. Where was the apple before the kitchen?", ("garden",))
+    assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the garden.") == 1
+    assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the office.") == 0
+    people = Sample((), (), "", "<context>\nMary ran.\n</context>\nQuestion: What did Fred give to Bill?", ("Apple",))
+    assert BabilongQa5(babi=babi).score(people, "Fred gave Bill the apple") == 1
+    assert BabilongQa5(babi=babi).score(people, "Mary gave Bill the apple") == 0
+
+
+def test_labels() -> None:
+    assert len(PLACES) == 6
+    assert len(PEOPLE_AND_THINGS) == 7
+    assert all(len(label.split()) == 1 and label == label.lower() for label in PLACES + PEOPLE_AND_THINGS)
+
+
+def test_each_split_has_its_file(letters: Writer, babi: Path) -> None:
+    (babi / "qa1_some-words_test.txt").write_text("1 Sandra went to the garden.\n2 Where is Sandra? \tgarden\t1\n")
+    made = BabilongQa1(babi=babi, samples=20)
+    assert not any("Sandra" in sample.text for sample in made.drawn(letters, 700, "train"))
+    assert all("Sandra" in sample.text for sample in made.drawn(letters, 700, "evaluation"))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> None:
+    for path in babi.glob("qa1_*"):
+        path.unlink()
+    stories = [f"1 Mary met {number} of them.\n2 Where is Mary? \tgarden\t1\n" for number in range(10)]
+    (babi / f"qa1_some-words_{part}.txt").write_text("".join(stories))
+    made = BabilongQa1(babi=babi, samples=60)
+    found: dict[Any, set[str]] = {
+        split: {said for sample in made.drawn(letters, 700, split) for said in re.findall(r"met (\d) of", sample.text)}
+        for split in ("train", "evaluation")
+    }
+    assert found == {"train": set("01234567"), "evaluation": set("89")}
+
+
+def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:
+    with pytest.raises(TaskError, match="has no file of bAbI's task 3, such as qa3_"):
+        list(BabilongQa3(babi=babi).drawn(letters, 700, "train"))
+    for wrong in ("Mary went.", "1 Where is Mary?\tgarden", "2 Mary went.", "1 Where is Mary?\tgarden\t7"):
+        (babi / "qa1_some-words_train.txt").write_text(wrong)
+        with pytest.raises(TaskError, match=r"qa1_some-words_train.txt:1 is no line of bAbI"):
+            list(BabilongQa1(babi=babi, seed=1).drawn(letters, 700, "train"))
+
+
+def test_too_short(letters: Writer, babi: Path) -> None:
+    with pytest.raises(TaskError, match=r"babilong-qa1 needs at least \d+ tokens, not 20: the shortest of 100 stories"):
+        list(BabilongQa1(babi=babi).drawn(letters, 20, "train"))
+    (sample,) = BabilongQa1(babi=babi, samples=1).drawn(letters, 75, "train")
+    assert "Where is Mary?" in sample.text
+
+
+def test_words_that_the_tokenizer_does_not_have(words: Writer, babi: Path) -> None:
+    with pytest.raises(TaskError, match=r'cannot write "Mary moved to the bathroom\."'):
+        list(BabilongQa1(babi=babi).drawn(words, 300, "train"))
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="bAbI does not lie beside the repository")
+@pytest.mark.parametrize("name", ["babilong-qa1", "babilong-qa2", "babilong-qa3"])
+def test_the_real_files(name: str, letters: Writer) -> None:
+    made = TASKS[name].model_validate({"babi": REAL, "samples": 20})
+    for sample in made.drawn(letters, 2500, "evaluation"):
+        assert 2470 <= len(sample.ids) <= 2500
+        assert sample.answers
+        assert sample.answers[0] in PLACES
+        assert made.score(sample, sample.answers[0]) == 1

@@ -1,0 +1,195 @@
+"""What holds of every task: lengths are kept, a seed says everything, and evaluation sees nothing that training sees."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from composer.errors import TaskError
+from composer.tasks.base import Split, Task, apart, rng_of
+from composer.tasks.catalogue import TASKS
+from composer.tasks.writer import Writer
+
+WRITTEN = {"passkey", "niah-single-1", "niah-single-2", "niah-single-3", "babilong-qa1", "babilong-qa2", "babilong-qa5"}
+OTHERS = {"recall", "mqar", "stories"}
+IN_WORDS = ["passkey", "recall", "mqar", "stories"]
+"""What the shipped teacher's words can say."""
+SLACK = {"niah-single-1": 120, "stories": 0}
+"""Tokens of a line of filler; those of a word or a short sentence are 30 at most."""
+
+
+SPLITS: tuple[Split, ...] = ("train", "evaluation")
+
+
+def task(name: str, babi: Path, **options: Any) -> Task:
+    own = {"babi": babi} if name.startswith("babilong") else {"pairs": 4} if name in ("recall", "mqar") else {}
+    return TASKS[name].model_validate({"samples": 3} | own | options)
+
+
+def test_the_catalogue() -> None:
+    for name, kind in TASKS.items():
+        assert kind.model_fields["kind"].default == name
+        assert kind.__doc__
+        assert kind.source
+        assert kind.model_fields["learn"].default == ("all" if name == "stories" else "answer")
+    assert {*TASKS} - {"babilong-qa3", "babilong-qa4"} == WRITTEN | OTHERS
+
+
+@pytest.mark.parametrize("length", [300, 511, 1024])
+@pytest.mark.parametrize("name", sorted(WRITTEN | OTHERS))
+def test_lengths(name: str, length: int, any_text: Writer, babi: Path) -> None:
+    made = task(name, babi)
+    if name.startswith(("niah", "babilong")) and length == 300:
+        with pytest.raises(TaskError, match=rf"{name} needs at least \d\d+ tokens, not 30"):
+            made.sample(random.Random(0), any_text, 30, "train")
+        length = 700
+    for sample in made.drawn(any_text, length, "train"):
+        assert len(sample.ids) == len(sample.answer) <= length
+        assert len(sample.ids) >= length - SLACK.get(name, 30)
+        assert list(sample.ids[: len(any_text.begin)]) == any_text.begin
+        assert any(sample.answer) == (name != "stories")
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+@pytest.mark.parametrize("length", [90, 256, 513])
+def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> None:
+    for sample in task(name, babi).drawn(words, length, "train"):
+        assert length - 5 < len(sample.ids) <= length
+        assert name == "mqar" or words.tokenizer.unk_token_id not in sample.ids
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Path) -> None:
+    made = task(name, babi)
+    for sample in made.drawn(any_text, 900, "evaluation"):
+        assert sample.prompt is not None
+        assert sample.answers is not None
+        assert sample.text == f"{sample.prompt} {sample.answers[0]}"
+        assert list(sample.ids) == any_text.encode(sample.text)
+        assert list(sample.prompt_ids) == any_text.encode(sample.prompt)
+        answer = [token for token, wanted in zip(sample.ids, sample.answer, strict=True) if wanted]
+        written = any_text.decode(answer)
+        assert written.strip() == sample.answers[0]
+        assert made.score(sample, written) == 1
+        assert made.score(sample, "I do not know") == 0
+        assert sample.depth is not None
+        assert 0 <= sample.depth <= 1
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN | OTHERS))
+def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
+    made = task(name, babi)
+    first = list(made.drawn(letters, 800, "evaluation"))
+    assert list(made.drawn(letters, 800, "evaluation")) == first
+    assert list(task(name, babi, samples=2).drawn(letters, 800, "evaluation")) == first[:2]
+    reseeded = task(name, babi, seed=1).drawn(letters, 800, "evaluation")
+    training = made.drawn(letters, 800, "train")
+    assert len({sample.text for sample in (*first, *reseeded, *training)}) == 9
+
+
+@pytest.mark.parametrize("name", ["passkey", "recall", "stories", "mqar"])
+def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So few texts that both would draw the same ones.
+    monkeypatch.setattr("composer.tasks.passkey.five_digits", lambda rng: f"0000{rng.randrange(10)}{rng.randrange(10)}"[-5:])
+    monkeypatch.setattr("composer.tasks.recall.KEYS", ["otter", "heron", "lion"])
+    monkeypatch.setattr("composer.tasks.recall.VALUES", ["velvet", "copper", "marble", "cotton"])
+    monkeypatch.setattr("composer.tasks.stories.story", lambda rng: f"{rng.randrange(10)} {rng.randrange(10)}.")
+    options = {"recall": {"pairs": 2}, "mqar": {"pairs": 1, "vocabulary": 40, "random_non_queries": False}}.get(name, {})
+    length = {"passkey": 68, "recall": 7, "stories": 5, "mqar": 5}[name]
+    found: dict[Split, set[str]] = {
+        split: {sample.text for sample in task(name, babi, samples=200, **options).drawn(words, length, split)} for split in SPLITS
+    }
+    assert not found["train"] & found["evaluation"]
+    assert min(map(len, found.values())) > 3
+
+
+def test_every_value_is_of_one_split() -> None:
+    train = {apart(random.Random(seed), "train", lambda rng: rng.randrange(100)) for seed in range(3000)}
+    evaluation = {apart(random.Random(seed), "evaluation", lambda rng: rng.randrange(100)) for seed in range(3000)}
+    assert not train & evaluation
+    assert train | evaluation == set(range(100))
+    assert 5 < len(evaluation) < 25
+
+
+def test_too_few_to_be_kept_apart() -> None:
+    with pytest.raises(TaskError, match="too few different samples to keep some of them for"):
+        [apart(random.Random(0), split, lambda rng: "the only one") for split in SPLITS]
+
+
+def test_streams_differ() -> None:
+    first = [rng_of(seed, split, index).random() for seed in range(9) for split in SPLITS for index in range(99)]
+    assert len(set(first)) == len(first)
+    assert rng_of(1, "train", 23).random() == rng_of(1, "train", 23).random() != rng_of(12, "train", 3).random()
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_documents(name: str, words: Writer, babi: Path) -> None:
+    samples = list(task(name, babi).drawn(words, 200, "train"))
+    for learn in ("answer", "all"):
+        if name == "stories" and learn == "answer":
+            continue
+        documents = list(task(name, babi, learn=learn).documents(words.tokenizer, 200, "train"))
+        for document, sample in zip(documents, samples, strict=True):
+            assert document.ids.dtype == np.int32
+            assert document.learned.dtype == bool
+            assert document.ids.tolist() == list(sample.ids)
+            wanted = sample.answer if learn == "answer" else [token != 1 for token in sample.ids]
+            assert document.learned.tolist() == list(wanted)
+
+
+def test_the_first_token_is_never_learned(babi: Path) -> None:
+    from tests.composer.tasks.conftest import byte_level
+
+    (document,) = task("passkey", babi, samples=1, learn="all").documents(byte_level(bos=False), 400, "train")
+    assert document.learned.tolist() == [False] + [True] * (len(document) - 1)
+
+
+def test_the_length_is_the_task_s_or_the_caller_s(words: Writer, babi: Path) -> None:
+    assert {len(sample.ids) for sample in task("stories", babi, length=50).drawn(words, 200, "train")} == {50}
+    assert {len(sample.ids) for sample in task("stories", babi).drawn(words, 200, "train")} == {200}
+    with pytest.raises(TaskError, match="stories: say the length of its samples"):
+        list(task("stories", babi).drawn(words, None, "train"))
+
+
+def test_only_what_is_written_has_a_score(words: Writer, babi: Path) -> None:
+    for name in ("recall", "mqar", "stories"):
+        made = task(name, babi)
+        (sample, *_) = made.drawn(words, 100, "train")
+        assert (sample.prompt, sample.answers) == (None, None)
+        with pytest.raises(TaskError, match=rf"{name} is scored by {made.scored}"):
+            made.score(sample, "")
+
+
+def test_options_are_closed(babi: Path) -> None:
+    for name, wrong in [
+        ("passkey", {"depht": 0.5}),
+        ("passkey", {"depth": 1.5}),
+        ("recall", {"pairs": 65}),
+        ("mqar", {"samples": 0}),
+    ]:
+        with pytest.raises(ValidationError):
+            task(name, babi, **wrong)
+    with pytest.raises(ValidationError, match="stories have no answers to learn"):
+        task("stories", babi, learn="answer")
+    with pytest.raises(ValidationError, match="babi"):
+        TASKS["babilong-qa1"].model_validate({})
+
+
+def test_options_may_be_words_of_a_command(babi: Path) -> None:
+    said = TASKS["babilong-qa1"].model_validate({"samples": "12", "babi": str(babi), "haystack": "stories"})
+    assert (said.samples, said.model_dump()["babi"], said.model_dump()["haystack"]) == (12, babi, "stories")
+    assert TASKS["niah-single-2"].model_validate({"haystack": "a.txt", "depth": "0.5"}).model_dump()["haystack"] == Path("a.txt")
+    assert TASKS["mqar"].model_validate({"random_non_queries": "false"}).model_dump()["random_non_queries"] is False
+
+
+def test_the_catalogue_is_light() -> None:
+    script = "import sys, composer.tasks.catalogue; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,97 @@
+"""Lengths are counted in the tokenizer's own tokens, answers are found in them, and as much filler is taken as fits."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from composer.errors import TaskError
+from composer.tasks.writer import Writer, fit
+from tests.composer.tasks.conftest import byte_level
+
+
+def test_a_text_begins_as_the_tokenizer_begins_it(any_text: Writer, words: Writer) -> None:
+    for writer in (any_text, words):
+        text = "One day Tom went to the park."
+        assert writer.encode(text) == writer.tokenizer(text).input_ids
+        assert writer.encode(text, begin=False) == writer.encode(text)[len(writer.begin) :]
+        assert writer.count(text) == len(writer.encode(text))
+        assert writer.decode(writer.encode(text)) == text
+    assert words.begin == [words.tokenizer.bos_token_id]
+    assert Writer(words.tokenizer).end == [words.tokenizer.eos_token_id]
+
+
+def test_bos_is_only_what_the_tokenizer_puts_there(letters: Writer) -> None:
+    assert letters.begin == [0]
+    silent = byte_level(bos=False)
+    assert (Writer(silent).begin, Writer(silent).end) == ([], [])
+    silent.bos_token = "<bos>"
+    assert silent.bos_token_id == 0
+    assert Writer(silent).begin == []
+
+
+def test_answers_are_found_in_tokens(any_text: Writer) -> None:
+    text = "The pass key is 12345. Remember 67890 too."
+    spans = [(text.index(" 12345"), text.index(".")), (text.index(" 67890"), text.index(" too"))]
+    ids, answer = any_text.marked(text, spans)
+    assert list(ids) == any_text.encode(text)
+    runs = [[]]
+    for token, wanted in zip(ids, answer, strict=True):
+        runs[-1].append(token) if wanted else runs.append([])
+    assert [any_text.decode(run).strip() for run in runs if run] == ["12345", "67890"]
+    assert not any(any_text.marked(text, [])[1])
+
+
+def test_ordinary_tokens_are_all_but_the_special_ones(letters: Writer, words: Writer) -> None:
+    assert letters.ordinary == list(range(3, len(letters.tokenizer)))  # <own> is special, though no role has it
+    assert words.ordinary == list(range(4, 507))
+
+
+def test_what_a_tokenizer_cannot_write_is_refused(words: Writer) -> None:
+    words.check("The pass key is 12345.")
+    assert not words.round_trips("One of the special magic numbers")
+    with pytest.raises(TaskError, match=r'cannot write "9e1f-44": it comes back as'):
+        words.check("9e1f-44")
+
+
+def test_slow_tokenizers_are_refused() -> None:
+    with pytest.raises(TaskError, match=r"SimpleNamespace does not say .* tokenizer\.json"):
+        Writer(SimpleNamespace(is_fast=False))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.7, 1.0, 3.0, 250.0])
+@pytest.mark.parametrize("limit", [10, 11, 100, 5000, 131072])
+def test_fit_is_the_most_that_fits(rate: float, limit: int) -> None:
+    asked: list[int] = []
+
+    def count(units: int) -> int:
+        asked.append(units)
+        return 10 + int(rate * units)
+
+    found = fit(count, limit, "it")
+    assert count(found) <= limit < count(found + 1)
+    assert len(asked) < 24
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fit_where_tokens_come_in_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice([0, 0, 1, 2, 300]) for _ in range(5000)]
+    totals = [7 + sum(sizes[:units]) for units in range(1, 5000)]
+    limit = rng.randrange(7, totals[-1] // 2)
+    asked: list[int] = []
+
+    def count(units: int) -> int:
+        asked.append(units)
+        return totals[min(units, 4998)] if units else 7
+
+    found = fit(count, limit, "it")
+    assert count(found) <= limit < count(found + 1)
+    assert len(asked) < 60
+
+
+def test_what_does_not_fit_says_how_much_it_takes() -> None:
+    with pytest.raises(TaskError, match="it needs at least 10 tokens, not 9"):
+        fit(lambda units: 10 + units, 9, "it")
