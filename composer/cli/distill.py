@@ -45,6 +45,7 @@ def distill(
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
     device: Annotated[str, typer.Option(help="Where it runs: cpu or cuda.")] = "cpu",
     bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="With --stage transfer: one layer in memory at a time.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Fold adapters into the weights at the end.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
@@ -70,6 +71,7 @@ def distill(
             autocast=bfloat16,
             resume=resume,
             force=force,
+            stream=stream,
             merge=merge,
             watch=watch,
         )

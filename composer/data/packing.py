@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -36,9 +36,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
-        return Batch(*(tensor.to(device) for tensor in self._tensors()))
+        return type(self)(*(tensor.to(device) for tensor in self._tensors()))
 
     def inputs(self, *, mask: bool = False) -> dict[str, Any]:
         """``input_ids``, ``position_ids`` and ``attention_mask``, as a composed model and transformers' Llama take them.
@@ -51,11 +51,11 @@ class Batch:
         attention_mask = self.valid.long() if mask and not bool(self.valid.all()) else None
         return {"input_ids": self.ids, "position_ids": self.position, "attention_mask": attention_mask}
 
-    def split(self, count: int) -> list[Batch]:
+    def split(self, count: int) -> list[Self]:
         """``count`` micro-batches, in order, whose numbers of rows differ by one at most. Raises DataError for more than rows."""
         if not 1 <= count <= len(self):
             raise DataError(f"{count} micro-batches of a batch of {len(self)} rows: say 1 to {len(self)}")
-        return [Batch(*parts) for parts in zip(*(tensor.tensor_split(count) for tensor in self._tensors()), strict=True)]
+        return [type(self)(*parts) for parts in zip(*(tensor.tensor_split(count) for tensor in self._tensors()), strict=True)]
 
     def _tensors(self) -> tuple[torch.Tensor, ...]:
         return self.ids, self.labels, self.position, self.valid

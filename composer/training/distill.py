@@ -16,7 +16,8 @@ from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters,
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.rules import check_transfer
-from composer.training.run import Options, RunReport, open_run, open_student
+from composer.training.run import Options, Run, RunReport, open_run, open_student
+from composer.training.streamed import STAGE, transfer_streamed
 from composer.training.teacher import open_teacher, reference_of
 from composer.training.transfer import TransferCourse
 from composer.weights.record import Record
@@ -42,11 +43,15 @@ def distill(
 
     def check(record: Record, recipe: Recipe) -> None:
         stages.update(stages_of(record, recipe, which))
+        if options.stream and list(stages) != [STAGE]:
+            raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
         reference_of(record, options.teacher)
 
     run = open_run(model, out, options, overrides, check)
-    student = open_student(run)
     reference = reference_of(run.record, options.teacher)
+    if options.stream:
+        return _streamed(run, stages, reference)
+    student = open_student(run)
     teacher = open_teacher(reference, run.record.source, student.config, options.device)
     journal, outcomes, learned = Journal(run.folder), [], {}
     teacher_loss = loss_of(teacher, run.held_out, 1) if "finetune" in stages else None
@@ -65,6 +70,17 @@ def distill(
         teacher=reference,
         teacher_loss=teacher_loss,
     )
+
+
+def _streamed(run: Run, stages: dict[str, Stage], reference: str) -> RunReport:
+    """Attention transfer alone, with one layer in memory at a time."""
+    stage, journal = stages[STAGE], Journal(run.folder)
+    assert isinstance(stage, Transfer), "it has been looked at"
+    try:
+        outcome, learned = transfer_streamed(run, stage, reference, journal)
+    finally:
+        journal.close()
+    return run.finish([outcome], stages, learned, teacher=reference)
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:

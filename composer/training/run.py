@@ -54,6 +54,8 @@ class Options:
     checkpoint_seconds: float = 60.0
     resume: bool = False
     force: bool = False
+    stream: bool = False
+    """Attention transfer with one layer in memory at a time."""
     merge: bool = False
     """Fold adapters into the weights at the end."""
     watch: Callable[[Step], None] | None = None

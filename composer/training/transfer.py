@@ -16,7 +16,7 @@ from blocks.flow import Tokens
 from composer.data.packing import Batch
 from composer.graph.lowering import Backend
 from composer.model.attention import ComposedAttention
-from composer.model.modeling import ComposedForCausalLM, ComposedModel
+from composer.model.modeling import ComposedDecoderLayer, ComposedForCausalLM, ComposedModel
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
 from composer.training.unit import Unit
@@ -76,12 +76,18 @@ def layer_units(model: ComposedModel, stage: Transfer) -> Iterator[tuple[int, Un
     """A unit for each layer that has fresh parameters; all others are frozen."""
     model.requires_grad_(False)
     for index in range(len(model.layers)):
-        prefix = f"model.layers.{index}.self_attn.composed."
-        fresh = {prefix + name: parameter for name, parameter in attention_of(model, index).composed.named_parameters()}
-        for parameter in fresh.values():
-            parameter.requires_grad_()
-        if fresh:
-            yield index, Unit(f"layer {index}", stage, [(stage.lr, fresh)])
+        unit = layer_unit(index, attention_of(model, index), stage)
+        if unit is not None:
+            yield index, unit
+
+
+def layer_unit(index: int, attention: ComposedAttention, stage: Transfer) -> Unit | None:
+    """The fresh parameters of one layer; None where it has none."""
+    prefix = f"model.layers.{index}.self_attn.composed."
+    fresh = {prefix + name: parameter for name, parameter in attention.composed.named_parameters()}
+    for parameter in fresh.values():
+        parameter.requires_grad_()
+    return Unit(f"layer {index}", stage, [(stage.lr, fresh)]) if fresh else None
 
 
 def attention_of(model: ComposedModel, index: int) -> ComposedAttention:
@@ -103,19 +109,18 @@ def lessons(teacher: ComposedModel, batch: Batch) -> Iterator[Lesson]:
     """What the teacher gives its layers, and what they answer, one after the other."""
     tokens = tokens_of(batch)
     hidden = teacher.before(teacher.embed_tokens(batch.ids), tokens)
-    for index in range(len(teacher.layers)):
-        with torch.no_grad():
-            lesson, hidden = lesson_of(teacher, index, hidden, tokens)
+    for layer in teacher.layers:
+        assert isinstance(layer, ComposedDecoderLayer)
+        lesson = lesson_of(layer, hidden, tokens, teacher.backend)
+        hidden = layer.after(hidden, lesson.attended)
         yield lesson
 
 
-def lesson_of(teacher: ComposedModel, index: int, hidden: Tensor, tokens: Tokens) -> tuple[Lesson, Tensor]:
-    """One layer's, and the hidden states that it hands on."""
-    layer, attention = teacher.layers[index], attention_of(teacher, index)
-    inputs = layer.input_layernorm(hidden)  # pyright: ignore[reportCallIssue]
-    heads, _ = attention.heads(inputs, tokens, {}, teacher.backend)
-    attended = attention.o_proj(heads.flatten(2))
-    return Lesson(inputs, tokens, heads, attended), layer.after(hidden, attended)  # pyright: ignore[reportCallIssue]
+def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> Lesson:
+    """What one layer of the teacher answers to the hidden states that it is handed."""
+    inputs = teacher.input_layernorm(hidden)
+    heads, _ = teacher.self_attn.heads(inputs, tokens, {}, backend)
+    return Lesson(inputs, tokens, heads, teacher.self_attn.o_proj(heads.flatten(2)))
 
 
 def transfer_loss(
