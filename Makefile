@@ -1,6 +1,7 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
 # make test    the tests
 # make check   formatting, lint, types
+# make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
 # make gpu     what needs a CUDA device
 # Each makes the virtual environment first, where it is not there or out of date. PYTHON= and VENV= override.
 
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check gpu clean
+.PHONY: demo test check docs gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -21,6 +22,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(READY)
+	$(BIN)/python docs/write.py
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor
-from blocks.part import Fresh, Parameters, Part, Per, Slot, State, bare, kinds
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
 from blocks.taps import filtered
 
 Input = Literal["q", "k"]
@@ -40,6 +40,15 @@ class Convolution(Part):
         if len(set(inputs)) < len(inputs):
             raise ValueError("names an input twice")
         return tuple(sorted(inputs, reverse=True))
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> Self:
+        (first, *others) = self.inputs
+        if self.share == "qk" and not others:
+            raise FieldError(f"one filter for q and k, and `inputs` has {first} alone: remove `share`, or convolve both", "share")
+        if self.per == "key_head" and "k" not in self.inputs:
+            raise FieldError("says whose filters the keys have, and `inputs` has q alone: remove `per`, or convolve k, too", "per")
+        return self
 
     def key_heads(self, shape: Shape) -> int:
         """Heads of the convolved keys."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticKnownError
 
 from blocks.legend import Shape, Tensor
 
@@ -27,6 +28,24 @@ class Closed(BaseModel):
     """A frozen schema that refuses keys it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class FieldError(ValueError):
+    """Fields of a schema that do not go together. path: the one of them that the message is about."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool | float):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+Whole = BeforeValidator(_whole)
+"""For numbers in a ``Literal``, which by itself takes what equals them: true and 1.0 for 1."""
 
 
 @dataclass(frozen=True)

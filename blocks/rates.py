@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from blocks import initialise
 from blocks.flow import accumulating
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Part, Per, bare, kinds
+from blocks.part import Fresh, Parameters, Part, Per, Whole, bare, kinds
 
 
 class Rate(Part):
@@ -32,7 +32,7 @@ class Learned(Rate):
     equation: ClassVar[str] = "β_t = largest · σ(x_t W + b), W: C × heads"
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484; up to 2: Grazzi et al. 2024, arXiv:2411.12537"
     kind: Literal["learned"] = "learned"
-    largest: Literal[1, 2] = 1
+    largest: Annotated[Literal[1, 2], Whole] = 1
     """2 lets the state turn over what a key finds, not only replace it."""
     bias: float = 0.0
     """b at the start."""

@@ -10,10 +10,16 @@ from converters.errors import ConfigError
 
 Value = TypeVar("Value")
 
+LARGEST = 2**31
+"""No size of a model is meant to be larger."""
+MOST_LAYERS = 10_000
+"""What is made of a model is made layer by layer: no number of them is meant to be larger."""
 
-def positive_int(config: Mapping[str, object], key: str, default: int | None = None) -> int:
+
+def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
     """A count; ``default`` where the key is missing or null, an error where there is none."""
-    return _checked(config, key, default, "a positive whole number", lambda v: v if _is_int(v) and v > 0 else None)
+    expected = f"a positive whole number of at most {most:,}"
+    return _checked(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
 
 
 def number(config: Mapping[str, object], key: str, default: float | None = None) -> float:

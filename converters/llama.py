@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from converters.config import number, positive_int, positive_number, switch, token_id, token_ids
+from converters.config import MOST_LAYERS, number, positive_int, positive_number, switch, token_id, token_ids
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.trunk import Dtype, RopeScaling, Trunk
@@ -121,7 +121,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         vocabulary_size=positive_int(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive_int(config, "intermediate_size"),
-        layers=positive_int(config, "num_hidden_layers"),
+        layers=positive_int(config, "num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
         key_heads=positive_int(config, "num_key_value_heads", heads),
         head_dim=positive_int(config, "head_dim", _head_dim(config, hidden, heads)),

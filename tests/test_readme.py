@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocks.catalogue import CATALOGUE
+from docs.write import readme
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -15,9 +16,14 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_table_of_parts_is_the_catalogue() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| `([a-z0-9_]+)` \| (.+) \|$", README, re.MULTILINE)
-    assert rows == [
-        (role, kind, part.equation.replace("|", r"\|")) for role, parts in CATALOGUE.items() for kind, part in parts.items()
-    ]
+    parts = [(role, kind, part.equation.replace("|", r"\|")) for role, kinds in CATALOGUE.items() for kind, part in kinds.items()]
+    stale = rows != parts
+    assert not stale, "the README's table is not that of the parts as they are: write it anew with `make docs`"
+
+
+def test_the_table_is_written_out_of_the_catalogue() -> None:
+    first, second = [line for line in README.splitlines(keepends=True) if line.startswith("| gate | ")][:2]
+    assert readme(README.replace(first, "").replace(second, "| gate | `gone` | nothing |\n")) == readme(README)
 
 
 def test_the_yaml_is_the_shipped_spec() -> None:

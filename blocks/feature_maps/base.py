@@ -9,7 +9,7 @@ from pydantic import PositiveInt, model_validator
 from blocks import initialise
 from blocks.flow import accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Part, Per
+from blocks.part import FieldError, Fresh, Parameters, Part, Per
 
 Scale = Literal["plain", "logarithm", "unit"]
 """Features as they are, their logarithms, or divided by their length."""
@@ -45,7 +45,10 @@ class FeatureMap(Part):
         options = ("dim", "bias", "skip", "share", "per", "init")
         said = [name for name in options if getattr(self, name) != FeatureMap.model_fields[name].default]
         if not self.linear and said:
-            raise ValueError(f"{', '.join(said)} shape the learned matrix, and there is none: set linear: true or leave them out")
+            verb, those = ("shapes", "it") if len(said) == 1 else ("shape", "them")
+            raise FieldError(
+                f"{', '.join(said)} {verb} the learned matrix, and there is none: set linear: true or leave {those} out", said[0]
+            )
         return self
 
     def activate(self, inputs: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from blocks.gates.base import Gate
 from blocks.gates.channel import PerChannel
 from blocks.gates.constant import Constant
 from blocks.gates.head import PerHead
@@ -18,3 +20,8 @@ GateConfig = Annotated[
     BeforeValidator(bare),
 ]
 GATES = kinds(GateConfig)
+
+
+def gates_of(ranks: Collection[str]) -> list[str]:
+    """The kinds of gates whose decay is of one of these ranks."""
+    return [kind for kind, gate in GATES.items() if issubclass(gate, Gate) and gate.rank_of_decay in ranks]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocks.catalogue import MemoryConfig
 from composer.cli.options import Json, MaybeFrom, Revision
 from composer.cli.screen import plural, print_json, print_table, short_hashes
 from composer.errors import GraphError, SpecError
+from composer.graph.wires import edges, memory_names
 from composer.spec.document import HeadSpec, Spec
-from composer.spec.loading import load_specs, locate
+from composer.spec.loading import load_spec, load_specs, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.dimensions import dimensions
@@ -73,8 +73,8 @@ def _answers(name: str, size: Dimensions | None) -> Iterator[_Answer]:
         try:
             resolved = _resolved(spec, size)
         except SpecError as error:
-            variant = source.removeprefix(f"{name}{SEPARATOR}")
-            yield _wrong(source, error if source == name else together([(variant, error)], 1))
+            vary, variant = load_spec(name).vary, source.removeprefix(f"{name}{SEPARATOR}")
+            yield _wrong(source, together([(variant, error)], vary, told_apart=True) if vary else error)
             continue
         yield _Answer(source, True, _said(spec), resolved.hash if resolved else None, ())
 
@@ -128,9 +128,14 @@ def _check_head(spec: Spec, path: Path, head: HeadSpec) -> None:
 
 
 def _said(spec: Spec) -> str:
-    heads = {path[-1]: (" → " if head.flow == "cascade" else " + ").join(map(_called, head.memory)) for path, head in _heads(spec)}
-    return "; ".join(f"{name}: {memories}" for name, memories in heads.items())
+    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in _heads(spec))
 
 
-def _called(memory: MemoryConfig) -> str:
-    return memory.name or memory.kind
+def _flow(head: HeadSpec) -> str:
+    """Where pairs go: down, to all memories, or along edges; what no edge reaches sees the tokens themselves."""
+    names = memory_names(head)
+    if head.graph is None:
+        return (" → " if head.flow == "cascade" else " + ").join(names)
+    ends = edges(head)
+    beside = [name for name in names if all(name not in edge for edge in ends)]
+    return " + ".join([", ".join(" → ".join(edge) for edge in ends), *beside])

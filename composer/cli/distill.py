@@ -39,7 +39,8 @@ def distill(
     ] = None,
     stage: Annotated[Literal["transfer", "finetune", "all"], typer.Option(help="Which stages of the recipe to run.")] = "all",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; left out, MODEL-distilled.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-distilled."),
     ] = None,
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
@@ -51,10 +52,10 @@ def distill(
     force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a built model as its recipe says: attention transfer from its teacher, then fine-tuning.
+    """Train a built model to be like its teacher.
 
-    While it runs, checkpoints, a log and TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers.
-    The result appears whole or not at all.
+    As its recipe says, its heads learn the teacher's attention, and then all of it the text. While it runs, checkpoints, a log and
+    TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers. The result appears whole or not at all.
     """
     from composer.training.distill import distill as run
     from composer.training.run import Options

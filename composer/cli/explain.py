@@ -65,12 +65,9 @@ def _print_group(group: GroupCost) -> None:
     print_table([("·", f"{', '.join(parts)}: {reason}") for reason, parts in reasons.items()], indent=4)
     typer.echo("  In each of these layers:")
     growth = "grows with the text" if group.state_grows else "the same at any length"
+    unused = [("q_proj, k_proj", "kept as they are, and not used by these heads")] if group.unused_projections else []
     print_table(
-        [
-            ("fresh parameters", f"{group.fresh_parameters:,}"),
-            ("state", f"{size(group.state_bytes)}, {growth}"),
-            *_compared(group),
-        ],
+        [("fresh parameters", f"{group.fresh_parameters:,}"), *unused, *_compared(group, f"{size(group.state_bytes)}, {growth}")],
         indent=4,
     )
 
@@ -79,17 +76,17 @@ def _print_model(answer: Explanation) -> None:
     typer.echo()
     heading("The whole model")
     growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
-    print_table(
-        [
-            ("fresh parameters", f"{answer.fresh_parameters:,}"),
-            ("state", f"{size(answer.state_bytes)}{growth}"),
-            *_compared(answer),
+    print_table([("fresh parameters", f"{answer.fresh_parameters:,}"), *_compared(answer, f"{size(answer.state_bytes)}{growth}")])
+
+
+def _compared(cost: GroupCost | Explanation, state: str) -> list[tuple[str, str]]:
+    if cost.kv_cache_bytes is None or cost.decode_flops_per_token is None:
+        return [
+            ("state", "none: every token sees those after it, too, so a call holds its texts whole"),
+            ("FLOPs a token", f"{quantity(cost.prefill_flops_per_token)}, beside the projections"),
         ]
-    )
-
-
-def _compared(cost: GroupCost | Explanation) -> list[tuple[str, str]]:
     return [
+        ("state", state),
         ("source's KV cache", f"{size(cost.kv_cache_bytes)}"),
         ("compression", _compression(cost)),
         (

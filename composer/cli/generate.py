@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +13,13 @@ import typer
 
 import composer
 from composer.cli.options import Json
-from composer.cli.screen import print_json
+from composer.cli.screen import print_json, size
 from composer.errors import ComposerError
+from composer.graph.explain import explain_resolved
 from converters.source import TOKENIZER, small_files
+
+ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
+"""What PyTorch says where memory ends: on a CPU that is no error of a kind of its own."""
 
 
 def generate(
@@ -38,6 +45,8 @@ def generate(
     loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
     if loaded.config.labels is not None:
         raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
+    if loaded.model.both_ways:
+        raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
     tokenizer = _tokenizer(model)
     tokens = tokenizer(text, return_tensors="pt").to(device)
     count = tokens["input_ids"].shape[1]
@@ -47,9 +56,10 @@ def generate(
     loaded.generation_config.max_length = None  # the source's own limit; --max-new-tokens says it here
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     began = time.perf_counter()
-    answer = loaded.generate(
-        input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], max_new_tokens=max_new_tokens, **sampling
-    )[0]
+    with _room_for(loaded, count + max_new_tokens):
+        answer = loaded.generate(
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], max_new_tokens=max_new_tokens, **sampling
+        )[0]
     seconds = time.perf_counter() - began
     whole = tokenizer.decode(answer, skip_special_tokens=True)
     if as_json:
@@ -58,6 +68,28 @@ def generate(
         print_json({"prompt": text, "text": whole, "new_text": new, **figures})
         return
     typer.echo(whole)
+
+
+@contextmanager
+def _room_for(model: Any, tokens: int) -> Iterator[None]:
+    """Running out of memory, in words: what the state takes, and what to lower."""
+    import torch
+
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if type(error) is RuntimeError and not re.search(ALLOCATION, str(error)):
+            raise
+        spec, kind = model.config.resolved(), str(model.dtype).removeprefix("torch.")
+        cost = explain_resolved(spec, sequence=tokens, dtype=kind)
+        sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
+        name, largest = max(sizes, key=lambda one: one[1])
+        remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
+        if any(group.state_grows for group in cost.groups) or not remedies:
+            remedies.append("give it a shorter prompt, or ask for fewer tokens")
+        raise ComposerError(
+            f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
+        ) from error
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -14,11 +14,11 @@ from composer.spec.inherit import shown
 def merge(
     model: Annotated[Path, typer.Argument(help="A distilled model, with adapters beside its weights.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; left out, MODEL-merged.")
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-merged.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that stands there.")] = False,
 ) -> None:
-    """Fold the adapters of a distilled model into its weights: the same answers, without them."""
+    """Fold a model's adapters into its weights."""
     from composer.training.merge import merge_adapters
 
     target = out if out is not None else Path(f"{model.resolve().name}-merged")

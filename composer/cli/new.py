@@ -55,6 +55,7 @@ def template(name: str) -> str:
 compose: 1                      # version of the document; its defaults never change
 name: {name}
 # paper: arXiv:…
+# direction: bidirectional      # every token sees those after it, too: an encoder, which writes no text
 
 head:
   position: rope                # {kinds("position")}; a memory may have its own

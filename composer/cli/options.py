@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
-from composer.spec.shipped import shipped_specs
-
-SpecName = Annotated[
-    str, typer.Argument(help=f"A YAML file, or a shipped spec: {', '.join(shipped_specs())}. One of a sweep is SWEEP:VARIANT.")
-]
+SPEC = "A YAML file, or the name of a shipped spec (`compose show` lists them). One of a sweep is SWEEP:VARIANT."
+SpecName = Annotated[str, typer.Argument(help=SPEC)]
 SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[

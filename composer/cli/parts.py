@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Iterable
 from types import UnionType
@@ -13,6 +14,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from blocks.catalogue import CATALOGUE
+from blocks.gates import gates_of
+from blocks.memories.recurrent import Recurrent
 from blocks.part import Part
 from composer.cli.options import Json
 from composer.cli.screen import heading, print_json, print_table
@@ -52,7 +55,7 @@ def described(part: type[Part]) -> dict[str, Any]:
         "fields": [
             {
                 "name": name,
-                "type": _words(field.annotation, field.metadata),
+                "type": _gates(part) if name == "gate" else _words(field.annotation, field.metadata),
                 "required": field.is_required(),
                 "default": None if field.is_required() else _value(field.default),
                 "description": _plain(field.description or ""),
@@ -102,7 +105,9 @@ def _default(field: dict[str, Any]) -> str:
     value = field["default"]
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, float) else f"{value:g}"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _value(default: Any) -> Any:
@@ -112,6 +117,12 @@ def _value(default: Any) -> Any:
         kind = getattr(default, "kind")  # noqa: B009 - each part declares its own
         return {"kind": kind, **said} if said else kind
     return list(default) if isinstance(default, tuple) else default
+
+
+def _gates(part: type[Part]) -> str:
+    """Of all gates, those that this memory can forget by."""
+    assert issubclass(part, Recurrent)
+    return " | ".join(gates_of(part.decay_ranks))
 
 
 def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:

@@ -11,12 +11,13 @@ import typer
 import yaml
 
 from composer.api import resolve_spec
-from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
 from composer.spec.resolve import Dimensions
+from composer.spec.shipped import shipped_specs
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 
@@ -26,7 +27,7 @@ _LEAVES = 3
 
 
 def show(
-    spec: SpecName,
+    spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: the shipped ones, by name.")] = None,
     source: MaybeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on the trunk of its own, as `build --fresh` does.")] = False,
     settings: Set = None,
@@ -37,26 +38,26 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a spec as YAML, after `extends` and --set.
+    """Print a spec as YAML, or the names of the shipped ones.
 
-    What it prints is a spec that says the same by itself. With --from, or with --fresh for a spec with a trunk of its own, it is
+    It is printed after `extends` and --set; what it prints is a spec that says the same by itself. With --from, or with --fresh for a spec with a trunk of its own, it is
     the resolved document: every default and every dimension, layer by layer, and in JSON its hash.
     """
+    if spec is None:
+        if source is not None or fresh or settings or revision is not None or expanded or out is not None:
+            raise ComposerError("no spec is named: say which one to show; `compose show` alone lists the shipped ones")
+        _list_shipped(as_json)
+        return
     if source is not None and fresh:
         raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
     if out is not None and (source is not None or fresh or not expanded):
         raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
     on = "its own trunk" if fresh else source
     size = None if source is None else dimensions(describe_model(source, revision).trunk)
+    specs = expand(spec, settings or ()) if expanded else {}
     if not expanded:
-        loaded = load_spec(spec, settings or ())
-        if as_json:
-            print_json(_document(loaded, on, size))
-        else:
-            typer.echo(_text(loaded, on, size, named=False), nl=False)
-        return
-    specs = expand(spec, settings or ())
-    if out is not None:
+        _print_one(load_spec(spec, settings or ()), on, size, as_json)
+    elif out is not None:
         files = _write(spec, specs, out)
         if as_json:
             print_json(files)
@@ -66,6 +67,21 @@ def show(
         print_json({name: _document(variant, on, size) for name, variant in specs.items()})
     else:
         typer.echo("---\n".join(_text(variant, on, size, named=True) for variant in specs.values()), nl=False)
+
+
+def _list_shipped(as_json: bool) -> None:
+    names = list(shipped_specs())
+    if as_json:
+        print_json(names)
+    else:
+        typer.echo("\n".join(names))
+
+
+def _print_one(spec: Spec, on: str | None, size: Dimensions | None, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(spec, on, size))
+    else:
+        typer.echo(_text(spec, on, size, named=False), nl=False)
 
 
 def _document(spec: Spec, on: str | None, size: Dimensions | None) -> dict[str, Any]:

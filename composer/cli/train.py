@@ -19,7 +19,8 @@ def train(
     held_out: HeldOut = None,
     share: Annotated[float, typer.Option(help="The share of the data that is held out, where --held-out names none.")] = SHARE,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; left out, MODEL-trained.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
     ] = None,
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data.")] = 0,
@@ -29,9 +30,10 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model that was built from nothing: every parameter learns the next token, as its recipe says.
+    """Train a model that was built from nothing.
 
-    While it runs, checkpoints, a log and TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers.
+    Every parameter learns the next token, as its recipe says. While it runs, checkpoints, a log and TensorBoard's files stand in
+    OUT.run; --resume goes on from there to the same numbers.
     """
     from composer.training.run import Options
     from composer.training.scratch import train as run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
@@ -31,9 +32,12 @@ class GroupCost(Closed):
     state_bytes: int
     state_grows: bool
     prefill_flops_per_token: int
-    decode_flops_per_token: int
-    kv_cache_bytes: int
-    """What the source's cache of keys and values takes for these heads."""
+    decode_flops_per_token: int | None
+    """None where nothing is decoded: of heads that look both ways."""
+    kv_cache_bytes: int | None
+    """What the source's cache of keys and values takes for these heads; None where they look both ways, and keep none."""
+    unused_projections: bool
+    """Whether queries and keys are projected and not looked at: latents have their own."""
     compression: float | None
     """Source's cache over this state, both in bytes as they are. None where no state is kept."""
     pairs: float
@@ -47,6 +51,7 @@ class Explanation(Closed):
 
     name: str
     hash: str
+    direction: Literal["causal", "bidirectional"]
     backend: Backend
     device: str
     dtype: str
@@ -54,11 +59,11 @@ class Explanation(Closed):
     groups: tuple[GroupCost, ...]
     fresh_parameters: int
     state_bytes: int
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
     compression: float | None
     compression_lola: float | None
     prefill_flops_per_token: int
-    decode_flops_per_token: int
+    decode_flops_per_token: int | None
 
 
 def explain_resolved(
@@ -73,15 +78,16 @@ def explain_resolved(
         for (name, heads), layers in alike.items()
     ]
 
-    def total(figures: Iterable[float]) -> float:
-        return sum(figure * len(group.layers) for figure, group in zip(figures, groups, strict=True))
+    def total(figures: Iterable[float | None]) -> float:
+        return sum((figure or 0) * len(group.layers) for figure, group in zip(figures, groups, strict=True))
 
-    cache = int(total(group.kv_cache_bytes for group in groups))
-    state = int(total(group.state_bytes for group in groups))
-    state += COUNTER if resolved.direction == "causal" else 0
+    causal = resolved.direction == "causal"
+    cache = int(total(group.kv_cache_bytes for group in groups)) if causal else None
+    state = int(total(group.state_bytes for group in groups)) + (COUNTER if causal else 0)
     return Explanation(
         name=resolved.name,
         hash=resolved.hash,
+        direction=resolved.direction,
         backend=backend,
         device=device,
         dtype=dtype,
@@ -95,7 +101,7 @@ def explain_resolved(
             sequence * total(group.key_heads for group in groups), total(group.key_heads * group.pairs for group in groups)
         ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
-        decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)),
+        decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
     )
 
 
@@ -138,8 +144,9 @@ def _cost(
     head: HeadSpec, name: str, shape: Shape, layers: list[int], sequence: int, backend: Backend, device: str, dtype: str
 ) -> GroupCost:
     graph = build_graph(head, shape)
-    cache = 2 * sequence * shape.key_heads * shape.head_dim * BYTES[dtype]
-    state, pairs = state_bytes(state_size(graph, sequence), dtype), pairs_held(graph, sequence)
+    cache = None if shape.both_ways else 2 * sequence * shape.key_heads * shape.head_dim * BYTES[dtype]
+    state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
+    pairs = pairs_held(graph, sequence)
     # A value position stands in the graph twice, and counts the operations of both where values enter.
     working = [(part, own) for node, part, own in parts(graph) if node != "value_position_back"]
     beside = sum(memory.weighing(own) + _turning(memory, own, sequence) for _, memory, own in memories(graph))
@@ -153,8 +160,9 @@ def _cost(
         state_bytes=state,
         state_grows=any(isinstance(memory, Full) for memory in head.memory) and not shape.both_ways,
         prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
-        decode_flops_per_token=beside + sum(part.flops(own, sequence) for part, own in working),
+        decode_flops_per_token=None if shape.both_ways else beside + sum(part.flops(own, sequence) for part, own in working),
         kv_cache_bytes=cache,
+        unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
         pairs=pairs,
         compression_lola=_ratio(sequence, pairs),
@@ -165,5 +173,10 @@ def _turning(memory: Memory, shape: Shape, tokens: int) -> int:
     return memory.position.flops(shape, tokens) if memory.position and memory.reads != "inputs" else 0
 
 
-def _ratio(source: float, state: float) -> float | None:
-    return source / state if state else None
+def uses_projections(head: HeadSpec) -> bool:
+    """Whether anything looks at the layer's queries and keys. Latents have logits of their own, and take the values alone."""
+    return any(memory.reads != "inputs" for memory in head.memory)
+
+
+def _ratio(source: float | None, state: float) -> float | None:
+    return source / state if source and state else None

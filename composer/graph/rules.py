@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from blocks.gates import gates_of
 from blocks.legend import Shape
 from blocks.memories.recurrent import Recurrent
-from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
-from blocks.memories.window import Window
+from blocks.part import Closed
 from blocks.positions import Rope
 from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.graph import HeadGraph, build_graph
-from composer.graph.wires import ALL, edges, fed_by, memory_names, sources_of_pairs
+from composer.graph.rules_of_flow import Problem, along_edges, both_ways, falling, into_sparse
+from converters.config import LARGEST
 
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
@@ -31,12 +32,14 @@ RESERVED = frozenset(
     smart_apply state_dict to to_empty train training type update values xpu zero_grad
     """.split()  # noqa: SIM905 - a list literal would fill the screen
 )
-Problem = tuple[str, tuple[str | int, ...]]
+FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
+"""What the rank of a gate's decay means."""
+Path = tuple[str | int, ...]
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: tuple[str | int, ...]) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
-    for rule in (_names, _both_ways, _edges, _parts_are_used, _falling, _sparse, _sizes, _feature_map, _positions):
+    for rule in (_names, both_ways, along_edges, _parts_are_used, falling, into_sparse, _sizes, _feature_map, _positions):
         for message, where in rule(head, shape):
             raise GraphError(message, path + where)
     graph = build_graph(head, shape)
@@ -93,118 +96,10 @@ def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         yield "a causal head may not see tokens ahead; remove `both_ways`", ("mix_input", "both_ways")
 
 
-def _both_ways(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    if not shape.both_ways:
-        return
-    for index, memory in enumerate(head.memory):
-        problem = memory.problem_both_ways()
-        if problem:
-            yield f"{problem}, and the spec says `direction: bidirectional`", ("memory", index)
-    if len(head.memory) > 1 and (head.flow == "cascade" or head.graph is not None):
-        yield "nothing falls where every token sees all others; set `flow: parallel`", ("flow",)
-
-
-def _edges(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    names = memory_names(head)
-    inputs = {name for name, memory in zip(names, head.memory, strict=True) if memory.reads == "inputs"}
-    if head.graph is None:
-        if head.flow == "cascade" and inputs and len(names) > 1:
-            index = names.index(min(inputs, key=names.index))
-            yield (
-                f"a `{head.memory[index].kind}` memory sees every token and no pairs that fall; set `flow: parallel`",
-                ("memory", index),
-            )
-        return
-    if head.flow != "cascade":
-        yield "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them", ("flow",)
-    fed: dict[str, str] = {}
-    for number, (start, end) in enumerate(edges(head)):
-        where = ("graph", number)
-        for name in {start, end} - {ALL, *names}:
-            yield f'there is no "{name}" in this head; its memories are {", ".join(names)}, and all pairs come from `{ALL}`', where
-        if end == ALL:
-            yield "nothing flows into `pairs`: they come from the projections", where
-        if start in inputs or end in inputs:
-            yield "latents see every token and no pairs; leave this edge out", where
-        if end in fed:
-            yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source", where
-        if start in names and end in names and names.index(start) >= names.index(end):
-            yield f"pairs fall downwards: list `{end}` below `{start}` in `memory`", where
-        fed[end] = start
-    for index, name in enumerate(names):
-        if name not in fed and name not in inputs:
-            yield f"no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above", ("memory", index)
-
-
-def _falling(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    feeds, names = sources_of_pairs(head), memory_names(head)
-    beside = [memory for name, memory in zip(names, head.memory, strict=True) if feeds.get(name, ALL) == ALL]
-    kept = len(beside) > 1 and not all(memory.bounded for memory in beside)
-    for index, (name, memory) in enumerate(zip(names, head.memory, strict=True)):
-        receives = fed_by(head, name)
-        if receives and not memory.bounded:
-            yield (
-                f"nothing ever falls out of a `{memory.kind}` memory, so the one below it stays empty; "
-                "put it last, or set `flow: parallel`",
-                ("memory", index),
-            )
-        chunks = isinstance(memory, Window) and memory.shape == "terraced"
-        for one in receives if chunks else ():
-            if not isinstance(head.memory[names.index(one)], (Sparse, Recurrent)):
-                yield (
-                    "pairs fall out of a terraced window many at a token, which only a sparse cache or a state can take; "
-                    "say `shape: sliding`, or put one of those below it",
-                    ("memory", index, "shape"),
-                )
-        if not isinstance(memory, (Window, Sparse)):
-            continue
-        if receives and memory.evict == "drop":
-            yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", ("memory", index, "evict")
-        lost = not receives and not (kept and memory in beside)
-        if lost and memory.evict != "drop":
-            yield (
-                f"pairs beyond the {memory.size} that it holds fall out of this memory and into nothing; "
-                "add a memory below it, such as `state`, or say `evict: drop`",
-                ("memory", index),
-            )
-
-
-def _sparse(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    """A sparse cache looks at the state below it, and at the window above."""
-    names, feeds = memory_names(head), sources_of_pairs(head)
-    for index, (name, memory) in enumerate(zip(names, head.memory, strict=True)):
-        below = [head.memory[names.index(one)] for one in fed_by(head, name)]
-        above = feeds.get(name, ALL)
-        window = head.memory[names.index(above)] if above in names else None
-        if not isinstance(memory, Sparse):
-            continue
-        if len(below) > 1 or any(not isinstance(one, Recurrent) for one in below):
-            yield (
-                "what falls out of a sparse cache goes into one state; put a `state` (or `delta`) memory below it",
-                ("memory", index),
-            )
-        if not below and (memory.asks_below or memory.error):
-            yield (
-                f"`keep: {memory.keep}` compares a pair with the state below, and there is none; "
-                "add a `state` memory, or keep `recent` or `random` pairs",
-                ("memory", index, "keep"),
-            )
-        if memory.error and not isinstance(window, Window):
-            yield (
-                f"`keep: {memory.keep}` sums over the queries that saw a pair in the window above, and there is none; "
-                "put a `window` above it, or choose another score",
-                ("memory", index, "keep"),
-            )
-        if memory.weight == "same" and (window is None or not window.exact or window.weight is None):
-            yield (
-                "`weight: same` takes the weight of the exact memory above, and there is none; "
-                "give the memory above a `weight`, or this one its own",
-                ("memory", index, "weight"),
-            )
-
-
 def _sizes(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    """What the parts themselves say of these sizes."""
+    """No size is beyond what can be meant; and what the parts themselves say of these sizes."""
+    for name, where in _too_large(head):
+        yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
     named = [("mix_input", head.mix_input), ("value_position", head.value_position)]
     for where, part in named:
         problem = part.problem(shape) if part else None
@@ -214,6 +109,17 @@ def _sizes(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         problem = memory.problem(shape)
         if problem:
             yield problem, ("memory", index)
+
+
+def _too_large(part: Closed, path: Path = ()) -> Iterator[tuple[str, Path]]:
+    """The fields of a part, and of those inside it, that are beyond what can be meant; a seed may be any number."""
+    for name, said in part:
+        for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
+            where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
+            if isinstance(item, Closed):
+                yield from _too_large(item, where)
+            elif isinstance(item, int) and name != "seed" and item > LARGEST:
+                yield name, where
 
 
 def _feature_map(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
@@ -240,16 +146,19 @@ def _positions(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         if memory.reads == "inputs":
             continue
         if isinstance(memory.position, Rope) and shape.head_dim % 2:
-            yield f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}", ("memory", index, "position")
+            yield (
+                f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`",
+                ("memory", index, "position"),
+            )
 
 
 def _gates(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
     for index, memory in enumerate(head.memory):
         if isinstance(memory, Recurrent) and memory.gate.rank_of_decay not in memory.decay_ranks:
-            allowed = ", ".join(sorted(memory.decay_ranks))
+            fitting = ", ".join(f"`{kind}`" for kind in gates_of(memory.decay_ranks))
             yield (
-                f"the gate `{memory.gate.kind}` decays by rank `{memory.gate.rank_of_decay}`, "
-                f"and this memory's recurrence takes {allowed}",
+                f"the gate `{memory.gate.kind}` forgets {FORGETS[memory.gate.rank_of_decay]}, which a `{memory.kind}` memory "
+                f"cannot; it takes {fitting}",
                 ("memory", index, "gate"),
             )
 

@@ -21,9 +21,9 @@ from blocks.catalogue import (
     ReadConfig,
     ValuePositionConfig,
 )
-from blocks.part import Closed
+from blocks.part import Closed, FieldError, Whole
 from blocks.positions import Rope
-from composer.spec.places import Path, Place, Places
+from composer.spec.places import Path, Place, Places, brief
 from composer.spec.recipe import Recipe
 from composer.spec.trunk import TrunkSpec
 
@@ -94,12 +94,28 @@ class Vary(Closed):
     names: Annotated[tuple[VariantName, ...], Field(min_length=1)] | None = None
     """One a variant, in their order. Left out: made of the values that differ."""
 
+    @field_validator("grid")
+    @classmethod
+    def _values_differ(cls, grid: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        for path, values in grid.items():
+            for index, value in enumerate(values[: MOST_VARIANTS + 1]):
+                first = next(number for number, other in enumerate(values) if _alike(other, value))
+                if first < index:
+                    raise FieldError(f"the same value as [{first}], {brief(value)}: say it once", path, index)
+        return grid
+
     @field_validator("zip")
     @classmethod
     def _sides_are_equally_long(cls, sides: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
         if len({len(values) for values in sides.values()}) > 1:
             counts = ", ".join(f"{path} has {len(values)}" for path, values in sides.items())
             raise ValueError(f"lists side by side need equally many values: {counts}")
+        rows = list(zip(*sides.values(), strict=True))
+        for index, row in enumerate(rows[: MOST_VARIANTS + 1]):
+            first = next(number for number, other in enumerate(rows) if _alike(other, row))
+            if first < index:
+                values = ", ".join(map(brief, row))
+                raise FieldError(f"the same values as [{first}], {values}: say them once", next(iter(sides)), index)
         return sides
 
     @field_validator("names")
@@ -131,6 +147,17 @@ class Vary(Closed):
         return math.prod(len(values) for values in self.grid.values()) * sides
 
 
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values say the same: a bare word is the part of that kind, and true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, dict) or isinstance(other, dict):
+        return {"kind": one} == other or one == {"kind": other}
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
 def setting_steps(path: str) -> tuple[str, ...]:
     """``head.memory[0].size`` and ``head.memory.0.size`` as the steps that they name."""
     return tuple(path.replace("[", ".").replace("]", "").split("."))
@@ -139,7 +166,7 @@ def setting_steps(path: str) -> tuple[str, ...]:
 class Spec(Closed):
     """One YAML document, after ``extends`` and overrides."""
 
-    compose: Literal[1]
+    compose: Annotated[Literal[1], Whole]
     """Version of the document. Defaults never change within a version."""
     name: Name
     """Each file says its own; it is not inherited."""

@@ -11,6 +11,8 @@ from composer.spec.places import Node, at, brief, nearest
 from composer.spec.reading import read_file
 from composer.spec.shipped import shipped_specs
 
+SEPARATOR = ":"
+"""Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
 OWN = ("compose", "name")
 """Keys that every file says itself."""
 
@@ -50,6 +52,11 @@ def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Pat
     if not isinstance(said.value, str):
         raise SpecError(at(said.where, ("extends",), "expected a file, or the name of a shipped spec"))
     path = find_spec(said.value, folder)
+    sweep, separator, variant = said.value.rpartition(SEPARATOR)
+    if path is None and separator and find_spec(sweep, folder) is not None:
+        remedy = f"extend {brief(sweep)} with `vary: null` and say what {brief(variant)} says differently, or write it out first"
+        command = f"compose show {sweep} --expand -o FOLDER"
+        raise SpecError(at(said.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""
         raise SpecError(at(said.where, ("extends",), not_found(said.value, folder) + through))
@@ -92,9 +99,9 @@ def not_found(said: str, folder: Path) -> str:
     shipped = list(shipped_specs())
     directory, name = os.path.split(said)
     beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]
-    guess = nearest(said, (*beside, *shipped)) or nearest(name.removesuffix(".yaml"), shipped)
+    guess = nearest(said, (*beside, *shipped), 3) or nearest(name.removesuffix(".yaml"), shipped, 3) or "."
     where = "here" if shown(folder) == "." else f"in {shown(folder)}"
-    return f"no file {brief(said)} {where}, and no shipped spec of that name{guess or '.'} Shipped: {', '.join(shipped) or 'none'}"
+    return f"no file {brief(said)} {where}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
 
 
 def _yaml_files(folder: Path) -> list[str]:

@@ -36,7 +36,7 @@ def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
     try:
         return _overridden(document, overrides)
     except SpecError as error:
-        raise together([(variant, error)], vary.count) from None
+        raise together([(variant, error)], vary) from None
 
 
 def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
@@ -52,7 +52,7 @@ def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
         except SpecError as error:
             problems.append((name, error))
     if problems:
-        raise together(problems, vary.count)
+        raise together(problems, vary)
     return specs
 
 

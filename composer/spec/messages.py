@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from blocks.part import FieldError
 from composer.errors import SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, parts, under
 from composer.spec.places import Node, Path, Place, at, brief, nearest
@@ -97,6 +98,9 @@ def _fault(error: Any, document: Node, model: type[BaseModel]) -> Fault:
             fork = len(path)
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         path = (*path, "kind")
+    reason = error.get("ctx", {}).get("error")
+    if isinstance(reason, FieldError):
+        path = (*path, *reason.path)
     return Fault(error, path, here, around, fork, of_key)
 
 
@@ -137,19 +141,22 @@ def _message(fault: Fault, others: list[Fault]) -> str:
     if fault.given is None:
         return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
     hint = nearest(fault.given, choices(fault.here)) or _unquoted(fault) if isinstance(fault.given, str) else ""
+    if not others and fault.type == "string_type" and isinstance(fault.given, int | float):
+        hint = "; put it in quotes"  # a number that was meant as text, such as 2410.10254
     if others and not hint and fault.description:
         hint = f". {fault.description}"
     return f"expected {wanted}, got {brief(fault.given)}{hint}"
 
 
-def _unknown_key(fault: Fault) -> str:
-    top = ["extends"] if len(fault.path) == 1 else []
-    known = sorted([*fields(fault.around), *top], key=lambda name: name != "kind")
-    guess = nearest(fault.key, known)
+def unknown_key(path: Path, around: Alternatives) -> str:
+    """Say that there is no such key, and which comes nearest. around: the alternatives of its parent."""
+    top, key = ["extends"] if len(path) == 1 else [], str(path[-1])
+    known = sorted([*fields(around), *top], key=lambda name: name != "kind")
+    guess = nearest(key, known)
     if not guess:
-        homes = [name for name in known if fault.key in fields(under(fault.around, name))]
+        homes = [name for name in known if key in fields(under(around, name))]
         guess = f'; it belongs under "{homes[0]}".' if homes else "."
-    return f"unknown key {brief(fault.key)}{guess} Known keys: {', '.join(known)}"
+    return f"unknown key {brief(key)}{guess} Known keys: {', '.join(known)}"
 
 
 def _missing(fault: Fault) -> str:
@@ -167,7 +174,7 @@ def _no_kind(fault: Fault) -> str:
 
 
 _WHOLE: dict[str, Callable[[Fault], str]] = {
-    "extra_forbidden": _unknown_key,
+    "extra_forbidden": lambda fault: unknown_key(fault.path, fault.around),
     "missing": _missing,
     "union_tag_invalid": _unknown_kind,
     "union_tag_not_found": _no_kind,

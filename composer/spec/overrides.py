@@ -6,8 +6,9 @@ import re
 
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
-from composer.spec.fields import Alternatives, parts, under
+from composer.spec.fields import Alternatives, fields, parts, under
 from composer.spec.inherit import merged, spelled
+from composer.spec.messages import unknown_key
 from composer.spec.places import Node, Path, Place, at, brief
 from composer.spec.reading import read_value
 
@@ -53,6 +54,8 @@ def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, sai
         raise SpecError(at(said, done, f'is {brief(node.value)} and has no key "{step}"'))
     if re.fullmatch(r"-?\d+", step):
         raise SpecError(at(said, done, f"has no item {step}: it is no list"))
+    if rest and fields(here) and not under(here, step):
+        raise SpecError(at(said, (*done, step), unknown_key((*done, step), here)))
     child = node.child(step) if node is not None else None
     new = _child(child, rest, value, under(here, step), said, (*done, step))
     if not rest or child is None or child.value is None:

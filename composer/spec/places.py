@@ -102,16 +102,16 @@ def brief(value: object) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
-        return "a list"
+        return "a list" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=repr)
     text = text if text.isprintable() else json.dumps(value, default=repr)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
-    """`` did you mean "size"?`` with a semicolon before it, or nothing."""
-    near = difflib.get_close_matches(str(word)[:LONGEST], list(known), n=1)
-    return f'; did you mean "{near[0]}"?' if near else ""
+def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
+    """`` did you mean "size"?`` with a semicolon before it, or nothing. most: so many guesses."""
+    near = difflib.get_close_matches(str(word)[:LONGEST], list(dict.fromkeys(known)), n=most)
+    return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
 
 
 def plain(node: Node) -> Any:

@@ -127,6 +127,8 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
         if name in RESERVED:
             raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
         complete[name] = complete_head(head, dimensions)
+        if trunk is not None and spec.trunk is not None:
+            _refuse_odd(complete[name], trunk, spec.trunk)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
             shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
             checked_graph(complete[name], shape, path)
@@ -170,6 +172,19 @@ def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, Trun
         rope_theta=trunk.theta,
     )
     return own, trunk
+
+
+def _refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
+    """Where positions turn pairs of coordinates, it is the trunk that has to have an even number of them. said: as written."""
+    turned = head.value_position is not None or any(isinstance(memory.position, Rope) for memory in head.memory)
+    if turned and trunk.head_dim and trunk.head_dim % 2:
+        key = "width" if said.head_dim is None else "head_dim"
+        remedy = "choose another `width`, or say an even `head_dim`" if said.head_dim is None else "make it even"
+        raise GraphError(
+            f"positions turn pairs of coordinates, and heads of this trunk have {trunk.head_dim}; {remedy}, or, in the head, "
+            "`position: none`" + (" and no `value_position`" if head.value_position is not None else ""),
+            ("trunk", key),
+        )
 
 
 def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:

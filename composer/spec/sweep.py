@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
+from composer.spec.inherit import SEPARATOR
 from composer.spec.overrides import setting
 from composer.spec.places import Node, at, brief, nearest
 
-SEPARATOR = ":"
-"""Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
 OWN = ("compose", "name", "extends", "vary")
 """What a sweep cannot vary: it is settled before, or made of the variant."""
 LONGEST = 40
@@ -68,7 +67,7 @@ def variants(document: Node, vary: Vary) -> dict[str, Node]:
         except SpecError as error:
             problems.append((name, error))
     if problems:
-        raise together(problems, vary.count)
+        raise together(problems, vary)
     return made
 
 
@@ -87,8 +86,11 @@ def without_vary(document: Node) -> Node:
     return Node({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
-def together(problems: list[tuple[str, SpecError]], count: int) -> SpecError:
-    """What is wrong with some of ``count`` variants: each mistake once, at its first place, with the variants that have it."""
+def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: bool = False) -> SpecError:
+    """What is wrong with some of the variants: each mistake once, at its first place, with the variants that have it.
+
+    told_apart: these are not all that may have it, so they are named in any case.
+    """
     places: dict[str, str] = {}
     having: dict[str, list[str]] = {}
     for name, error in problems:
@@ -97,7 +99,7 @@ def together(problems: list[tuple[str, SpecError]], count: int) -> SpecError:
             message = message if found else line
             places.setdefault(message, f"{place}  " if found else "")
             having.setdefault(message, []).append(name)
-    return SpecError("\n".join(f"{places[message]}{message}{_in(names, count)}" for message, names in having.items()))
+    return SpecError("\n".join(f"{places[message]}{message}{_in(names, vary, told_apart)}" for message, names in having.items()))
 
 
 def refuse_sweep(spec: Spec) -> None:
@@ -111,10 +113,16 @@ def refuse_sweep(spec: Spec) -> None:
         )
 
 
-def _in(names: list[str], count: int) -> str:
-    if len(names) == count > 1:
+def _in(names: list[str], vary: Vary, told_apart: bool) -> str:
+    """Which variants: several by their names, one with what it says, too."""
+    names = list(dict.fromkeys(names))
+    if len(names) == vary.count > 1 and not told_apart:
         return ""
-    return f" (in the variant{'s' if len(names) > 1 else ''} {', '.join(dict.fromkeys(names))})"
+    if len(names) > 1:
+        return f" (in the variants {', '.join(map(brief, names))})"
+    row = rows(vary)[variant_names(vary).index(names[0])]
+    said = ", ".join(f"{path}={brief((vary.grid | vary.zip)[path][index])}" for path, index in row)
+    return f" (in the variant {brief(names[0])}: {said})"
 
 
 def _items(node: Node) -> Iterator[tuple[str, Node]]:

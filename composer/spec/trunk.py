@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
-from blocks.part import Closed, bare
+from blocks.part import Closed, FieldError, bare
+from converters.config import LARGEST, MOST_LAYERS
 
 Activation = Literal["silu", "gelu", "relu"]
+Size = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 class GatedMLP(Closed):
     """down(act(gate(x)) ⊙ up(x)), without biases (Shazeer 2020, arXiv:2002.05202)."""
 
     kind: Literal["gated"] = "gated"
-    width: PositiveInt | None = None
+    width: Size | None = None
     """Numbers between up and down. Left out: 8/3 of the trunk's width, up to the next multiple of 64."""
     activation: Activation = "silu"
     """act; gelu is the exact one."""
@@ -29,7 +31,7 @@ class PlainMLP(Closed):
     """down(act(up(x))), without biases (Vaswani et al. 2017, arXiv:1706.03762, eq. 2)."""
 
     kind: Literal["plain"] = "plain"
-    width: PositiveInt | None = None
+    width: Size | None = None
     """Numbers between up and down. Left out: 4 times the trunk's width."""
     activation: Activation = "gelu"
     """act; gelu is the exact one."""
@@ -45,15 +47,15 @@ MLPConfig = Annotated[GatedMLP | PlainMLP, Field(discriminator="kind"), BeforeVa
 class TrunkSpec(Closed):
     """Embedding, layers with a norm before heads and MLP, a last norm, and what stands on top. Names and defaults are Llama's."""
 
-    width: PositiveInt
+    width: Size
     """Numbers of a hidden state."""
-    layers: PositiveInt
+    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)]
     """How many, each of heads and an MLP."""
-    heads: PositiveInt
+    heads: Size
     """Query heads of a layer."""
-    key_heads: PositiveInt | None = None
+    key_heads: Size | None = None
     """Key heads of a layer, each shared by equally many query heads. Left out: one a query head."""
-    head_dim: PositiveInt | None = None
+    head_dim: Size | None = None
     """Numbers of a query, a key or a value. Left out: width / heads."""
     norm: Literal["rms", "layer"] = "rms"
     """rms: RMSNorm; layer: LayerNorm, with weight and bias."""
@@ -61,13 +63,13 @@ class TrunkSpec(Closed):
     """Added to the mean square, or to the variance."""
     mlp: MLPConfig = GatedMLP()
     """What follows the heads in each layer."""
-    vocabulary: PositiveInt
+    vocabulary: Size
     """Tokens that have an embedding."""
     tied: bool = True
     """Whether the output matrix is the embedding."""
     embedding: Literal["none", "sinusoidal", "learned"] = "none"
     """Absolute positions that are added to the tokens' embeddings. sinusoidal: sin and cos of arXiv:1706.03762, section 3.5."""
-    length: PositiveInt | None = None
+    length: Size | None = None
     """How many positions are learned, with ``embedding: learned``; a longer document is refused."""
     bias: bool = False
     """Whether the four projections of the heads have biases."""
@@ -75,21 +77,29 @@ class TrunkSpec(Closed):
     """In training, the share of numbers that is dropped of the embedding and of what heads and MLP add to the hidden state."""
     theta: PositiveFloat = 10000.0
     """The base that a ``position: rope`` without a theta of its own turns by."""
-    labels: PositiveInt | None = None
+    labels: Size | None = None
     """Makes a classifier of so many classes, out of the mean of the tokens' last hidden states. Left out: a language model."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.head_dim is None and self.width % self.heads:
-            raise ValueError(f"width {self.width} does not divide by {self.heads} heads: change one of them, or say `head_dim`")
+            raise FieldError(
+                f"width {self.width} does not divide by {self.heads} heads: change one of them, or say `head_dim`", "width"
+            )
         if self.key_heads is not None and self.heads % self.key_heads:
-            raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
+            raise FieldError(
+                f"{self.heads} query heads cannot share {self.key_heads} key heads evenly; `heads` must be a multiple", "key_heads"
+            )
         if self.embedding == "learned" and self.length is None:
-            raise ValueError("`embedding: learned` needs `length`: how many positions there are")
+            raise FieldError("`embedding: learned` needs `length`: how many positions there are", "embedding")
         if self.embedding != "learned" and self.length is not None:
-            raise ValueError("`length` says how many positions are learned, and none are: remove it, or say `embedding: learned`")
+            raise FieldError(
+                "`length` says how many positions are learned, and none are: remove it, or say `embedding: learned`", "length"
+            )
         if self.labels is not None and not self.tied:
-            raise ValueError("a classifier (`labels`) has no output matrix that `tied: false` could be said of: remove one of them")
+            raise FieldError(
+                "a classifier (`labels`) has no output matrix that `tied: false` could be said of: remove one of them", "tied"
+            )
         return self
 
     def complete(self) -> Self:

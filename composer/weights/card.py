@@ -11,11 +11,12 @@ def model_card(record: Record, name: str) -> str:
     """Markdown with the Hub's front matter."""
     plan, source = record.plan, record.source
     labels = record.trunk.get("labels")
-    front: dict[str, object] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation" if labels is None else "text-classification",
-        "tags": ["composed"],
-    }
+    front: dict[str, object] = {"library_name": "transformers"}
+    if labels is not None:
+        front["pipeline_tag"] = "text-classification"
+    elif record.resolved.direction == "causal":
+        front["pipeline_tag"] = "text-generation"
+    front["tags"] = ["composed"]
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
     auto = "AutoModelForCausalLM" if labels is None else "AutoModelForSequenceClassification"

@@ -16,7 +16,7 @@ from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
 from composer.weights.build import BuildReport, Progress, complete_folder, progress_of, report_of
 from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.plan import FreshParameter, Plan
+from composer.weights.plan import FreshParameter, Plan, notes_on
 from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def build_fresh_folder(
     target = check_output(Path(out), None, force=force)
     trunk = trunk_from(resolved, dtype or "float32", tokenizer)
     wanted = parameters(resolved, trunk)
-    plan = _plan(wanted, trunk)
+    plan = _plan(wanted, trunk, notes_on(resolved, trunk.labels, fresh=True))
     untrained = tuple(wanted)
     if dry_run:
         return report_of(target, resolved, plan, untrained, {}, 0, began, dry_run=True)
@@ -156,10 +156,11 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator | None) -> None:
     tensor.normal_(0.0, DEVIATION, generator=generator)
 
 
-def _plan(wanted: Mapping[str, Fresh], trunk: Trunk) -> Plan:
+def _plan(wanted: Mapping[str, Fresh], trunk: Trunk, notes: tuple[str, ...]) -> Plan:
     return Plan(
         dtype=trunk.dtype,
         parameters={name: FreshParameter(output=SINGLE, shape=fresh.shape, dtype=trunk.dtype) for name, fresh in wanted.items()},
         dropped={},
         shards=(),
+        notes=notes,
     )

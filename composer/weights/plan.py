@@ -174,8 +174,25 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
             for own, reason in assignment.dropped.items()
         },
         shards=shards,
-        notes=source.notes,
+        notes=(*source.notes, *notes_on(resolved, source.trunk.labels, fresh=False)),
     )
+
+
+def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[str, ...]:
+    """What a user would else find out later. labels: of a classifier. fresh: built from nothing."""
+    from composer.graph.explain import uses_projections
+
+    notes = []
+    if resolved.direction == "bidirectional" and labels is None:
+        notes.append("The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`.")
+    if resolved.direction == "bidirectional" and not fresh:
+        notes.append("The source's weights are looked at both ways from now on; those of a causal model have not learned to.")
+    unused = sorted(name for name, head in resolved.heads.items() if not uses_projections(head))
+    if unused:
+        kept = "are there" if fresh else "are kept"
+        heads = ", ".join(f"`{name}`" for name in unused)
+        notes.append(f"q_proj and k_proj {kept}, and not used by heads made of latents alone: {heads}.")
+    return tuple(notes)
 
 
 def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) -> tuple[ShardPlan, ...]:

@@ -16,6 +16,7 @@ from composer.weights.place import copy_file, place
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
 from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
+from converters.canonical import EMBEDDING
 from converters.source import INDEX, Source
 from converters.trunk import Trunk
 
@@ -56,9 +57,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     unknown = sorted(trained.changed.keys() - record.plan.parameters.keys())
     if unknown:
         raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
-    for name, tensor in trained.changed.items():
-        if not all_finite(tensor.detach()):
-            raise BuildError(f"{name} holds values that are not finite; nothing is written.")
+    _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
     with whole_or_nothing(target) as folder:
         for name in source.small_files:
@@ -85,17 +84,38 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     return done
 
 
+def _check_finite(trained: Trained, record: Record) -> None:
+    """Whether all values are finite, also in the type that they are stored in. Raises BuildError."""
+    import torch
+
+    for name, tensor in trained.changed.items():
+        dtype = record.plan.parameters[name].dtype
+        if not all_finite(tensor.detach()):
+            raise BuildError(f"{name} holds values that are not finite; nothing is written.")
+        if not all_finite(tensor.detach().to(getattr(torch, dtype))):
+            largest = tensor.detach().abs().max().item()
+            raise BuildError(
+                f"{name} holds values up to {largest:.4g}, too large for {dtype}. Build the model with another --dtype."
+            )
+    for name, tensor in ({} if trained.adapter is None else trained.adapter.tensors).items():
+        if not all_finite(tensor.detach()):
+            raise BuildError(f"{name} holds values that are not finite; nothing is written.")
+
+
 def _file(target: Path, source: Source, record: Record, changed: Mapping[str, torch.Tensor]) -> StoredFile:
     """A weight file: linked where nothing in it has changed."""
     shard = source.shards[target.name]
     here = {name for name, entry in record.plan.parameters.items() if entry.output == target.name} & changed.keys()
-    if not here:
+    # A stored copy of a tied embedding would no longer be one, and transformers would then take it for a matrix of its own.
+    outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
+    if not here and not outdated:
         how = place(shard.file, target, copy=False, moved=lambda count: None)
         contents = known_sha256(source, record, target.name)
         return stored_file(target, how, origin=shard.file, contents=contents)
     pieces = [
         _changed_piece(name, changed[name], tensor.dtype) if name in here else inherited_piece(name, tensor, tensor.dtype)
         for name, tensor in shard.tensors.items()
+        if name not in outdated
     ]
     contents = write_shard(target, pieces, lambda count: None)
     return stored_file(target, "rewritten", origin=None, contents=contents)

@@ -115,6 +115,8 @@ def test_other_scalings_are_refused_by_name(kind: str, key: str):
         ({"hidden_size": None}, "no 'hidden_size'; expected a positive whole number"),
         ({"hidden_size": "64"}, "hidden_size: '64'; expected a positive whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: 0; expected a positive whole number"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers: 10001; expected a positive whole number of at most 10,000"),
+        ({"vocab_size": 2**31 + 1}, "vocab_size: 2147483649; expected a positive whole number of at most 2,147,483,648"),
         ({"num_attention_heads": True}, "num_attention_heads: True; expected"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps: -1.0; expected"),
         ({"attention_bias": "no"}, "attention_bias: 'no'; expected true or false"),

@@ -61,6 +61,34 @@ def test_layers_are_checked_on_a_source(compose: Compose, teacher: Path) -> None
     assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
 
 
+def test_edges_are_shown_as_such(compose: Compose) -> None:
+    window, graph = "{kind: window, size: 4}", "[pairs -> window, window->old, pairs -> fading]"
+    states = "{kind: state, name: old}, {kind: state, name: fading, gate: head}"
+    Path("x.yaml").write_text(BEFORE + f"head: {{feature_map: elu, memory: [{window}, {states}], graph: {graph}}}\n")
+    result = compose("check", "x.yaml")
+    assert result.stdout.startswith("ok  x.yaml  head: pairs → window, window → old, pairs → fading\n")
+    latents = "{kind: window, size: 4, evict: drop}, {kind: latents, size: 32}"
+    Path("x.yaml").write_text(BEFORE + f"head: {{memory: [{latents}], graph: [pairs -> window], read: mixture}}\n")
+    assert "head: pairs → window + latents\n" in compose("check", "x.yaml").stdout
+
+
+def test_a_trunk_of_absurd_depth_is_refused_before_it_is_looked_at(compose: Compose) -> None:
+    trunk = "trunk: {width: 64, layers: 1000000000, heads: 4, vocabulary: 512}"
+    Path("deep.yaml").write_text(BEFORE + f"extends: lolcats\n{trunk}\n")
+    result = compose("check", "deep.yaml")
+    assert result.exit_code == 2
+    assert "deep.yaml:4:28  trunk.layers: expected a number of at most 10000, got 1000000000" in result.stderr
+
+
+def test_a_source_of_absurd_depth_is_refused(compose: Compose) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
+    Path("source").mkdir()
+    Path("source/config.json").write_text(json.dumps({"model_type": "llama", **sizes, "num_hidden_layers": 10**9}))
+    result = compose("check", "lolcats", "--from", "source")
+    assert result.exit_code == 2
+    assert "num_hidden_layers: 1000000000; expected a positive whole number of at most 10,000" in result.stderr
+
+
 def test_all_are_told(compose: Compose) -> None:
     Path("one.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
     result = compose("check", "one.yaml", "lawcat", "two.yaml")
@@ -92,14 +120,16 @@ def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
         good = [line.split()[:2] for line in result.stdout.splitlines()]
         assert good == [["ok", "x.yaml:fall-rope"], ["ok", "x.yaml:fall-none"], ["ok", "lawcat"]]
         mistakes = result.stderr.splitlines()
-        assert [line.rpartition(" (")[2] for line in mistakes[:2]] == ["in the variant drop-rope)", "in the variant drop-none)"]
+        assert [line.rpartition(" (")[2] for line in mistakes[:2]] == [
+            f'in the variant "drop-{word}": head.memory.0.evict="drop", head.position="{word}")' for word in ("rope", "none")
+        ]
         assert all(line.startswith("x.yaml:6:33  head.memory[0].evict: it drops its evicted pairs") for line in mistakes[:2])
         assert mistakes[2] == "2 specs of 5 cannot be used"
     Path("y.yaml").write_text(BEFORE + "extends: lolcats\nvary: {grid: {head.memory.0.size: [4, x, y]}}\n")
     result = compose("check", "y.yaml", "--json")
     (answer,) = json.loads(result.stdout)
     assert (answer["spec"], answer["ok"], len(answer["mistakes"])) == ("y.yaml", False, 2)
-    assert answer["mistakes"][1].endswith('got "y" (in the variant y)')
+    assert answer["mistakes"][1].endswith('got "y" (in the variant "y": head.memory.0.size="y")')
 
 
 def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teacher: Path) -> None:

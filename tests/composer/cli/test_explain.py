@@ -49,9 +49,17 @@ def test_overrides(compose: Compose, teacher: Path) -> None:
 def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
     result = compose("explain", "latte-bidirectional", "--from", teacher)
     assert result.exit_code == 0
-    assert result.stdout.count("no state is kept") == 2
+    words = " ".join(result.stdout.split())
+    assert words.count("state none: every token sees those after it, too, so a call holds its texts whole") == 2
+    assert not any(word in words for word in ("decode", "cache", "compression", "recurrence"))
     Path("empty.yaml").write_text("compose: 1\nname: empty\nhead: {memory: [{kind: sparse, size: 0, keep: recent, evict: drop}]}\n")
     assert "no pairs as LoLA counts" in " ".join(compose("explain", "empty.yaml", "--from", teacher).stdout.split())
+
+
+def test_projections_that_nothing_looks_at(compose: Compose, teacher: Path) -> None:
+    said = "q_proj, k_proj kept as they are, and not used by these heads"
+    for spec, count in (("latte", 1), ("latte-macchiato", 0), ("lolcats", 0)):
+        assert " ".join(compose("explain", spec, "--from", teacher).stdout.split()).count(said) == count
 
 
 def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:

@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoTokenizer
 
 import composer
+from composer.cli.screen import size
+from composer.model.modeling import ComposedForCausalLM
 from tests.composer.cli.conftest import Compose
 
 PROMPT = "once upon a time there was a cat"
@@ -68,6 +71,50 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
     assert 'no device "tpu"' in message(student, "--prompt", PROMPT, "--device", "tpu")
     shutil.copytree(student, "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
+
+
+def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:
+    result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
+    words = " ".join(result.stdout.split())
+    assert "Note: The spec is bidirectional, so this model writes no text" in words
+    assert "Note: The source's weights are looked at both ways from now on" in words
+    result = compose("generate", "both", "--prompt", PROMPT)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("both is bidirectional: ")
+    assert "pipeline_tag" not in Path("both/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+        ),
+        RuntimeError("Storage size calculation overflowed with sizes=[1, 4294967296]"),
+    ],
+    ids=["python", "cuda", "cpu", "overflow"],
+)
+def test_running_out_of_memory(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ComposedForCausalLM, "generate", full)
+    result = compose("generate", student, "--prompt", PROMPT, "--max-new-tokens", 8)
+    assert (result.exit_code, result.stdout) == (2, "")
+    state = json.loads(compose("explain", "lolcats", "--from", student, "--seq", 16, "--json").stdout)["state_bytes"]
+    assert f"out of memory: at 16 tokens the state alone takes {size(state)}; " in result.stderr
+    assert result.stderr.endswith("build it with a smaller `size` of `window`, which is 64\n")
+
+
+def test_other_errors_are_not_taken_for_it(compose: Compose, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a shape is wrong")
+
+    monkeypatch.setattr(ComposedForCausalLM, "generate", broken)
+    assert str(compose("generate", student, "--prompt", PROMPT).exception) == "a shape is wrong"
 
 
 def test_what_is_built_from_nothing(compose: Compose) -> None:

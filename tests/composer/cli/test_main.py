@@ -45,7 +45,21 @@ MISTAKES = [
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["build", "check", "diff", "explain", "generate", "new", "parts", "schema", "show", "verify"]
+    assert COMMANDS == [
+        "build",
+        "check",
+        "diff",
+        "distill",
+        "explain",
+        "generate",
+        "merge",
+        "new",
+        "parts",
+        "schema",
+        "show",
+        "train",
+        "verify",
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

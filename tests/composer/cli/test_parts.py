@@ -66,6 +66,20 @@ def test_json(compose: Compose) -> None:
     assert {field["name"]: field["default"] for field in memory["fields"]}["gate"] == "none"
 
 
+def test_defaults_are_printed_as_a_spec_says_them(compose: Compose) -> None:
+    for name, field in (("rglru", "blocks: 1"), ("sparse", "seed: 0"), ("learned", "largest: 1"), ("hedgehog", "linear: true")):
+        assert f"\n  {field}\n" in compose("parts", name).stdout
+    assert "\n  bias: 0\n" in compose("parts", "head").stdout
+
+
+def test_of_gates_those_that_fit(compose: Compose) -> None:
+    def offered(memory: str) -> list[str]:
+        return compose("parts", memory).stdout.partition("\n  gate: none\n")[2].splitlines()[0].split(" | ")
+
+    assert {one.strip() for one in offered("state")} == set(CATALOGUE["gate"])
+    assert {one.strip() for one in offered("delta")} == {name for name in CATALOGUE["gate"] if name != "channel"}
+
+
 def test_an_unknown_part(compose: Compose) -> None:
     result = compose("parts", "hedgehgo")
     assert result.exit_code == 2

@@ -154,3 +154,19 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
         result = compose("show", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
+
+
+def test_without_a_spec_it_lists_those_that_are_shipped(compose: Compose) -> None:
+    result = compose("show")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == json.loads(compose("show", "--json").stdout) == list(shipped_specs())
+    wrong = compose("show", "--fresh")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "no spec is named" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["build", "explain", "show"])
+def test_help_says_where_the_names_are_and_not_all_of_them(compose: Compose, command: str) -> None:
+    words = " ".join(compose(command, "--help").stdout.split())
+    assert "`compose show` lists them" in words
+    assert "lawcat" not in words

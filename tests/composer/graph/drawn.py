@@ -59,7 +59,8 @@ def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
             head["feature_map"] |= matrix | shape
         if draw.random() < 0.5:
             inputs = draw.choice([["q"], ["k"], ["q", "k"]])
-            per, share = draw.choice(["query_head", "key_head"]), draw.choice(["none", "qk"])
+            per = draw.choice(["query_head", "key_head"] if "k" in inputs else ["query_head"])
+            share = draw.choice(["none", "qk"] if len(inputs) > 1 else ["none"])
             head["conv"] = {"kind": "causal", "kernel": draw.choice([1, 2, 4]), "inputs": inputs, "per": per, "share": share}
     if len(kinds) > 1:
         head["read"] = draw.choice(["shared", {"kind": "shared", "scale": "row_max"}, "mixture", "sum"])

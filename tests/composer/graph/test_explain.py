@@ -240,6 +240,10 @@ def test_where_nothing_is_kept_there_is_no_rate() -> None:
     both = explained({"direction": "bidirectional", "head": {"memory": ["full"]}}, sequence=100)
     assert (both.state_bytes, both.groups[0].pairs, both.groups[0].state_grows) == (0, 0, False)
     assert (both.compression, both.compression_lola) == (None, None)
+    assert (both.kv_cache_bytes, both.decode_flops_per_token, both.groups[0].decode_flops_per_token) == (None, None, None)
+    assert both.prefill_flops_per_token > 0
+    latents = {"memory": [{"kind": "latents", "size": 8}], "mix_input": "rglru"}
+    assert explained({"direction": "bidirectional", "head": latents}).state_bytes == 0
 
 
 def test_bytes_follow_the_dtype() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from blocks.flow import Tokens
 from blocks.memories.full import Full
+from composer.graph.graph import build_graph
 from composer.graph.lowering import BACKENDS, lower
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
@@ -53,6 +57,21 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
     inputs = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
     module(*inputs, Tokens(torch.arange(6)[None]), start, "torch")
     assert bool(calls) is (form == "scaled_dot_product_attention")
+
+
+def test_no_gpu_is_promised_where_none_would_help() -> None:
+    by_part = {one.part: one.why_not_faster for one in lower(graph_of({"feature_map": "elu", "memory": ["state"]}), "torch", "cpu")}
+    assert by_part["state"] == "of the forms that are built in, this is the fastest"
+
+
+@pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
+def test_both_ways_nothing_is_decoded(memory: Any) -> None:
+    head = {"memory": [memory], "mix_input": {"kind": "rglru", "feeds": "inputs" if isinstance(memory, dict) else "qk"}}
+    head |= {"feature_map": "elu"} if memory == "state" else {}
+    graph = build_graph(resolved(head).heads["head"], replace(SIZE.shape(4), both_ways=True))
+    forms = {one.part: one.form for one in lower(graph, "torch", "cpu")}
+    assert not any("decode" in form or "scaled_dot" in form for form in forms.values())
+    assert forms["mix_input"].startswith("a scan over chunks")
 
 
 def test_a_gpu_is_told_what_is_missing() -> None:

@@ -129,8 +129,29 @@ def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StateMemory, "decay_ranks", frozenset({"none", "head"}))
     error = refused({**ALONE, "memory": [{**STATE, "gate": "channel"}]})
     assert error.path == ("head", "memory", 0, "gate")
-    assert "`channel` decays by rank `channel`, and this memory's recurrence takes head, none" in str(error)
+    advice = str(error).partition("which a `state` memory cannot; it takes ")[2]
+    assert {"`none`", "`head`"} <= set(advice.split(", "))
+    assert "channel" not in advice
     assert resolved({**ALONE, "memory": [{**STATE, "gate": "head"}]})
+
+
+@pytest.mark.parametrize(
+    ("head", "path"),
+    [
+        ({"memory": [{**WINDOW, "size": 10**12, "evict": "drop"}]}, ("memory", 0, "size")),
+        ({**ALONE, "conv": {"kernel": 2**31 + 1}}, ("conv", "kernel")),
+        ({**ALONE, "memory": [{**STATE, "gate": {"kind": "channel", "rank": 10**10}}]}, ("memory", 0, "gate", "rank")),
+    ],
+)
+def test_a_size_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    error = refused(head)
+    assert error.path == ("head", *path)
+    assert str(error) == f"no size is larger than 2,147,483,648; lower `{path[-1]}`"
+
+
+def test_a_seed_is_no_size() -> None:
+    sparse = {"kind": "sparse", "size": 3, "keep": "random", "seed": 2**62, "evict": "drop"}
+    assert resolved({"memory": [WINDOW, sparse]})
 
 
 def test_the_first_mistake_comes_first() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from composer.spec.resolve import Dimensions
-from tests.composer.graph.heads import resolved
+from composer.errors import GraphError
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from tests.composer.graph.heads import SIZE, resolved
 from tests.composer.graph.refusals import Case, assert_refused, refused
 
 WINDOW, STATE, SPARSE, DELTA = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "sparse", "size": 3}, {"kind": "delta"}
@@ -70,7 +72,12 @@ EDGES: dict[str, Case] = {
         "pairs fall downwards: list `state` below `window` in `memory`",
         {**TWO, "memory": [WINDOW, STATE], "graph": DOWN[::-1]},
     ),
-    "an edge to itself": ({**TWO, "graph": ["pairs -> state", "window -> window"]}, ("graph", 1), "pairs fall downwards", TWO),
+    "an edge to itself": (
+        {**TWO, "graph": ["pairs -> state", "window -> window"]},
+        ("graph", 1),
+        "a memory cannot feed itself; say `pairs -> window`, or an edge from a memory above",
+        TWO,
+    ),
     "a memory without an edge": (
         {**TWO, "graph": ["pairs -> window"]},
         (1,),
@@ -79,8 +86,8 @@ EDGES: dict[str, Case] = {
     ),
     "an edge out of what never evicts": (
         {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "state -> full"]},
-        (0,),
-        "nothing ever falls out of a `state` memory, so the one below it stays empty",
+        ("graph", 1),
+        "nothing ever falls out of a `state` memory, so `full` would stay empty; say `pairs -> full`",
         {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "pairs -> full"]},
     ),
     "an edge out of what drops": (
@@ -89,10 +96,16 @@ EDGES: dict[str, Case] = {
         "remove `evict: drop`",
         {**TWO, "memory": [DROP, STATE], "graph": ["pairs -> window", "pairs -> state"]},
     ),
+    "a state above a state": (
+        {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}]},
+        (0,),
+        "so the one below it stays empty; put it last, or set `flow: parallel`",
+        {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}], "flow": "parallel"},
+    ),
     "a window whose edge leads to nobody": (
         {**TWO, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
         (1,),
-        "say `evict: drop`",
+        "add an edge `far -> NAME` to a memory below it, or say `evict: drop`",
         {**TWO, "memory": [WINDOW, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
     ),
     "many pairs at a token into a window": (
@@ -100,6 +113,12 @@ EDGES: dict[str, Case] = {
         (0, "shape"),
         "only a sparse cache or a state can take; say `shape: sliding`",
         {**TWO, "memory": [WINDOW, {**CHUNKS, "name": "far"}, STATE]},
+    ),
+    "many pairs at a token along an edge": (
+        {**TWO, "memory": [CHUNKS, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
+        ("graph", 2),
+        "only a sparse cache or a state can take; say `shape: sliding`, or `pairs -> far`",
+        {**TWO, "memory": [CHUNKS, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "pairs -> far"]},
     ),
     "many pairs at a token into all": (
         {"memory": [CHUNKS, "full"]},
@@ -122,8 +141,8 @@ SPARSE_CASES: dict[str, Case] = {
             "memory": [WINDOW, SPARSE, STATE, {**STATE, "name": "far"}],
             "graph": ["pairs -> window", "window -> sparse", "sparse -> state", "sparse -> far"],
         },
-        (1,),
-        "goes into one state",
+        ("graph", 3),
+        "what falls out of a sparse cache goes into one state; say `pairs -> far`",
         {
             **LOLA,
             "memory": [WINDOW, SPARSE, STATE, {**STATE, "name": "far"}],
@@ -135,6 +154,26 @@ SPARSE_CASES: dict[str, Case] = {
         (1, "keep"),
         "`keep: self_recall` compares a pair with the state below, and there is none; add a `state` memory, or keep `recent` or",
         {"memory": [WINDOW, keeping("random", evict="drop")]},
+    ),
+    "a recall without an edge": (
+        {**LOLA, "memory": [WINDOW, {**SPARSE, "evict": "drop"}, STATE], "graph": [*DOWN, "window -> sparse"]},
+        (1, "keep"),
+        "there is none; add an edge `sparse -> NAME` to a `state`, or keep `recent`",
+        {**LOLA, "graph": ["pairs -> window", "window -> sparse", "sparse -> state"]},
+    ),
+    "an error along another edge": (
+        {
+            **LOLA,
+            "memory": [DROP, keeping("squared_error"), STATE],
+            "graph": ["pairs -> window", "pairs -> sparse", "sparse -> state"],
+        },
+        (1, "keep"),
+        "there is none; let it get its pairs from a `window`, or choose another score",
+        {
+            **LOLA,
+            "memory": [WINDOW, keeping("squared_error"), STATE],
+            "graph": ["pairs -> window", "window -> sparse", "sparse -> state"],
+        },
     ),
     "an error without a state": (
         {"memory": [WINDOW, keeping("overestimate", evict="drop")]},
@@ -210,7 +249,7 @@ MASSES: dict[str, Case] = {
     "a decay of each feature in a delta rule": (
         {"feature_map": "elu", "memory": [{**DELTA, "gate": "channel"}]},
         (0, "gate"),
-        "the gate `channel` decays by rank `channel`, and this memory's recurrence takes head, none",
+        "the gate `channel` forgets at a pace of its own for each feature, which a `delta` memory cannot; it takes `none`, ",
         {"feature_map": "elu", "memory": [{**DELTA, "gate": "head"}]},
     ),
     "latents that do not split": (
@@ -232,6 +271,14 @@ CASES = EDGES | SPARSE_CASES | MASSES
 @pytest.mark.parametrize("case", CASES)
 def test_a_rule(case: str) -> None:
     assert_refused(CASES[case])
+
+
+def test_edges_beside_a_direction() -> None:
+    head = {**TWO, "graph": ["pairs -> window", "pairs -> state"]}
+    spec = load_spec({"compose": 1, "name": "x", "direction": "bidirectional", "head": head})
+    with pytest.raises(GraphError, match="remove `graph`, and set `flow: parallel`") as caught:
+        resolve(spec, SIZE)
+    assert caught.value.path == ("head", "graph")
 
 
 def test_values_turn_in_pairs_of_coordinates() -> None:

@@ -115,11 +115,11 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
         ),
         (
             {"a": "extends: other.yaml", "others": ""},
-            'a.yaml:3:10  extends: no file "other.yaml" here, and no shipped spec of that name; did you mean "others.yaml"?',
+            'a.yaml:3:10  extends: no file "other.yaml" here, and no shipped spec of that name; did you mean "others.yaml" or ',
         ),
         (
             {"a": "extends: lawcatt"},
-            'a.yaml:3:10  extends: no file "lawcatt" here, and no shipped spec of that name; did you mean "lawcat"?',
+            'a.yaml:3:10  extends: no file "lawcatt" here, and no shipped spec of that name; did you mean "lawcat" or ',
         ),
         ({"a": "extends: b.yaml", "b": "extends: gone"}, "b.yaml:3:10  extends: no file"),
         ({"a": "extends: ."}, 'a.yaml:3:10  extends: "." is a folder'),
@@ -127,18 +127,29 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
         ({"a": "extends: null"}, "a.yaml:3:10  extends: expected a file"),
         (
             {"a": "extends: gone/lawcatt.yaml"},
-            'a.yaml:3:10  extends: no file "gone/lawcatt.yaml" here, and no shipped spec of that name; did you mean "lawcat"?',
+            'a.yaml:3:10  extends: no file "gone/lawcatt.yaml" here, and no shipped spec of that name; did you mean "lawcat" or ',
         ),
         ({"a": 'extends: "\\0/a"'}, "a.yaml:3:10  extends: no file"),
         ({"a": 'extends: "\\0"'}, "a.yaml:3:10  extends: no file"),
         ({"a": f"extends: {'n' * 5000}"}, "a.yaml:3:10  extends: no file"),
         ({"a": "extends: b.yaml", "b": "- ["}, "b.yaml:3:1  not YAML"),
+        (
+            {"a": "extends: ablations/lawcat-gate-rank:32"},
+            "a.yaml:3:10  extends: a variant of a sweep cannot be extended: "
+            'extend "ablations/lawcat-gate-rank" with `vary: null` and say what "32" says differently, or ',
+        ),
     ],
 )
 def test_parents_that_are_not_there(write: Callable, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         write(f"{name}.yaml", f"compose: 1\nname: {name}\n{text}\n")
     assert told("a.yaml").startswith(message)
+
+
+def test_of_many_names_it_shows_the_nearest_and_where_they_are_listed() -> None:
+    message = told("latte-rgru")
+    assert message.endswith('did you mean "latte-rglru" or "latte" or "latte-conv"? `compose show` lists the shipped ones')
+    assert told("nothing-like-it").endswith("no shipped spec of that name. `compose show` lists the shipped ones")
 
 
 def test_a_missing_parent_names_the_chain(write: Callable) -> None:

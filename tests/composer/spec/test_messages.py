@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
 from composer.spec import Spec, json_schema
@@ -62,11 +63,14 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         (HEAD + "memory: [full]\n  conv: {kernel: true}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got true"),
         (HEAD + "memory: [full]\n  conv: {kernel: 0}", "x.yaml:5:18  head.conv.kernel: expected a number greater than 0, got 0"),
         (HEAD + "memory: [full]\n  conv: {inputs: q}", 'x.yaml:5:18  head.conv.inputs: expected a list, got "q"'),
-        (HEAD + "memory: [full]\n  conv: {inputs: []}", "x.yaml:5:18  head.conv.inputs: expected a list of at least 1, got a list"),
+        (
+            HEAD + "memory: [full]\n  conv: {inputs: []}",
+            "x.yaml:5:18  head.conv.inputs: expected a list of at least 1, got an empty list",
+        ),
         (HEAD + "memory: [full]\n  conv: {inputs: [q, q]}", "x.yaml:5:18  head.conv.inputs: names an input twice"),
         (
             HEAD + "memory: [full]\n  feature_map:\n    {kind: relu, dim: 3}",
-            "x.yaml:5:3  head.feature_map: dim shape the learned matrix, and there is none",
+            "x.yaml:6:23  head.feature_map.dim: dim shapes the learned matrix, and there is none: set linear: true or leave it out",
         ),
         (
             HEAD + "memory: [full]\n  feature_map: {kind: relu, linear: yes}",
@@ -91,6 +95,23 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         ("compose: 1\nname: x\nmemory: [full]", 'x.yaml:3:1  memory: unknown key "memory"; it belongs under "head". Known keys: '),
         ("compose: 1\nname: x\nextend: y", 'x.yaml:3:1  extend: unknown key "extend"; did you mean "extends"?'),
         ("compose: 2\nname: x", "x.yaml:1:10  compose: expected 1, got 2"),
+        ("compose: true\nname: x", "x.yaml:1:10  compose: expected a whole number, got true"),
+        ("compose: 1.0\nname: x", "x.yaml:1:10  compose: expected a whole number, got 1.0"),
+        ("compose: 1\nname: x\npaper: 2410.10254", "x.yaml:3:8  paper: expected text, got 2410.10254; put it in quotes"),
+        (HEAD + "memory: []", "x.yaml:4:11  head.memory: expected a list of at least 1, got an empty list"),
+        (HEAD + "memory: [full]\n  graph: []", "x.yaml:5:10  head.graph: expected a list of at least 1, got an empty list"),
+        (
+            HEAD + "feature_map: elu\n  memory: [{kind: delta, rate: {kind: learned, largest: true}}]",
+            "x.yaml:5:57  head.memory[0].rate.largest: expected a whole number, got true",
+        ),
+        (
+            HEAD + "memory: [full]\n  conv: {inputs: [q], share: qk}",
+            "x.yaml:5:30  head.conv.share: one filter for q and k, and `inputs` has q alone: remove `share`, or convolve both",
+        ),
+        (
+            HEAD + "memory: [full]\ntrunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, labels: 4, tied: false}",
+            "x.yaml:5:72  trunk.tied: a classifier (`labels`) has no output matrix",
+        ),
         ("name: x", "x.yaml:1:1  compose: missing. Version of the document."),
         (
             "compose: 1\nname: x\nrecipe: {transfer: {lr: -1, epochs: 1}}",
@@ -194,6 +215,30 @@ def test_paths_can_be_told_apart_from_tags() -> None:
     models = list(every_model(Spec, set()))
     assert len(models) > 20
     assert not [model for model in models if set(kind_words(model)) & model.model_fields.keys()]
+
+
+def taken(annotation: Any, value: object) -> bool:
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def test_no_number_can_be_said_as_true() -> None:
+    """Nor one of a few whole numbers as 1.0, which equals it."""
+    numbers = 0
+    for model in every_model(Spec, set()):
+        for name, field in model.model_fields.items():
+            kinds = set(alternatives(field.annotation))
+            words = {word for kind in kinds for word in getattr(kind, "__args__", ()) if get_origin(kind) is Literal}
+            few = any(isinstance(word, int) for word in words)
+            if not kinds & {int, float} and not few:
+                continue
+            numbers += 1
+            for wrong in (True, 1.0) if few else (True,):
+                assert not taken(field.rebuild_annotation(), wrong), f"{model.__name__}.{name} takes {wrong}"
+    assert numbers > 30
 
 
 def test_every_pattern_has_words() -> None:

@@ -88,10 +88,15 @@ def test_names_are_made_of_the_values(path: str, values: list[Any], expected: li
     assert [spec.name for spec in expand(sweep(grid={path: values})).values()] == [f"x-{name}" for name in expected]
 
 
+def said(value: object) -> str:
+    """Values that are said alike; 2 and 2.0 are."""
+    return repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just({"kind": "a"})
 
 
-@given(st.dictionaries(st.sampled_from(["a.b", "a.0", "c"]), st.lists(VALUES, min_size=1, max_size=4), min_size=1))
+@given(st.dictionaries(st.sampled_from(["a.b", "a.0", "c"]), st.lists(VALUES, min_size=1, max_size=4, unique_by=said), min_size=1))
 def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
     spec = Spec.model_validate({"compose": 1, "name": "x", "vary": {"grid": grid}})
     assert spec.vary is not None
@@ -155,10 +160,27 @@ def test_a_child_adds_replaces_and_removes(write: Write) -> None:
         ({"grid": {"name": ["a"]}}, 'a sweep cannot vary "name"'),
         ({"grid": {"vary.grid": [{}]}}, 'a sweep cannot vary "vary.grid"'),
         ({"grid": {"head.memory.3.size": [2]}}, "head.memory: has no item 3; its items are 0 to 0"),
+        ({"grid": {"head.memori.0.size": [1, 2]}}, 'head.memori: unknown key "memori"; did you mean "memory"?'),
+        ({"grid": {KERNEL: [2, 3, 2]}}, f'vary.grid."{KERNEL}"[2]: the same value as [0], 2: say it once'),
+        ({"grid": {KERNEL: [2, 2.0]}}, f'vary.grid."{KERNEL}"[1]: the same value as [0]'),
+        ({"grid": {GATE: ["head", {"kind": "head"}]}}, f'vary.grid."{GATE}"[1]: the same value as [0], a mapping: say it once'),
+        (
+            {"zip": {KERNEL: [2, 3, 2], "head.position": ["none", "rope", "none"]}},
+            f'vary.zip."{KERNEL}"[2]: the same values as [0], 2, "none": say them once',
+        ),
     ],
 )
 def test_mistakes(vary: dict[str, Any], message: str) -> None:
     assert message in refused(sweep(**vary))
+
+
+def test_values_that_are_not_alike_may_look_so() -> None:
+    assert (
+        len(expand(sweep(grid={"head.feature_map.bias": [True, False]}, zip={KERNEL: [2, 2], "head.position": ["none", "rope"]})))
+        == 4
+    )
+    lists = {"head.memory": [["state"], ["state", "full"], [{"kind": "state", "gate": "head"}]]}
+    assert Spec.model_validate({"compose": 1, "name": "x", "vary": {"grid": lists | {"a": [1, True, 0, False, None]}}}).vary
 
 
 def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
@@ -168,15 +190,16 @@ def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
     )
     assert refused(path).splitlines() == [
         'x.yaml:8:9  head.memory[0].gate.rank: expected a whole number or "full", got "ful"; did you mean "full"?'
-        " (in the variant ful)",
+        ' (in the variant "ful": head.memory.0.gate.rank="ful")',
         "x.yaml:9:9  head.memory[0].gate.rank: expected a number greater than 0"
-        ' or "full", got -1. Columns of W₁; full: one matrix. (in the variant 1)',
+        ' or "full", got -1. Columns of W₁; full: one matrix. (in the variant "1": head.memory.0.gate.rank=-1)',
     ]
     path = write("y.yaml", "compose: 1\nname: y\nextends: lawcat\nvary:\n  grid: {head.conv.kernal: [2, 3]}\n")
     (line,) = refused(path).splitlines()
     assert line.startswith('y.yaml:5:29  head.conv.kernal: unknown key "kernal"; did you mean "kernel"?')
     assert "variant" not in line
-    assert "(in the variant 2)" in told(f"{write('z.yaml', json.dumps(sweep(grid={KERNEL: [2, 3]})))}:2", ["head.colour=red"])
+    message = told(f"{write('z.yaml', json.dumps(sweep(grid={KERNEL: [2, 3]})))}:2", ["head.colour=red"])
+    assert f'(in the variant "2": {KERNEL}=2)' in message
 
 
 def test_the_document_around_has_to_be_right() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from composer.errors import GraphError
-from composer.spec import load_spec
+from composer.spec import load_spec, locate
 from composer.spec.loading import expand
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.trunk import GatedMLP, PlainMLP
@@ -78,13 +78,20 @@ def test_the_defaults_stay() -> None:
 @pytest.mark.parametrize(
     ("trunk", "message"),
     [
-        ({"head_dim": None, "width": 25}, "trunk: width 25 does not divide by 8 heads: change one of them, or say `head_dim`"),
-        ({"key_heads": 3}, "trunk: 8 query heads cannot share 3 key heads evenly"),
-        ({"embedding": "learned"}, "trunk: `embedding: learned` needs `length`"),
-        ({"length": 9}, "trunk: `length` says how many positions are learned, and none are"),
-        ({"embedding": "sinusoidal", "length": 9}, "trunk: `length` says"),
-        ({"labels": 3, "tied": False}, "trunk: a classifier (`labels`) has no output matrix"),
+        (
+            {"head_dim": None, "width": 25},
+            "trunk.width: width 25 does not divide by 8 heads: change one of them, or say `head_dim`",
+        ),
+        ({"key_heads": 3}, "trunk.key_heads: 8 query heads cannot share 3 key heads evenly"),
+        ({"embedding": "learned"}, "trunk.embedding: `embedding: learned` needs `length`"),
+        ({"length": 9}, "trunk.length: `length` says how many positions are learned, and none are"),
+        ({"embedding": "sinusoidal", "length": 9}, "trunk.length: `length` says"),
+        ({"labels": 3, "tied": False}, "trunk.tied: a classifier (`labels`) has no output matrix"),
         ({"dropout": 1.0}, "trunk.dropout: expected a number less than 1.0, got 1.0"),
+        ({"layers": 10_001}, "trunk.layers: expected a number of at most 10000, got 10001"),
+        ({"width": 10**10}, "trunk.width: expected a number of at most 2147483648"),
+        ({"mlp": {"kind": "plain", "width": 10**10}}, "trunk.mlp.width: expected a number of at most 2147483648"),
+        ({"layers": True}, "trunk.layers: expected a whole number, got true"),
         ({"width": 0}, "trunk.width: expected a number greater than 0"),
         ({"norm": "batch"}, 'trunk.norm: expected "rms" or "layer", got "batch"'),
         ({"mlp": "gatd"}, 'trunk.mlp.kind: unknown kind "gatd"; did you mean "gated"?'),
@@ -190,4 +197,23 @@ def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
     path = write(
         "wrong.yaml", "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk:\n  {width: 25, layers: 1, heads: 8, vocabulary: 9}\n"
     )
-    assert told(path).startswith("wrong.yaml:4:1  trunk: width 25 does not divide")
+    assert told(path).startswith("wrong.yaml:5:11  trunk.width: width 25 does not divide")
+
+
+@pytest.mark.parametrize(
+    ("trunk", "place"),
+    [
+        ("{layers: 1, width: 12, heads: 4, vocabulary: 9}", "4:27  trunk.width"),
+        ("{layers: 1, width: 12, heads: 4, head_dim: 5, vocabulary: 9}", "4:51  trunk.head_dim"),
+    ],
+)
+def test_an_odd_head_dimension_is_the_trunks_mistake(write: Callable[[str, str], Path], trunk: str, place: str) -> None:
+    """Whatever file says the positions."""
+    spec = load_spec(write("odd.yaml", f"compose: 1\nname: x\nextends: lolcats\ntrunk: {trunk}\n"))
+    with pytest.raises(GraphError) as caught:
+        resolve(spec)
+    message = str(locate(caught.value, spec))
+    assert message.startswith(f"odd.yaml:{place}: positions turn pairs of coordinates, and heads of this trunk have ")
+    assert message.endswith("or, in the head, `position: none`")
+    assert "even" in message
+    assert resolve(load_spec("odd.yaml", ["head.position=none"]))

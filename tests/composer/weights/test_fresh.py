@@ -56,6 +56,14 @@ def test_it_loads_whole_and_is_what_its_record_says(tmp_path: Path, head: str, t
     assert open_source(out).notes == ()
 
 
+@pytest.mark.parametrize(("labels", "notes"), [(None, 1), (2, 0)])
+def test_the_plan_says_that_an_encoder_writes_no_text(tmp_path: Path, labels: int | None, notes: int):
+    spec = document("softmax", labels=labels) | {"direction": "bidirectional"}
+    plan = composer.build_folder(spec, out=tmp_path / "out", fresh=True, dry_run=True).plan
+    assert len(plan.notes) == notes
+    assert all("so this model writes no text" in note for note in plan.notes)
+
+
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
     one, same, other = (build(tmp_path / name, seed=seed) / WEIGHTS for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert one.read_bytes() == same.read_bytes()

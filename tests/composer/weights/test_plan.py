@@ -9,7 +9,7 @@ import torch
 
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
-from composer.weights.plan import FRESH_FILE, Plan
+from composer.weights.plan import FRESH_FILE, Plan, notes_on
 from converters.canonical import expected_tensors
 from converters.source import open_source
 from tests.checkpoints import edit_config, edit_tensors, llama
@@ -128,3 +128,20 @@ def test_what_the_config_holds_and_nobody_uses_is_noted(tmp_path: Path):
     folder = llama(tmp_path)
     edit_config(folder, unsloth_fixed=True)
     assert "unsloth_fixed" in plan_for(folder, SOFTMAX).notes[0]
+
+
+def test_projections_that_no_head_uses_are_told(tmp_path: Path):
+    latents = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "latents", "size": 8}]}}
+    folder = llama(tmp_path)
+    assert plan_for(folder, latents).notes == ("q_proj and k_proj are kept, and not used by heads made of latents alone: `head`.",)
+    assert plan_for(folder, LOLCATS).notes == ()
+
+
+def test_a_direction_is_told_where_it_takes_something_away(tmp_path: Path):
+    both = {**SOFTMAX, "direction": "bidirectional"}
+    folder = llama(tmp_path)
+    first, second = plan_for(folder, both).notes
+    assert first == "The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`."
+    assert second.startswith("The source's weights are looked at both ways from now on")
+    assert notes_on(resolved_for(folder, both), None, fresh=True) == (first,)
+    assert notes_on(resolved_for(folder, both), 2, fresh=True) == ()

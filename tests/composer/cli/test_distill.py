@@ -1,0 +1,178 @@
+"""`compose distill` trains and says what came of it; a mistake ends in one clear message, exit code 2 and nothing on the disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.training import checkpoint
+from composer.weights.record import read_record
+from tests.composer.cli.conftest import Compose
+from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, write_texts
+
+QUICK = ("--set", "recipe.transfer.steps=2", "--set", "recipe.finetune.steps=2")
+
+
+@pytest.fixture(scope="module")
+def models(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Students by what is peculiar about them."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny = SPEC | {"recipe": RECIPE}
+    softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
+    long = {**tiny, "recipe": {**RECIPE, "sequence": 1024}}
+    finetune = {**tiny, "recipe": {key: value for key, value in RECIPE.items() if key != "transfer"}}
+    specs: dict[str, Any] = {"tiny": tiny, "softmax": softmax, "long": long, "finetune": finetune, "lola": "lola"}
+    made = {name: make_student(folder / name, teacher, spec) for name, spec in specs.items()}
+    made["wordless"] = shutil.copytree(made["tiny"], folder / "wordless")
+    for path in made["wordless"].glob("tokenizer*"):
+        path.unlink()
+    made["other"] = make_teacher(folder / "other", hidden_size=64, intermediate_size=96)
+    return made
+
+
+@pytest.fixture
+def texts(compose: Compose, tmp_path: Path) -> Path:
+    """In the folder that the command runs in."""
+    return write_texts(tmp_path / "texts.jsonl")
+
+
+def stands() -> list[str]:
+    return sorted(path.name for path in Path().iterdir() if not path.name.endswith((".jsonl", ".txt")))
+
+
+def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    result = compose("distill", models["tiny"], "--data", texts, "--share", 0.2, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert stands() == ["tiny-distilled"]
+    words = " ".join(result.stdout.split())
+    assert "Distilled tiny-distilled" in words
+    assert "stage of before after" in words
+    record = read_record(Path("tiny-distilled"))
+    assert record is not None
+    for stage in record.training:
+        for name, before in stage.before.items():
+            assert f"{stage.stage} {name} {before:.4g} {stage.after[name]:.4g}" in words
+        assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
+    assert "The teacher's own loss on the held-out rows is" in words
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert "transfer  2/2  loss" in result.stderr
+    assert "Loading weights" not in result.stderr, "bars are for terminals"
+
+
+def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    result = compose("distill", models["tiny"], "--data", texts, "--stage", "transfer", *QUICK, "-o", "deep/out", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert [stage["stage"] for stage in report["stages"]] == ["transfer"]
+    assert (report["teacher_loss"], report["out"]) == (None, "deep/out")
+    assert (stands(), [path.name for path in Path("deep").iterdir()]) == (["deep"], ["out"])
+
+
+def test_options_reach_the_run(compose: Compose, models: dict[str, Path], teacher: Path, texts: Path) -> None:
+    other = write_texts(Path("held-out.jsonl"), 5, seed=1)
+    arguments = ["--held-out", other, "--seed", 3, "--teacher", teacher, "--merge", "--bfloat16", "-o", "out"]
+    result = compose("distill", models["tiny"], "--data", texts, *QUICK, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    record = read_record(Path("out"))
+    assert record is not None
+    assert {(stage.seed, stage.teacher) for stage in record.training} == {(3, str(teacher))}
+    assert json.loads(result.stdout)["data"]["references"][0]["documents"] == 60, "nothing of the data is held out"
+    assert not Path("out/adapter").exists()
+
+
+MISTAKES: dict[str, tuple[str, list[str], str]] = {
+    "no such file": ("tiny", ["--data", "missing.jsonl"], "missing.jsonl"),
+    "an empty file": ("tiny", ["--data", "empty.jsonl"], "empty.jsonl"),
+    "other columns": ("tiny", ["--data", "columns.jsonl"], "columns.jsonl"),
+    "no such task": ("tiny", ["--data", "nosuchtask,samples=3"], "nosuchtask"),
+    "held-out missing": ("tiny", ["--data", "texts.jsonl", "--held-out", "missing.jsonl"], "missing.jsonl"),
+    "a share of all": ("tiny", ["--data", "texts.jsonl", "--share", "0.9"], "a share of 0.9 held out"),
+    "rows too long": ("long", ["--data", "texts.jsonl"], "rows of 1,024 tokens: the source was made for at most 128 tokens"),
+    "rows too short": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.sequence=1"], "rows of 1 tokens"),
+    "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe: it needs no training of its own'),
+    "no such stage": ("finetune", ["--data", "texts.jsonl", "--stage", "transfer"], 'The recipe of "tiny" has no transfer'),
+    "no stage": (
+        "tiny",
+        ["--data", "texts.jsonl", "--set", "recipe.transfer=null", "--set", "recipe.finetune=null"],
+        'The recipe of "tiny" has no transfer',
+    ),
+    "nothing fresh": (
+        "softmax",
+        ["--data", "texts.jsonl", "--stage", "transfer", "--set", "recipe.transfer.lr=1e-3", "--set", "recipe.transfer.steps=2"],
+        "have no fresh parameters",
+    ),
+    "nothing that learns": (
+        "softmax",
+        ["--data", "texts.jsonl", "--set", "recipe.finetune.lr=1e-3", "--set", "recipe.finetune.steps=2"],
+        "fresh",
+    ),
+    "heads": ("tiny", ["--data", "texts.jsonl", "--set", "head.memory.0.size=3"], "the heads are built; only the recipe can"),
+    "no number": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.lr=fast"], 'expected a number, got "fast"'),
+    "no such setting": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.rate=1"], "rate"),
+    "no value": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.lr"], "expected path=value"),
+    "no such device": ("tiny", ["--data", "texts.jsonl", "--device", "abacus"], "abacus"),
+    "another size": ("tiny", ["--data", "texts.jsonl", "--teacher", "OTHER"], "has 64 channels, the student 32"),
+    "no such teacher": ("tiny", ["--data", "texts.jsonl", "--teacher", "missing"], "missing"),
+    "nothing to resume": ("tiny", ["--data", "texts.jsonl", "--resume"], "There is no run to go on with"),
+    "no tokenizer": ("wordless", ["--data", "texts.jsonl"], "has no tokenizer that transformers can read"),
+    "no built model": ("other", ["--data", "texts.jsonl"], "it is not a built model. Make one: compose build SPEC --from SOURCE"),
+    "no model": ("nowhere", ["--data", "texts.jsonl"], "it is not a built model"),
+    "inside the model": ("tiny", ["--data", "texts.jsonl", "-o", "MODEL/inside"], "Choose another folder"),
+    "no data": ("tiny", [], "Missing option '--data'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake(compose: Compose, models: dict[str, Path], texts: Path, name: str) -> None:
+    model, arguments, message = MISTAKES[name]
+    Path("empty.jsonl").write_text("")
+    Path("columns.jsonl").write_text('{"question": "why", "reply": "so"}\n')
+    folder = models.get(model, Path(model))
+    named = [argument.replace("OTHER", str(models["other"])).replace("MODEL", str(folder)) for argument in arguments]
+    result = compose("distill", folder, *named)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+    assert stands() == []
+
+
+def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that stopped is gone on with or begun anew, as one says; a result is only replaced where one says so."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise StoppedError
+
+    arguments = ["distill", models["tiny"], "--data", texts, "--stage", "transfer", *QUICK, "-o", "out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", stop)
+        assert isinstance(compose(*arguments).exception, StoppedError)
+    assert stands() == ["out.run"]
+    refused = compose(*arguments)
+    assert (refused.exit_code, stands()) == (2, ["out.run"])
+    assert "Go on with --resume, or begin anew with --force" in refused.stderr
+    refused = compose(*arguments, "--resume", "--set", "recipe.transfer.lr=0.5")
+    assert (refused.exit_code, stands()) == (2, ["out.run"])
+    assert compose(*arguments, "--resume").exit_code == 0
+    assert stands() == ["out"]
+    refused = compose(*arguments)
+    assert (refused.exit_code, stands()) == (2, ["out"])
+    assert "out exists already. Use --force to replace it" in refused.stderr
+    assert compose(*arguments, "--force").exit_code == 0
+    assert stands() == ["out"]
+
+
+def test_a_strangers_folder_is_not_replaced(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    """--force is for what a run wrote."""
+    Path("out.run").mkdir()
+    Path("out.run/thesis.txt").write_text("the only copy")
+    result = compose("distill", models["tiny"], "--data", texts, *QUICK, "-o", "out", "--force")
+    assert result.exit_code == 2, result.output
+    assert Path("out.run/thesis.txt").read_text() == "the only copy"
