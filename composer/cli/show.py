@@ -40,8 +40,8 @@ def show(
 ) -> None:
     """Print a spec as YAML, or the names of the shipped ones.
 
-    It is printed after `extends` and --set; what it prints is a spec that says the same by itself. With --from, or with --fresh for a spec with a trunk of its own, it is
-    the resolved document: every default and every dimension, layer by layer, and in JSON its hash.
+    It is printed after `extends` and --set, and says the same by itself. With --from, or with --fresh for a spec with a trunk of
+    its own, it is the resolved document: every default and every dimension, layer by layer, and in JSON its hash.
     """
     if spec is None:
         if source is not None or fresh or settings or revision is not None or expanded or out is not None:
