@@ -6,7 +6,7 @@ B 1, H 8, D 64, float32, from queries, keys and values to the heads' output: no 
 one after the other in each round, forward without gradients and forward with backward: medians, and the spread from the first to
 the third quartile. On a busy machine read the ratios, which are medians of each round's own. Peak memory is the resident set's
 high-water mark (VmHWM, what ru_maxrss reports, set back just before the run) over what was resident then, in a process of its
-own. Writes benchmarks/results/heads_cpu.json.
+own whose allocator keeps nothing that was freed. Writes benchmarks/results/heads_cpu.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
+import os
 import re
 import statistics
 import subprocess
@@ -36,29 +36,22 @@ from composer.model.attention import ComposedHeads
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH, WINDOW = 8, 64, 64
-PLAIN = ("head.memory.0.shape=sliding",)
-TERRACED = ("head.memory.0.shape=terraced",)
 SPECS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lolcats": ("lolcats", ()),
-    "lolcats, terraced": ("lolcats", TERRACED),
+    "lolcats-terraced": ("lolcats", ("head.memory.0.shape=terraced",)),
     "lola": ("lola", ()),
-    "lola, sliding": ("lola", PLAIN),
+    "lola-sliding": ("lola", ("head.memory.0.shape=sliding",)),
     **{name: (name, ()) for name in ("latte", "latte-macchiato", "linear", "gla", "delta", "gated-delta")},
 }
-BY_TOKEN = "lola, sliding"
-"""Thousands of falls, each its own node of the graph: forward only, and in fewer rounds."""
+BY_TOKEN = "lola-sliding"
+"""Thousands of falls one after the other: forward only, and two rounds."""
 CONTESTANTS = ("softmax", "quadratic", *SPECS)
-RATIOS = (
-    ("quadratic", "lolcats"),
-    ("lola", "lolcats, terraced"),
-    (BY_TOKEN, "lola"),
-    ("latte", "softmax"),
-    ("latte-macchiato", "softmax"),
-    ("delta", "linear"),
-    ("delta", "gla"),
-    ("gated-delta", "gla"),
-    ("lolcats", "lolcats, terraced"),
-)
+VERSUS = "quadratic/lolcats, lola/lolcats-terraced, lola-sliding/lola, latte/softmax, latte-macchiato/softmax, delta/linear, \
+delta/gla, gated-delta/gla, lolcats-terraced/lolcats"
+WAYS = ("forward", "with backward")
+RATIOS = [ratio.split("/") for ratio in VERSUS.split(", ")]
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Glibc gives freed tensors above 1 MiB back at once: what is resident is what is held, without the holes of the heap."""
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -80,12 +73,12 @@ class Quadratic(nn.Module):
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         token = torch.arange(query.shape[2])
         angles = (token[:, None] * self.inverse).repeat(1, 2)
-        query, key = (states * angles.cos() + turned(states) * angles.sin() for states in (query, key))
-        query_features, key_features = (features(states @ weight) for states, weight in zip((query, key), self.maps, strict=True))
-
+        halves = ((states, states.chunk(2, dim=-1)) for states in (query, key))
+        query, key = (of * angles.cos() + torch.cat((-last, first), dim=-1) * angles.sin() for of, (first, last) in halves)
+        mapped = query @ self.maps[0], key @ self.maps[1]
+        query_features, key_features = (torch.cat((of.softmax(-1), (-of).softmax(-1)), dim=-1).clamp(min=1e-12) for of in mapped)
         back = token[:, None] - token
-        logits = query @ key.mT / math.sqrt(WIDTH)
-        logits = logits.masked_fill((back < 0) | (back >= WINDOW), -math.inf)
+        logits = (query / math.sqrt(WIDTH) @ key.mT).masked_fill((back < 0) | (back >= WINDOW), -math.inf)
         largest = logits.amax(-1, keepdim=True).detach()
         exact = (logits - largest).exp() * self.factor.sigmoid()[:, None, None]
         linear = (query_features * (-largest).exp()) @ key_features.mT
@@ -93,28 +86,10 @@ class Quadratic(nn.Module):
         return (weights / weights.sum(-1, keepdim=True) @ value).transpose(1, 2)
 
 
-def turned(states: Tensor) -> Tensor:
-    """A quarter turn of each pair of coordinates, in Llama's layout."""
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
-def features(mapped: Tensor) -> Tensor:
-    """Hedgehog's: softmax of both signs."""
-    return torch.cat((mapped.softmax(-1), (-mapped).softmax(-1)), dim=-1).clamp(min=1e-12)
-
-
 def composed(name: str) -> ComposedHeads:
     """The heads of one layer, built from the shipped spec onto a random Llama of 8 heads."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=HEADS * WIDTH,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-    )
+    config = LlamaConfig(vocab_size=9, hidden_size=512, intermediate_size=9, num_hidden_layers=1, num_attention_heads=HEADS)
     spec, overrides = SPECS[name]
     model = composer.build(spec, LlamaForCausalLM(config), overrides=overrides)
     return cast("ComposedHeads", model.get_submodule("model.layers.0.self_attn.composed"))
@@ -147,85 +122,111 @@ def inputs(length: int) -> list[Tensor]:
     return [states.requires_grad_() for states in (hidden, *rows)]
 
 
-def pass_through(module: nn.Module, run: Run, given: list[Tensor], backward: bool) -> None:
+def passed(module: nn.Module, run: Run, given: list[Tensor], way: str) -> None:
     """Once forward, and back to inputs and parameters if asked for."""
-    with torch.set_grad_enabled(backward):
+    with torch.set_grad_enabled(way == "with backward"):
         output = run(*given)
-        if backward:
+        if output.requires_grad:
             output.square().sum().backward()
     for tensor in (*given, *module.parameters()):
         tensor.grad = None
 
 
-def in_turn(names: tuple[str, ...], length: int, rounds: int, backward: bool) -> dict[str, list[float]]:
+def in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> dict[str, list[float]]:
     """Seconds of each in each round, after one round to warm up."""
     made, given = {name: contestant(name) for name in names}, inputs(length)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):
         for name, (module, run) in made.items():
             began = time.perf_counter()
-            pass_through(module, run, given, backward)
+            passed(module, run, given, way)
             if round_:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
 
 
-def decode(name: str, length: int, steps: int) -> float:
-    """Median seconds of one token after ``length`` others."""
-    heads, given = composed(name), inputs(length)
-    state = heads.empty_state(1, torch.float32, torch.device("cpu"))
+def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
+    """Median seconds of one token after ``length`` others, of each in turn."""
+    given, made = inputs(length), {name: composed(name) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.no_grad():
-        _, state = heads(*given, Tokens(torch.arange(length)[None]), state, "torch")
-        seconds = []
-        for position in range(length, length + steps):
-            token = [states[:, position % length, None] for states in given]
-            began = time.perf_counter()
-            _, state = heads(*token, Tokens(torch.tensor([[position]])), state, "torch")
-            seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        tokens, kind = Tokens(torch.arange(length)[None]), (torch.float32, given[0].device)
+        state = {name: heads(*given, tokens, heads.empty_state(1, *kind), "torch")[1] for name, heads in made.items()}
+        for step in range(steps):
+            token, place = [states[:, step, None] for states in given], Tokens(torch.tensor([[length + step]]))
+            for name, heads in made.items():
+                began = time.perf_counter()
+                _, state[name] = heads(*token, place, state[name], "torch")
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def resident(field: str) -> int:
     """Bytes of this process: VmRSS now, VmHWM at its highest."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    return 1024 * int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
-def peak(name: str, length: int, backward: bool) -> int:
+def peak(name: str, way: str, length: int) -> int:
     """Bytes above what is resident before one run, in this process; a short run before it loads what has to be loaded."""
     (module, run), given = contestant(name), inputs(length)
-    pass_through(module, run, inputs(2 * WINDOW), backward)
+    passed(module, run, inputs(2 * WINDOW), way)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
     before = resident("VmRSS")
-    pass_through(module, run, given, backward)
+    passed(module, run, given, way)
     return resident("VmHWM") - before
 
 
-def agreement(length: int) -> float:
-    """The largest difference between the quadratic form's output and the head's: they compute the same function."""
+def in_its_own_process(name: str, length: int, way: str) -> int:
+    """``peak``, freshly started."""
+    command = [sys.executable, __file__, "--length", str(length), "--peak", name, way]
+    return int(subprocess.run(command, env=os.environ | AT_ONCE, check=True, capture_output=True, text=True).stdout)
+
+
+def summary(samples: list[float]) -> list[float]:
+    """Median, first and third quartile."""
+    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return [median, first, third]
+
+
+def measure(length: int, rounds: int) -> dict[str, Any]:
+    """Everything that is written."""
+    quick = tuple(name for name in CONTESTANTS if name != BY_TOKEN)
+    seconds = {way: in_turn(quick, length, rounds, way) for way in WAYS}
+    seconds["token by token"] = in_turn((BY_TOKEN, "lola"), length, 2, "forward")
     with torch.no_grad():
         one, other = (run(*inputs(length)) for _, run in map(contestant, ("quadratic", "lolcats")))
-        return float((one - other).abs().max())
+    cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return {
+        "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"},
+        "tokens_and_rounds": [length, rounds],
+        "largest_difference": float((one - other).abs().max()),
+        "seconds": {way: {name: summary(taken) for name, taken in of.items()} for way, of in seconds.items()},
+        "ratios": {
+            way: {f"{a} / {b}": summary([x / y for x, y in zip(of[a], of[b], strict=True)]) for a, b in RATIOS if {a, b} <= {*of}}
+            for way, of in seconds.items()
+        },
+        "peak_bytes": {way: {name: in_its_own_process(name, length, way) for name in quick} for way in WAYS},
+        "decode_seconds": decode([name for name in SPECS if name != "latte-macchiato"], length),
+    }
 
 
-def summary(samples: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
-    first, median, third = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
-    return {"median": median, "first_quartile": first, "third_quartile": third}
+def show(result: dict[str, Any]) -> None:
+    """Print what was measured."""
 
+    def cells(of: str, name: str, scale: float, places: int) -> list[str]:
+        forward, both, by_token = (result[of][way].get(name) for way in (*WAYS, "token by token"))
+        spread = [[scale * figure for figure in each] if each else None for each in (forward or by_token, both)]
+        return [f"{each[0]:,.{places}f} ({each[1]:,.{places}f} to {each[2]:,.{places}f})" if each else "" for each in spread]
 
-def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
-    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    facts = {"cpu": model[1] if model else platform.processor(), "torch": torch.__version__, "python": platform.python_version()}
-    return {**facts, "threads": torch.get_num_threads(), "dtype": "float32"}
-
-
-def in_its_own_process(name: str, length: int, backward: bool) -> int:
-    """``peak``, freshly started."""
-    command = [sys.executable, __file__, "--peak", name, "--length", str(length), *["--backward"] * backward]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    console, table = Console(), Table("head", "forward, ms", "with backward, ms", "peak, MB", "with backward, MB", "decode, ms")
+    for name in CONTESTANTS:
+        peaks = [f"{of[name] / 1e6:,.0f}" if name in of else "" for of in result["peak_bytes"].values()]
+        step = result["decode_seconds"].get(name)
+        table.add_row(name, *cells("seconds", name, 1e3, 0), *peaks, f"{step * 1e3:.2f}" if step else "")
+    ratios = Table("ratio", "forward", "with backward")
+    for one, other in RATIOS:
+        ratios.add_row(f"{one} / {other}", *cells("ratios", f"{one} / {other}", 1, 2))
+    console.print(table, ratios, result["machine"], f"quadratic and lolcats differ by {result['largest_difference']:.1e} at most")
 
 
 def main() -> None:
@@ -233,68 +234,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--peak", metavar="NAME", help="print the peak memory of one contestant instead")
-    parser.add_argument("--backward", action="store_true", help="of a pass with gradients")
+    parser.add_argument("--peak", nargs=2, metavar=("NAME", "WAY"), help="print the peak memory of one contestant instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    length: int = options.length
     if options.peak:
-        print(peak(options.peak, length, options.backward))
+        print(peak(*options.peak, length=options.length))
         return
-
-    quick = tuple(name for name in CONTESTANTS if name != BY_TOKEN)
-    seconds = {
-        "forward": in_turn(quick, length, options.rounds, backward=False),
-        "both": in_turn(quick, length, options.rounds, backward=True),
-        "by token": in_turn((BY_TOKEN, "lola"), length, max(options.rounds // 3, 1), backward=False),
-    }
-    bytes_ = {
-        "forward": {name: in_its_own_process(name, length, backward=False) for name in CONTESTANTS},
-        "both": {name: in_its_own_process(name, length, backward=True) for name in quick},
-    }
-    steps = {name: decode(name, length, steps=200) for name in SPECS if "latte-" not in name}
-    result = {"machine": machine(), "length": length, "rounds": options.rounds, "largest_difference": agreement(length)}
-    result["seconds"] = {way: {name: summary(taken) for name, taken in of.items()} for way, of in seconds.items()}
-    result |= {"peak_bytes": bytes_, "decode_seconds": steps}
-    result["ratios"] = {
-        way: {
-            f"{one} / {other}": summary([a / b for a, b in zip(of[one], of[other], strict=True)])
-            for one, other in RATIOS
-            if one in of and other in of
-        }
-        for way, of in seconds.items()
-    }
+    result = measure(options.length, options.rounds)
     show(result)
-    RESULTS.mkdir(exist_ok=True)
     (RESULTS / "heads_cpu.json").write_text(json.dumps(result, indent=1) + "\n")
-
-
-def show(result: dict[str, Any]) -> None:
-    """Two tables."""
-    console, table = Console(), Table("head", "forward, ms", "with backward, ms", "peak, MB", "with backward, MB", "decode, ms")
-    seconds, bytes_ = result["seconds"], result["peak_bytes"]
-
-    def cell(of: dict[str, Any], name: str, scale: float) -> str:
-        if name not in of:
-            return ""
-        if not isinstance(of[name], dict):
-            return f"{of[name] * scale:,.3g}"
-        median, first, third = (of[name][key] * scale for key in ("median", "first_quartile", "third_quartile"))
-        return f"{median:,.2f} ({first:,.2f} to {third:,.2f})" if scale == 1 else f"{median:,.0f} ({first:,.0f} to {third:,.0f})"
-
-    for name in CONTESTANTS:
-        forward = seconds["by token" if name == BY_TOKEN else "forward"]
-        times = cell(forward, name, 1e3), cell(seconds["both"], name, 1e3)
-        peaks = cell(bytes_["forward"], name, 1e-6), cell(bytes_["both"], name, 1e-6)
-        table.add_row(name, *times, *peaks, cell(result["decode_seconds"], name, 1e3))
-    console.print(table)
-    ratios = Table("ratio", "forward", "with backward")
-    for one, other in RATIOS:
-        name = f"{one} / {other}"
-        forward = result["ratios"]["by token" if one == BY_TOKEN else "forward"]
-        ratios.add_row(name, cell(forward, name, 1), cell(result["ratios"]["both"], name, 1))
-    console.print(ratios)
-    console.print(f"{result['machine']}; quadratic and lolcats differ by at most {result['largest_difference']:.1e}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from blocks.part import Part
 from blocks.positions import POSITIONS, PositionConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
+from blocks.scores import SCORES, ScoreConfig
 from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PositionConfig",
     "RateConfig",
     "ReadConfig",
+    "ScoreConfig",
     "ValuePositionConfig",
 ]
 
@@ -39,6 +41,7 @@ CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "feature map": FEATURE_MAPS,
     "gate": GATES,
     "rate": RATES,
+    "score": SCORES,
     "memory": MEMORIES,
     "read": READS,
     "output": OUTPUTS,

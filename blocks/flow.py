@@ -148,7 +148,13 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
 
 def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:
     """Each row's entries at ``index``."""
-    return states.gather(1, index.view(*index.shape, *[1] * (states.dim() - 2)).expand(-1, -1, *states.shape[2:]))
+    # Whole entries are copied, where a gather would look each number up.
+    return states.flatten(0, 1).index_select(0, in_all_rows(index, states.shape[1]).flatten()).unflatten(0, index.shape)
+
+
+def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
+    """Where each row's entries stand when the rows, of so many entries each, follow one another."""
+    return index + entries * torch.arange(index.shape[0], device=index.device)[:, None]
 
 
 def repeat_heads(states: Tensor, heads: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blocks.flow import Features, Tokens, take
+from blocks.flow import Features, Tokens, in_all_rows, take
 from blocks.legend import Bool, Int, Shaped, Tensor, torch
 
 
@@ -73,8 +73,9 @@ def timeline(tokens: Tokens, pairs: Features) -> Timeline:
 
 
 def _spread(states: Tensor, column: Tensor, columns: int) -> Tensor:
-    index = _like(column, states).expand_as(states)
-    return states.new_zeros(states.shape[0], columns, *states.shape[2:]).scatter(1, index, states)
+    line = states.new_zeros(states.shape[0] * columns, *states.shape[2:])
+    line.index_copy_(0, in_all_rows(column, columns).flatten(), states.flatten(0, 1))
+    return line.unflatten(0, (states.shape[0], columns))
 
 
 def _like(index: Tensor, states: Tensor) -> Tensor:

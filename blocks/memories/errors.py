@@ -1,10 +1,7 @@
 """How far the products of features were from the exact weights of a pair, summed over the queries that saw it in the window.
 
-LoLA, appendix D: with e = exp(q_t·k_i / √D) and f = φ(q_t)·φ(k_i),
-
-    squared_error  Σ_t (e - f)²  (eq. 19)      absolute_error  Σ_t |e - f|      overestimate  Σ_t f / e  (eq. 20)
-
-The sums only choose which pairs to keep, so they carry no gradient. Exponents stop at ``LARGEST``, where squares still fit float32.
+LoLA, appendix D: of e = exp(q_t·k_i / √D) and f = φ(q_t)·φ(k_i), as each score of ``blocks.scores`` compares them. The
+sums only choose which pairs to keep, so they carry no gradient. Exponents stop at ``LARGEST``, where squares still fit float32.
 """
 
 from __future__ import annotations
@@ -12,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from blocks.flow import Pairs, Tokens, accumulating, repeat_heads
 from blocks.legend import Bool, Float, Tensor, torch
+from blocks.scores.base import LARGEST
 
-Error = Literal["squared_error", "absolute_error", "overestimate"]
-LARGEST = 40.0
+Error = Callable[[Tensor, Tensor], Tensor]
+"""Of the exact weights and the products that stand for them, B H t e both."""
 ROWS = 64
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Which error is summed, and the features of the tokens' queries (B T H F) and of pairs' keys (B E N F), or their
-    logarithms."""
+    """The error that is summed, of exact weights and products; the features of the tokens' queries (B T H F) and of pairs' keys
+    (B E N F), or their logarithms."""
 
     error: Error
     query: Callable[[], Tensor]
@@ -53,7 +50,7 @@ def error_sums(
             rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
             logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(kind), keys[:, entries]) / math.sqrt(query.shape[-1])
             product = _product(query_features[:, rows], key_features[:, entries], compared.logarithm)
-            error = _error(compared.error, logits.clamp(max=LARGEST).exp(), product)
+            error = compared.error(logits.clamp(max=LARGEST).exp(), product)
             seen = visible(rows, entries)
             if tokens.valid is not None:
                 seen = seen & tokens.valid[:, rows, None]
@@ -68,9 +65,3 @@ def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], log
     product = torch.einsum("bthf,behf->bhte", (query - most).exp(), (key - largest).exp())
     scale = most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1)
     return (product * scale.clamp(max=LARGEST).exp()).clamp(max=math.exp(LARGEST))
-
-
-def _error(error: Error, exact: Tensor, product: Tensor) -> Tensor:
-    if error == "overestimate":
-        return product / exact.clamp(min=math.exp(-LARGEST))
-    return (exact - product).square() if error == "squared_error" else (exact - product).abs()

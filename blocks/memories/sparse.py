@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, Tokens, accumulating
+from blocks.flow import Pairs, Partial, Tokens, accumulating, in_all_rows, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.falls import counter_uniform, spans
+from blocks.memories.falls import spans
 from blocks.part import Parameters, Slot, State
 from blocks.positions import NoPosition
+from blocks.scores import ScoreConfig
+from blocks.scores.base import Contenders
+from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense
 
-Keep = Literal["self_recall", "relative_recall", "squared_error", "absolute_error", "overestimate", "recent", "random"]
+Held = dict[str, Tensor]
+"""Pairs of each query head, the older first, B E H …: key, value, position (and convolved key) and numbers as they travel, and
+what is computed of each once, where it enters: the key turned, and mapped for the state below."""
 
 
 @runtime_checkable
@@ -52,26 +57,12 @@ class Sparse(Memory):
     kind: Literal["sparse"] = "sparse"
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""
-    keep: Keep = "self_recall"
-    """The score: how wrong the state's own answer to the key is, ‖v̂ - v‖ (self_recall; relative_recall: by ‖v‖), how wrong the
-    features' weights were while the pair stood in the window above (squared_error, absolute_error, overestimate), how late it
-    came (recent: a larger window), or a number drawn from the seed, layer, head and position (random)."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the random score."""
+    keep: ScoreConfig = SelfRecall()
+    """The score of a pair; of equals, the older stays."""
     weight: Literal["learned", "token", "same"] | Annotated[float, Field(gt=0, lt=1)] | None = None  # pyright: ignore
     """As any memory's, or the same as that of the window above."""
     evict: Literal["fall", "drop"] = "fall"
     """Where evicted pairs go: into the memory below, or nowhere."""
-
-    @property
-    def asks_below(self) -> bool:
-        """Whether the score looks at the state below."""
-        return self.keep in {"self_recall", "relative_recall"}
-
-    @property
-    def error(self) -> str | None:
-        """The error that the window above sums for the score, if any."""
-        return self.keep if self.keep in {"squared_error", "absolute_error", "overestimate"} else None
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         pair = (self.size, shape.heads, shape.head_dim)
@@ -82,7 +73,7 @@ class Sparse(Memory):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache; a score of the recall reads the state once a pair."""
-        recall = 2 * (self.size + 1) * shape.features * shape.head_dim if self.asks_below else 0
+        recall = 2 * (self.size + 1) * shape.features * shape.head_dim if self.keep.reads == "state" else 0
         return shape.heads * (4 * self.size * shape.head_dim + recall)
 
     def attend(
@@ -102,96 +93,85 @@ class Sparse(Memory):
         """
         heads = query.shape[2]
         turn = self.position or NoPosition()
-        query = turn.rotate(query, tokens.position)
-        numbers = {name: state[name] for name in state if name not in {"key", "value", "position", "convolved"}}
-        convolved = state.get("convolved", state["key"])
-        cache = Pairs(state["key"], convolved, state["value"], state["position"], numbers=numbers)
-        if "convolved" not in state:
-            pairs = replace(pairs, convolved=pairs.key)
-        pairs = replace(pairs, numbers={name: pairs.numbers[name] for name in numbers})
+        numbers = [name for name in state if name not in {"key", "value", "position", "convolved"}]
 
-        def held_as(these: Pairs) -> _Held:
-            return _Held(these, turn.rotate(these.key, these.position), below.map(these) if below else None)
+        cut, falling = spans(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), tokens)
+        counts = [span.falls for span in cut if span.falls]
 
-        held, answers = held_as(cache), []
-        for columns, begins, falls in spans(pairs, tokens, heads):
+        def held_as(these: Pairs) -> Held:
+            held = {name: these.numbers[name] for name in numbers} | {"key": these.key, "value": these.value}
+            held["turned"] = turn.rotate(these.key, these.position)
+            if below is not None and counts:
+                held["mapped"] = below.map(these)
+            if "convolved" in state:
+                held["convolved"] = these.convolved
+            held = {name: repeat_heads(entries, heads) for name, entries in held.items()}
+            position = these.position if these.position.dim() == 3 else these.position[..., None].expand(-1, -1, heads)
+            return held | {"position": position}
+
+        held, falls = held_as(_as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
+        queries = turn.rotate(query, tokens.position).split([span.columns.stop - span.columns.start for span in cut], dim=1)
+        answers = []
+        for span, asking in zip(cut, queries, strict=True):
             dropped = None
-            if begins is not None:
-                held = held.but(begins)
-            if falls is not None:
-                eligible = held.and_(held_as(falls))
-                held, dropped = self._choose(eligible, below, place, begins)
-            if below is not None:
-                below.take(dropped.pairs if dropped else None, dropped.mapped if dropped else None, columns)
-            answers.append(self._answer(query[:, columns], held))
+            if span.begins is not None:
+                held = held | {"position": held["position"].masked_fill(span.begins[:, None, None], -1)}
+            if span.falls:
+                fallen = next(falls)
+                eligible = {name: torch.cat((entries, fallen[name]), dim=1) for name, entries in held.items()}
+                held, dropped = self._choose(eligible, below, place, span.begins)
+            if below is not None and dropped is not None:
+                below.take(_as_pairs(dropped, numbers), dropped["mapped"], span.columns)
+            elif below is not None:
+                below.take(None, None, span.columns)
+            answers.append(self._answer(asking, held))
         output, lse, largest = (torch.cat(of, dim=1) for of in zip(*answers, strict=True))
-        kept = held.pairs
-        carried = {"key": kept.key, "value": kept.value, "position": kept.position, **kept.numbers}
-        if "convolved" in state:
-            carried["convolved"] = kept.convolved
-        return Partial(output, lse, maximum=largest), carried
+        return Partial(output, lse, maximum=largest), {name: held[name] for name in state}
 
-    def _choose(self, eligible: _Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> tuple[_Held, _Held]:
+    def _choose(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> tuple[Held, Held]:
         """Those that stay and those that fall on, each in the order of their age."""
         with torch.no_grad():
-            score = self._score(eligible, below, place, begins).masked_fill(~eligible.pairs.present, -math.inf)
+            score = self._score(eligible, below, place, begins).masked_fill(eligible["position"] < 0, -math.inf)
             order = score.argsort(dim=1, descending=True, stable=True)
             stay, fall = order[:, : self.size].sort(dim=1).values, order[:, self.size :].sort(dim=1).values
-        return eligible.at(stay), eligible.at(fall)
+        return _at(eligible, stay), _at(eligible, fall)
 
-    def _score(self, eligible: _Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> Tensor:
-        pairs = eligible.pairs
-        if self.keep == "recent":
-            return pairs.position.double()
-        if self.keep == "random":
-            return counter_uniform(self.seed, *place, pairs.position)
-        if not self.asks_below:
-            return next(sums for name, sums in pairs.numbers.items() if name.endswith("_error"))
-        assert below is not None, "the graph wires a state below"
-        assert eligible.mapped is not None
-        value = pairs.value.to(accumulating(pairs.value.dtype))
-        predicted = below.predict(eligible.mapped).to(value.dtype)
-        if begins is not None:
-            predicted = predicted.masked_fill(begins[:, None, None, None], 0.0)
-        error = torch.linalg.vector_norm(predicted - value, dim=-1)
-        if self.keep == "self_recall":
-            return error
-        return error / torch.linalg.vector_norm(value, dim=-1).clamp(min=torch.finfo(value.dtype).tiny ** 0.5)
+    def _score(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> Tensor:
+        value = eligible["value"].to(accumulating(eligible["value"].dtype))
+        answered = None
+        if self.keep.reads == "state":
+            assert below is not None, "the graph wires a state below"
+            answered = below.predict(eligible["mapped"]).to(value.dtype)
+            if begins is not None:
+                answered = answered.masked_fill(begins[:, None, None, None], 0.0)
+        errors = next((sums for name, sums in eligible.items() if name.endswith("_error")), None)
+        return self.keep.score(Contenders(eligible["position"], value, answered, errors, place))
 
-    def _answer(self, query: Tensor, held: _Held) -> tuple[Tensor, Tensor, Tensor]:
+    def _answer(self, query: Tensor, held: Held) -> tuple[Tensor, Tensor, Tensor]:
         if self.size == 0:
             nothing = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
             return torch.zeros_like(query), nothing, nothing
-        visible = held.pairs.present.transpose(1, 2)[:, :, None].expand(-1, -1, query.shape[1], -1)
-        partial = dense(query, held.turned, held.pairs.value, visible)
+        visible = (held["position"] >= 0).transpose(1, 2)[:, :, None].expand(-1, -1, query.shape[1], -1)
+        partial = dense(query, held["turned"], held["value"], visible)
         assert partial.lse is not None
         assert partial.maximum is not None
         return partial.output, partial.lse, partial.maximum
 
 
-@dataclass(frozen=True)
-class _Held:
-    """Pairs of each query head, the older first, with what is computed of them once: their keys turned, and mapped."""
+def _as_pairs(held: Held, numbers: list[str]) -> Pairs:
+    """What is held, as it falls on."""
+    brought = {name: held[name] for name in numbers}
+    return Pairs(held["key"], held.get("convolved", held["key"]), held["value"], held["position"], numbers=brought)
 
-    pairs: Pairs
-    turned: Float[Tensor, "B E H D"]
-    mapped: Float[Tensor, "B E H F"] | None
 
-    def at(self, index: Int[Tensor, "B M H"]) -> _Held:
-        """Some of them, each head its own."""
+def _split(held: Held, counts: list[int]) -> list[Held]:
+    """So many of them after the other."""
+    pieces = {name: entries.split(counts, dim=1) for name, entries in held.items()}
+    return [{name: of[index] for name, of in pieces.items()} for index in range(len(counts))]
 
-        def pick(entries: Tensor) -> Tensor:
-            wide = index.view(*index.shape, *[1] * (entries.dim() - 3)).expand(*index.shape, *entries.shape[3:])
-            return entries.gather(1, wide)
 
-        return _Held(self.pairs.each(pick), pick(self.turned), None if self.mapped is None else pick(self.mapped))
-
-    def and_(self, later: _Held) -> _Held:
-        """These, and behind them those."""
-        mapped = None if self.mapped is None or later.mapped is None else torch.cat((self.mapped, later.mapped), dim=1)
-        return _Held(self.pairs.joined(later.pairs), torch.cat((self.turned, later.turned), dim=1), mapped)
-
-    def but(self, rows: Tensor) -> _Held:
-        """Nothing is left in these rows."""
-        position = self.pairs.position.masked_fill(rows[:, None, None], -1)
-        return replace(self, pairs=replace(self.pairs, position=position))
+def _at(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+    """Some of them, each head its own."""
+    heads = torch.arange(index.shape[2], device=index.device)
+    place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
+    return {name: entries.flatten(0, 2).index_select(0, place).unflatten(0, index.shape) for name, entries in held.items()}

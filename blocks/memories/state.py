@@ -66,10 +66,12 @@ class StateMemory(Recurrent):
     ) -> tuple[Partial, State]:
         exponential = "maximum" in state
         state_heads, dtype = state["state"].shape[1], pairs.value.dtype
-        key = pairs.there(repeat_heads(pairs.key, state_heads), -math.inf if exponential else 0.0)
-        value = pairs.value.to(accumulating(dtype))
+        key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(accumulating(dtype))
         if self.normalise:
             value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
+        # A pair that is not there enters nothing: with a value (and a one) of 0, the smaller of the two to fill, unless its key
+        # could move the maximum.
+        key, value = (pairs.there(key, -math.inf), value) if exponential else (key, pairs.there(value, 0.0))
 
         carried: State = {}
         matrix, log_scale = state["state"], query.new_zeros(query.shape[:3])
@@ -128,7 +130,7 @@ class StateMemory(Recurrent):
         empty = mass < 1e8 * torch.finfo(mass.dtype).tiny
         mass = mass.masked_fill(empty, 1.0)
         lse = (mass.log() + log_scale).masked_fill(empty, -math.inf)
-        return Partial((numerator / mass[..., None]).masked_fill(empty[..., None], 0.0).to(dtype), lse)
+        return Partial((numerator / mass[..., None]).masked_fill_(empty[..., None], 0.0).to(dtype), lse)
 
 
 def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:

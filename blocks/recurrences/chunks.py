@@ -1,16 +1,34 @@
-"""What chunked recurrences share: tokens cut into chunks, and the decay between the tokens of a chunk."""
+"""What chunked recurrences share: tokens cut into spans and chunks, and the decay between the tokens of a chunk."""
 
 from __future__ import annotations
 
-from blocks.legend import Float, Tensor, torch
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from blocks.legend import Float, Int, Tensor, torch
 
 
-def into_chunks(states: Float[Tensor, "B T h ..."], count: int, chunk: int, groups: tuple[int, ...]) -> Tensor:
-    """``B T h …`` to ``B n c groups… …``, the last chunk filled with zeros."""
+def spans(length: int, span: int, segment: Int[Tensor, "B T"] | None, *inputs: Tensor | None) -> Iterator[list[Any]]:
+    """The inputs ``B T …`` of ``span`` tokens after the other, and behind them their documents, numbered anew."""
+    # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
+    split = [itertools.repeat(None) if states is None else states.split(span, dim=1) for states in inputs]
+    for start, pieces in zip(range(0, length, span), zip(*split, strict=False), strict=False):
+        document = None
+        if segment is not None:
+            document = segment[:, start : start + span] - (segment[:, start - 1, None] if start else 0)
+        yield [*pieces, document]
+
+
+def into_chunks(
+    states: Float[Tensor, "B T h ..."], count: int, chunk: int, groups: tuple[int, ...], order: tuple[int, ...]
+) -> Tensor:
+    """``B T h …`` to ``B n c groups… …``, the last chunk filled with zeros, in another order of its dimensions."""
     missing = count * chunk - states.shape[1]
     if missing:
         states = torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1)
-    return states.unflatten(2, groups).unflatten(1, (count, chunk))
+    # Laid out once, row by row: a product would copy what it is given in pieces, a transposed factor number by number.
+    return states.unflatten(2, groups).unflatten(1, (count, chunk)).permute(order).contiguous()
 
 
 def decay_between(decay: Float[Tensor, "B K n R c ..."]) -> Float[Tensor, "B K n R c c ..."]:

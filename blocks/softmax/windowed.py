@@ -6,10 +6,12 @@ import math
 
 from blocks.flow import Partial, accumulating
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.softmax.dense import masked_softmax
+from blocks.softmax.dense import hidden, raw_weights
 
 BLOCK = 64
-"""Fewest queries in a block: a smaller one leaves the matrix products too small."""
+"""Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
+SPAN = 512
+"""Queries whose logits are computed at once: they stay near the processor."""
 
 
 def windowed(
@@ -28,36 +30,53 @@ def windowed(
     each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries.
     """
     kind, length = accumulating(query.dtype), query.shape[1]
-    block = min(max(size, BLOCK), length)
+    block = min(BLOCK, length)
     count = math.ceil(length / block)
     missing = count * block - length
 
     def blocks(entries: Tensor) -> Tensor:
-        padded = torch.cat((entries, entries.new_zeros(entries.shape[0], missing, *entries.shape[2:])), dim=1)
-        return padded.unfold(1, size + block, block)
+        return _filled(entries, missing).unfold(1, size + block, block)
 
-    queries = torch.cat((query, query.new_zeros(query.shape[0], missing, *query.shape[2:])), dim=1).to(kind)
-    queries = queries.unflatten(2, (key.shape[2], -1)).unflatten(1, (count, block)).permute(0, 3, 1, 4, 2, 5)
-    keys = blocks(key.to(kind)).permute(0, 2, 1, 3, 4)
-    values = blocks(value.to(kind)).permute(0, 2, 1, 4, 3)
+    queries = _filled(query.to(kind) / math.sqrt(query.shape[-1]), missing)
+    queries = queries.unflatten(2, (key.shape[2], -1)).unflatten(1, (count, block)).permute(0, 1, 3, 4, 2, 5)
+    keys = blocks(key.to(kind)).permute(0, 1, 2, 4, 3)
+    values = blocks(value.to(kind)).permute(0, 1, 2, 4, 3)
 
     back = torch.arange(size, size + block, device=query.device)[:, None] - torch.arange(size + block, device=query.device)
-    visible = ((back >= 0) & (back < size))[None, None, None, None]
+    visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
     if reach is not None:
-        within = torch.cat((reach, reach.new_zeros(reach.shape[0], missing)), dim=1).unflatten(1, (count, block))
-        visible = visible & (back <= within[..., None])[:, None, :, None]
+        within = _filled(reach, missing).unflatten(1, (count, block))
+        visible = visible & (back <= within[..., None])
     if present is not None:
-        visible = visible & blocks(present)[:, None, :, None, None]
+        visible = visible & blocks(present)[:, :, None]
     if segment is not None:
         documents = blocks(segment)
         asking = documents[..., size:]
         if own is not None:
-            asking = torch.cat((own, own.new_zeros(own.shape[0], missing)), dim=1).unflatten(1, (count, block))
-        visible = visible & (asking[..., :, None] == documents[..., None, :])[:, None, :, None]
+            asking = _filled(own, missing).unflatten(1, (count, block))
+        visible = visible & (asking[..., :, None] == documents[..., None, :])
 
-    logits = (queries.flatten(3, 4) @ keys).unflatten(3, queries.shape[3:5]) / math.sqrt(query.shape[-1])
-    weights, lse, largest = masked_softmax(logits, visible)
-    output = (weights.flatten(3, 4) @ values).unflatten(3, queries.shape[3:5])
-    output = output.permute(0, 2, 4, 1, 3, 5).flatten(3, 4).flatten(1, 2)[:, :length]
-    lse, largest = (of.permute(0, 2, 4, 1, 3).flatten(3, 4).flatten(1, 2)[:, :length] for of in (lse, largest))
+    at_once = max(SPAN // block, 1)
+    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, kind))), strict=True)
+    answers = zip(*(_answered(*span) for span in spans), strict=True)
+    output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
     return Partial(output.to(query.dtype), lse, maximum=largest)
+
+
+def _answered(
+    query: Float[Tensor, "B n K Q c D"], key: Float[Tensor, "B n K S D"], value: Float[Tensor, "B n K S D"], hiding: Tensor
+) -> tuple[Float[Tensor, "B n c K Q D"], Float[Tensor, "B n c K Q"], Float[Tensor, "B n c K Q"]]:
+    """n blocks of c queries, Q of them a key head: their outputs, log-sum-exps and largest logits."""
+    # Copied row by row here; the product would copy the transposed keys number by number.
+    logits = (query.flatten(3, 4) @ key.contiguous().mT).unflatten(3, query.shape[3:5])
+    raw, mass, lse, largest = raw_weights(logits + hiding[:, :, None, None])
+    # Divided here, the output has D numbers to divide and the weights S.
+    output = (raw.flatten(3, 4) @ value).unflatten(3, query.shape[3:5]) / mass[..., None]
+    return output.permute(0, 1, 4, 2, 3, 5), lse.permute(0, 1, 4, 2, 3), largest.permute(0, 1, 4, 2, 3)
+
+
+def _filled(entries: Tensor, missing: int) -> Tensor:
+    """``B T …`` with zeros behind it."""
+    if missing == 0:
+        return entries
+    return torch.cat((entries, entries.new_zeros(entries.shape[0], missing, *entries.shape[2:])), dim=1)

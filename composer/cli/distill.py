@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from composer.cli.options import Json, Set
-from composer.cli.screen import heading, print_json, print_table, quantity, steps
+from composer.cli.screen import heading, print_json, print_table, quantity, steps, without_bars
 from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
@@ -33,7 +33,7 @@ def distill(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
     data: Data,
     held_out: HeldOut = None,
-    share: Annotated[float, typer.Option(help="The share of the data that is held out, where --held-out names none.")] = SHARE,
+    share: Annotated[float, typer.Option(help="Of the data, held out where --held-out names none; 0: nothing.")] = SHARE,
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The model to learn from; left out, the one that MODEL was built from.")
     ] = None,
@@ -60,6 +60,7 @@ def distill(
     from composer.training.distill import distill as run
     from composer.training.run import Options
 
+    without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
     with steps(quiet=as_json) as watch:
         options = Options(
@@ -91,9 +92,13 @@ def print_run(report: RunReport, did: str) -> None:
         for outcome in report.stages
         for name, before in outcome.before.items()
     ]
-    print_table(rows, headers=("stage", "of", "before", "after"), right=(2, 3))
+    if rows:
+        print_table(rows, headers=("stage", "of", "before", "after"), right=(2, 3))
     for outcome in report.stages:
         typer.echo(f"  {outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s")
     if report.teacher_loss is not None:
         typer.echo(f"  The teacher's own loss on the held-out rows is {report.teacher_loss:.4g} nats a token.")
-    typer.echo(f"  Losses are of held-out rows. Log and curve: {shown(report.out / 'training')}")
+    if not rows:
+        typer.echo("  Nothing was held out, so nothing was evaluated: it is what the last step made.")
+    judged = "Losses are of held-out rows. " if rows else ""
+    typer.echo(f"  {judged}Log and curve: {shown(report.out / 'training')}")

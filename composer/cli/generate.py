@@ -13,7 +13,8 @@ import typer
 
 import composer
 from composer.cli.options import Json
-from composer.cli.screen import print_json, size
+from composer.cli.screen import print_json, size, without_bars
+from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.graph.explain import explain_resolved
 from converters.source import TOKENIZER, small_files
@@ -37,11 +38,9 @@ def generate(
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
     import torch
-    import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise ComposerError(f'there is no device "{device}" here; there is cpu{", cuda" if torch.cuda.is_available() else ""}')
+    without_bars()
+    check_device(device)
     loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
     if loaded.config.labels is not None:
         raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
@@ -101,5 +100,5 @@ def _tokenizer(folder: Path) -> Any:
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever the libraries of its kind raise
         raise ComposerError(f"{folder} has no tokenizer that transformers can read; copy the source's there ({error})") from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.screen import heading
+from composer.cli.screen import heading, without_bars
 from composer.spec.inherit import shown
 
 
@@ -21,6 +21,7 @@ def merge(
     """Fold a model's adapters into its weights."""
     from composer.training.merge import merge_adapters
 
+    without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-merged")
     merge_adapters(model, target, force=force)
     heading(f"Merged {shown(target)}")

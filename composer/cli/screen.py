@@ -140,6 +140,13 @@ def progress(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
         yield moved
 
 
+def without_bars() -> None:
+    """Keep transformers' own bars to itself: what is redirected is to be read."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+
+
 @contextmanager
 def steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
     """How training goes, on stderr: a bar on a terminal, ten lines a stage elsewhere."""

@@ -9,7 +9,7 @@ import typer
 
 from composer.cli.distill import Data, HeldOut, print_run
 from composer.cli.options import Json, Set
-from composer.cli.screen import print_json, steps
+from composer.cli.screen import print_json, steps, without_bars
 from composer.data.loading import SHARE
 
 
@@ -17,7 +17,7 @@ def train(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build --fresh` has written.")],
     data: Data,
     held_out: HeldOut = None,
-    share: Annotated[float, typer.Option(help="The share of the data that is held out, where --held-out names none.")] = SHARE,
+    share: Annotated[float, typer.Option(help="Of the data, held out where --held-out names none; 0: nothing.")] = SHARE,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
@@ -38,6 +38,7 @@ def train(
     from composer.training.run import Options
     from composer.training.scratch import train as run
 
+    without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
     with steps(quiet=as_json) as watch:
         options = Options(

@@ -118,7 +118,7 @@ def _check(sequence: int, longest: int | None, share: float) -> None:
     if longest is not None and sequence > longest:
         raise DataError(
             f"rows of {sequence:,} tokens: the source was made for at most {longest:,} tokens. Say rows of at most "
-            f"{longest:,}, or take a source that reads more"
+            f"{longest:,} (--set recipe.sequence={longest}), or take a source that reads more"
         )
     if not 0 <= share <= LARGEST_SHARE:
         raise DataError(

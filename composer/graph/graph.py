@@ -124,7 +124,7 @@ class _Builder:
             if isinstance(sparse, Sparse):
                 self._connect(name, above, "recall", shape.heads, shape.head_dim)
                 window = self.feeds[above]
-                if sparse.error and window in self.memory:
+                if _reads_window(sparse) and window in self.memory:
                     self._connect(features, window, "error", shape.heads, shape.features)
         if memory.gate.rank_of_decay != "none":
             self._add(f"{name}_gate", memory.gate, (*self._path(name), "gate"), shape)
@@ -165,7 +165,7 @@ class _Builder:
     def _numbers(self, name: str, below: list[str]) -> tuple[tuple[str, int], ...]:
         """What travels with the pairs that a memory holds: rates for the delta rules below, and errors for sparse caches."""
         rates = {one: memory.rate for one, memory in self.memory.items() if isinstance(memory, Delta) and one in below}
-        sparse = [one for one in (name, *fed_by(self.head, name)) if getattr(self.memory[one], "error", None)]
+        sparse = [one for one in (name, *fed_by(self.head, name)) if _reads_window(self.memory[one])]
         numbers = [(f"{one}_rate", rate.heads(self.shape)) for one, rate in rates.items()]
         return tuple(numbers + [(f"{one}_error", self.shape.heads) for one in sparse])
 
@@ -250,3 +250,8 @@ def needs_mass(graph: HeadGraph, node: str) -> bool:
 def is_plain(graph: HeadGraph, node: str) -> bool:
     """Whether this memory sees every pair as it comes, and nobody asks for its mass."""
     return feed(graph, node, "pairs") == [("pairs", "pairs")] and not needs_mass(graph, node)
+
+
+def _reads_window(memory: Memory) -> bool:
+    """Whether it scores pairs by their errors in the window above."""
+    return isinstance(memory, Sparse) and memory.keep.reads == "window"

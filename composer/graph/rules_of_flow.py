@@ -125,16 +125,16 @@ def into_sparse(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
                 + (f"say `{ALL} -> {one}`" if head.graph else "put a `state` (or `delta`) memory below it"),
                 _edge(head, name, one) or ("memory", index),
             )
-        if not below and (memory.asks_below or memory.error):
+        if not below and memory.keep.reads != "pair":
             yield (
-                f"`keep: {memory.keep}` compares a pair with the state below, and there is none; "
+                f"`keep: {memory.keep.kind}` compares a pair with the state below, and there is none; "
                 + (f"add an edge `{name} -> NAME` to a `state`" if head.graph else "add a `state` memory")
                 + ", or keep `recent` or `random` pairs",
                 ("memory", index, "keep"),
             )
-        if memory.error and not isinstance(window, Window):
+        if memory.keep.reads == "window" and not isinstance(window, Window):
             yield (
-                f"`keep: {memory.keep}` sums over the queries that saw a pair in the window above, and there is none; "
+                f"`keep: {memory.keep.kind}` sums over the queries that saw a pair in the window above, and there is none; "
                 + ("let it get its pairs from a `window`" if head.graph else "put a `window` above it")
                 + ", or choose another score",
                 ("memory", index, "keep"),

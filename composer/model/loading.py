@@ -26,7 +26,10 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     config = folder / "config.json"
     if not config.is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
-    said = json.loads(config.read_text())
+    try:
+        said = json.loads(config.read_text())
+    except ValueError as error:
+        raise SourceError(f"{config} is not JSON: {error}") from error
     if said.get("model_type") != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     kind = "auto" if dtype is None else getattr(torch, dtype)
@@ -34,7 +37,7 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
         answer: Any = class_of(said.get("labels")).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:

@@ -26,6 +26,9 @@ from composer.spec.resolve import Resolved
 # What transformers' own loops pass to every causal model.
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
 
+WHERE = ("revision", "token", "cache_dir", "local_files_only")
+"""Options of ``from_pretrained`` that say where a model is, and so its adapters."""
+
 
 class ComposedDecoderLayer(GradientCheckpointingLayer):
     """Norm, attention, norm, MLP, each with its residual."""
@@ -160,8 +163,12 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         """As transformers has it, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out."""
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         model = answer[0] if isinstance(answer, tuple) else answer
-        if with_adapter and model.config.adapter is not None:
-            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs={"subfolder": model.config.adapter})
+        if not with_adapter:
+            model.config.adapter = None  # what is saved from here has none
+        if model.config.adapter is not None:
+            where = {name: options[name] for name in WHERE if options.get(name) is not None}
+            where["subfolder"] = "/".join(filter(None, (options.get("subfolder"), model.config.adapter)))
+            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs=where)
         return answer
 
     def __init__(self, config: ComposedConfig) -> None:

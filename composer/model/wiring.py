@@ -113,7 +113,7 @@ def _errors(graph: HeadGraph, node: str) -> dict[str, tuple[Error, Mapped]]:
     asking = {sparse: features for sparse, (features, _) in asked(graph).items()}
     features = {start for start, _ in feed(graph, node, "error")}
     return {
-        f"{sparse}_error": (graph.nodes[sparse]["part"].error, _mapped(graph, start))
+        f"{sparse}_error": (graph.nodes[sparse]["part"].keep.error, _mapped(graph, start))
         for sparse, start in asking.items()
         if start in features
     }

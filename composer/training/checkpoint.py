@@ -20,15 +20,18 @@ from composer.training.unit import Unit
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
+PARTIAL = ".{}.partial"
+RANDOM, RANDOM_CUDA = "random", "random of cuda"
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], facts: Mapping[str, Any]) -> None:
     """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
     target = folder / NAME.format(step)
-    partial = folder / f".{target.name}.partial"
+    partial = folder / PARTIAL.format(target.name)
     whole = {"step": step, **facts, "units": {unit.name: unit.facts() for unit in units}}
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for stale in folder.glob(PARTIAL.format("*")):  # of a run that was killed
+            shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
         with _alone():
             distributed.save(_tensors(units), checkpoint_id=partial, no_dist=True)
@@ -56,24 +59,48 @@ def newest(folder: Path) -> Path | None:
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: its step and whatever was given to ``save``."""
-    return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+    """What a checkpoint says of itself: its step and whatever was given to ``save``. Raises TrainingError."""
+    with _readable(checkpoint):
+        return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
-    """Bring units and random state to where they were."""
+    """Bring units and random state to where they were. Raises TrainingError where the checkpoint is damaged."""
     facts = read_facts(checkpoint)
-    for unit in units:
-        unit.restore(facts["units"][unit.name])
-    tensors = _tensors(units)
-    with _alone(), torch.no_grad():
-        distributed.load(tensors, checkpoint_id=checkpoint, no_dist=True)
-    torch.set_rng_state(tensors["random"])
+    with _readable(checkpoint):
+        for unit in units:
+            unit.restore(facts["units"][unit.name])
+        tensors = _tensors(units)
+        with _alone(), torch.no_grad():
+            distributed.load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    torch.set_rng_state(tensors[RANDOM])
+    device = _cuda(units)
+    if device is not None:
+        torch.cuda.set_rng_state(tensors[RANDOM_CUDA], device)
 
 
 def _tensors(units: Sequence[Unit]) -> dict[str, Tensor]:
     held = {f"{unit.name}/{name}": tensor for unit in units for name, tensor in unit.tensors().items()}
-    return held | {"random": torch.get_rng_state()}
+    held[RANDOM] = torch.get_rng_state()
+    device = _cuda(units)
+    return held if device is None else held | {RANDOM_CUDA: torch.cuda.get_rng_state(device)}
+
+
+def _cuda(units: Sequence[Unit]) -> torch.device | None:
+    """The GPU that the units learn on, if they do on one."""
+    devices = (parameter.device for unit in units for parameter in unit.parameters.values())
+    return next((device for device in devices if device.type == "cuda"), None)
+
+
+@contextmanager
+def _readable(checkpoint: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, distributed.CheckpointException) as error:
+        raise TrainingError(
+            f"The checkpoint {checkpoint} is damaged: {_reason(error)}. Remove it to take the stage from its start with --resume, "
+            "or begin anew with --force."
+        ) from error
 
 
 def _found(folder: Path) -> list[Path]:
@@ -93,7 +120,7 @@ def _reason(error: BaseException) -> str:
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]
-    return getattr(error, "strerror", None) or str(error).splitlines()[-1]
+    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[-1]
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
 
+from composer.devices import check_device
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
@@ -15,10 +16,11 @@ from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
-from composer.training.rules import check_transfer
-from composer.training.run import Options, Run, RunReport, open_run, open_student
+from composer.training.rules import check_stage
+from composer.training.run import Options, Run, RunReport, load_student, open_run, read_student
+from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, transfer_streamed
-from composer.training.teacher import open_teacher, reference_of
+from composer.training.teacher import open_teacher
 from composer.training.transfer import TransferCourse
 from composer.weights.record import Record
 from composer.weights.trained import Adapter
@@ -39,22 +41,24 @@ def distill(
     Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
     same numbers. overrides: of the recipe. Raises TrainingError, DataError, SpecError and BuildError.
     """
-    stages: dict[str, Stage] = {}
-
-    def check(record: Record, recipe: Recipe) -> None:
-        stages.update(stages_of(record, recipe, which))
-        if options.stream and list(stages) != [STAGE]:
-            raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
-        reference_of(record, options.teacher)
-
-    run = open_run(model, out, options, overrides, check)
-    reference = reference_of(run.record, options.teacher)
+    check_device(options.device)
+    described = read_student(model, overrides)
+    stages = stages_of(described.record, described.recipe, which)
     if options.stream:
-        return _streamed(run, stages, reference)
-    student = open_student(run)
-    teacher = open_teacher(reference, run.record.source, student.config, options.device)
+        _check_streamed(stages, options)
+    run = open_run(described, open_teacher(described.record, options.teacher), stages, out, options)
+    return _streamed(run) if options.stream else _in_memory(run)
+
+
+def _in_memory(run: Run) -> RunReport:
+    """All stages, with both models in memory."""
+    assert run.teacher is not None, "it has been opened"
+    stages, options = run.stages, run.options
+    student, teacher = load_student(run), run.teacher.load(options.device)
+    run.begin()
     journal, outcomes, learned = Journal(run.folder), [], {}
-    teacher_loss = loss_of(teacher, run.held_out, 1) if "finetune" in stages else None
+    asked = run.held_out if "finetune" in stages else None
+    teacher_loss = None if asked is None else loss_of(teacher, asked, 1)
     try:
         for name, stage in stages.items():
             course = _course(stage, student, teacher, options.seed)
@@ -64,23 +68,31 @@ def distill(
         journal.close()
     return run.finish(
         outcomes,
-        stages,
         _changed(learned, student, merge=options.merge),
         adapter=_adapter(stages, student, merge=options.merge),
-        teacher=reference,
         teacher_loss=teacher_loss,
     )
 
 
-def _streamed(run: Run, stages: dict[str, Stage], reference: str) -> RunReport:
+def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
+    if list(stages) != [STAGE]:
+        raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
+    if options.device != "cpu":
+        raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")
+
+
+def _streamed(run: Run) -> RunReport:
     """Attention transfer alone, with one layer in memory at a time."""
-    stage, journal = stages[STAGE], Journal(run.folder)
+    assert run.teacher is not None, "it has been opened"
+    stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source)
     assert isinstance(stage, Transfer), "it has been looked at"
+    run.begin()
+    journal = Journal(run.folder)
     try:
-        outcome, learned = transfer_streamed(run, stage, reference, journal)
+        outcome, learned = transfer_streamed(run, stage, student, teacher, journal)
     finally:
         journal.close()
-    return run.finish([outcome], stages, learned, teacher=reference)
+    return run.finish([outcome], learned)
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
@@ -94,8 +106,8 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
             f'The recipe of "{record.resolved.name}" has no {missing}.{nothing} Say one: --set recipe.{missing}.lr=… '
             f"--set recipe.{missing}.steps=…"
         )
-    if isinstance(wanted.get("transfer"), Transfer):
-        check_transfer(record.resolved, wanted["transfer"])
+    for stage in wanted.values():
+        check_stage(record.resolved, stage)
     return wanted
 
 
@@ -108,7 +120,7 @@ def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCaus
     return FinetuneCourse(student, finetune_unit(student, stage), stage, teacher if stage.distill else None)
 
 
-def _adapter(stages: dict[str, Stage], student: ComposedForCausalLM, *, merge: bool) -> Adapter | None:
+def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge: bool) -> Adapter | None:
     stage = stages.get("finetune")
     if not isinstance(stage, Finetune) or stage.lora is None or merge:
         return None

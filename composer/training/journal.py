@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 LOG = "log.jsonl"
 CURVE = "curve.png"
@@ -16,17 +19,18 @@ class Journal:
     """The log of one run in a folder; it goes on where an earlier one has stopped."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / LOG
-        self._board = SummaryWriter(str(folder / BOARD))
+        self._log, self._folder = folder / LOG, folder / BOARD
+        self._boards: dict[str, SummaryWriter] = {}
 
     def rewind(self, stage: str, step: int) -> None:
         """Forget what a killed run has written of steps that will be taken again."""
         if self._log.is_file():
             kept = [line for line in _lines(self._log) if line["stage"] != stage or line["step"] <= step]
-            self._log.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+            partial = self._log.with_suffix(".partial")
+            partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+            partial.replace(self._log)  # in one step: a kill in here must not cost the log
+        self._board(stage, step + 1)
 
     def write(self, stage: str, step: int, **figures: Any) -> None:
         """Numbers, and mappings of names to numbers, after so many steps of a stage."""
@@ -34,10 +38,19 @@ class Journal:
             stream.write(json.dumps({"stage": stage, "step": step, **figures}) + "\n")
         for name, figure in figures.items():
             for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
-                self._board.add_scalar(f"{stage}/{name}" + (f"/{part}" if part else ""), number, step)
+                self._board(stage).add_scalar(name + (f"/{part}" if part else ""), number, step)
 
     def close(self) -> None:
-        self._board.close()
+        for board in self._boards.values():
+            board.close()
+
+    def _board(self, stage: str, purge: int | None = None) -> SummaryWriter:
+        """TensorBoard's file of a stage, in a folder of its own: it forgets by steps, whatever they are of."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        if stage not in self._boards:
+            self._boards[stage] = SummaryWriter(str(self._folder / stage), purge_step=purge)
+        return self._boards[stage]
 
 
 def draw(log: Path, target: Path) -> None:

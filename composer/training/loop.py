@@ -81,7 +81,8 @@ class _StageRun:
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
-            self.before = self._evaluate()
+            self._judge()  # the start competes: no unit ends worse than it began
+            self.before = dict(self.after)
         while not self.done:
             losses = self._step()
             self.seconds = before + time.monotonic() - began

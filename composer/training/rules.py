@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from blocks.memories.latents import Latents
+from blocks.memories.sparse import Sparse
 from composer.errors import TrainingError
 from composer.model.naming import fresh_parameters
 from composer.spec.document import HeadSpec
-from composer.spec.recipe import Stage, Transfer
+from composer.spec.recipe import Finetune, Stage, Transfer
 from composer.spec.resolve import Resolved
+
+
+def check_stage(resolved: Resolved, stage: Stage) -> None:
+    """Whether a model can follow a stage. Raises TrainingError."""
+    if isinstance(stage, Transfer):
+        check_transfer(resolved, stage)
+        return
+    if resolved.direction == "bidirectional":
+        raise TrainingError(
+            f'"{resolved.name}" is bidirectional: each token sees those after it, so it has no next token to learn. Its heads can '
+            "learn from a teacher's alone: compose distill --stage transfer"
+        )
+    if isinstance(stage, Finetune) and stage.lora is None and not stage.trunk and not fresh_parameters(resolved):
+        raise TrainingError(
+            f'The heads of "{resolved.name}" have no fresh parameters, and recipe.finetune trains nothing else: there is nothing '
+            "to train. Say --set recipe.finetune.lora.rank=8, or --set recipe.finetune.trunk=true"
+        )
+
+
+def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
+    """Whether there is something to evaluate on where a stage needs it. Raises TrainingError."""
+    for name, stage in () if held_out else stages.items():
+        needs = [("schedule: plateau", "schedule=constant")] if stage.schedule == "plateau" else []
+        needs += [("patience", "patience=null")] if stage.patience is not None else []
+        for what, remedy in needs:
+            raise TrainingError(
+                f"recipe.{name} has {what}, which goes by held-out rows, and nothing is held out. Name some with --held-out, say a "
+                f"--share above 0, or --set recipe.{name}.{remedy}"
+            )
 
 
 def check_transfer(resolved: Resolved, stage: Stage) -> None:
@@ -32,8 +65,8 @@ def _without_weights(head: HeadSpec) -> str | None:
     if head.output is not None:
         return "its answer is normalised"
     for memory in head.memory:
-        if not memory.has_mass():
+        if not memory.has_mass() and not isinstance(memory, Latents):  # these have no mass, and weights all the same
             return f"the answer of its `{memory.kind}` memory is not normalised"
-        if getattr(memory, "asks_below", False):
+        if isinstance(memory, Sparse) and memory.keep.reads == "state":
             return f"which pairs its `{memory.kind}` memory keeps depends on their values"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +22,21 @@ from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, Setting, Step
+from composer.training.rules import check_held_out
+from composer.training.standing import Identity, begin, check_same, check_standing, fingerprint
+from composer.training.teacher import Teacher
 from composer.weights.output import check_output
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
 from composer.weights.sources import open_model
 from composer.weights.trained import Adapter, Trained, write_trained
+from converters.composed import ADAPTER_KEY
+from converters.source import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LONGEST_ROW = 1024
 """Tokens of a row, where neither the recipe nor the source says less."""
-IDENTITY = "run.json"
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,32 @@ class RunReport(Closed):
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the stages of a run work with. folder: where it stands while it runs."""
+class Student:
+    """A model to train, as its folder says it, and how its recipe does."""
 
-    model: Path
-    out: Path
+    source: Source
     record: Record
     recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the stages of a run work with. held_out: None where nothing is; folder: where it stands while it runs."""
+
+    student: Student
+    teacher: Teacher | None
+    stages: Mapping[str, Stage]
+    out: Path
     options: Options
     rows: Rows
-    held_out: Rows
+    held_out: Rows | None
     folder: Path
+    identity: Identity
+
+    def begin(self) -> None:
+        """Make its folder, unless it goes on in one: from here on something is left behind. Raises TrainingError."""
+        if not self.options.resume:
+            begin(self.folder, self.identity)
 
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""
@@ -91,11 +109,9 @@ class Run:
     def finish(
         self,
         outcomes: Sequence[Outcome],
-        stages: Mapping[str, Stage],
         changed: Mapping[str, Tensor],
         *,
         adapter: Adapter | None = None,
-        teacher: str | None = None,
         teacher_loss: float | None = None,
     ) -> RunReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
@@ -103,64 +119,69 @@ class Run:
         data = self.rows.report.model_dump(mode="json") if self.rows.report is not None else {}
         told = tuple(
             TrainedStage(
-                recipe=stages[outcome.stage].model_dump(mode="json"),
+                recipe=self.stages[outcome.stage].model_dump(mode="json"),
                 data=data,
-                teacher=teacher,
+                teacher=None if self.teacher is None else self.teacher.reference,
                 seed=self.options.seed,
                 **outcome.model_dump(),
             )
             for outcome in outcomes
         )
         papers = {name: self.folder / name for name in (LOG, CURVE)}
-        write_trained(self.model, self.out, Trained(changed, adapter, told, papers), force=self.options.force)
+        write_trained(self.student.source.folder, self.out, Trained(changed, adapter, told, papers), force=self.options.force)
         shutil.rmtree(self.folder, ignore_errors=True)
         return RunReport(out=self.out, stages=tuple(outcomes), teacher_loss=teacher_loss, data=data)
 
 
-def open_run(
-    model: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    options: Options,
-    overrides: Sequence[str],
-    check: Callable[[Record, Recipe], None],
-) -> Run:
-    """Read all that a run needs, and only then make its folder, or go back to it.
-
-    check: whether the recipe can be followed on the model; it raises TrainingError. Raises TrainingError, DataError, SpecError and
-    BuildError.
-    """
-    folder, target = Path(model).expanduser(), Path(out).expanduser()
-    record = _record(folder)
-    recipe = _recipe(record, overrides)
-    check(record, recipe)
-    check_output(target, open_model(folder), force=options.force)
-    run = target.parent / f"{target.name}.run"
-    identity = {"model": record.spec_hash, "recipe": recipe.model_dump(mode="json"), "seed": options.seed}
-    _check_folder(run, options, identity)
-    rows, held_out = _rows(folder, record, recipe, options)
-    if not options.resume:
-        shutil.rmtree(run, ignore_errors=True)
-        run.mkdir(parents=True)
-        (run / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
-    return Run(folder, target, record, recipe, options, rows, held_out, run)
-
-
-def open_student(run: Run) -> ComposedForCausalLM:
-    """The model to train, in float32. Raises TrainingError and SourceError."""
-    student = load_model(run.model, "float32", run.options.device)
-    assert isinstance(student, ComposedForCausalLM), "the record has been looked at"
-    return student
-
-
-def _record(folder: Path) -> Record:
+def read_student(model: str | os.PathLike[str], overrides: Sequence[str]) -> Student:
+    """What a folder says of the model in it, and the recipe that it is to follow. Raises TrainingError, BuildError, SourceError."""
+    folder = Path(model).expanduser()
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
         raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: compose build SPEC --from SOURCE")
     if record.trunk.get("labels") is not None:
         raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
-    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("adapter") is not None:
+    source = open_model(folder)
+    if source.config.get(ADAPTER_KEY) is not None:
         raise TrainingError(f"{folder} has adapters beside its weights. Merge them first: compose merge {folder}")
-    return record
+    return Student(source, record, _recipe(record, overrides))
+
+
+def open_run(
+    student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: Options
+) -> Run:
+    """Read all else that a run needs, and see whether it can begin, or go on; nothing is written yet.
+
+    Raises TrainingError, DataError and BuildError.
+    """
+    target = Path(out).expanduser()
+    check_held_out(stages, held_out=bool(options.held_out or options.share))
+    check_output(target, student.source, force=options.force)
+    folder = target.parent / f"{target.name}.run"
+    check_standing(folder, resume=options.resume, force=options.force)
+    rows, held_out = _rows(student, options)
+    identity = {
+        "model": fingerprint(student.source),
+        "teacher": None if teacher is None else {"folder": str(teacher.source.folder), **fingerprint(teacher.source)},
+        "recipe": student.recipe.model_dump(mode="json"),
+        "stage": list(stages),
+        "data": rows.hash,
+        "held-out data": None if held_out is None else held_out.hash,
+        "seed": options.seed,
+        "kind of device": options.device.partition(":")[0],
+        "--bfloat16": options.autocast,
+        "--stream": options.stream,
+    }
+    if options.resume:
+        check_same(folder, identity)
+    return Run(student, teacher, stages, target, options, rows, held_out, folder, identity)
+
+
+def load_student(run: Run) -> ComposedForCausalLM:
+    """The model to train, in float32. Raises SourceError."""
+    student = load_model(run.student.source.folder, "float32", run.options.device)
+    assert isinstance(student, ComposedForCausalLM), "the record has been looked at"
+    return student
 
 
 def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
@@ -178,37 +199,27 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
     return spec.recipe
 
 
-def _check_folder(run: Path, options: Options, identity: dict[str, Any]) -> None:
-    if options.resume:
-        if not (run / IDENTITY).is_file():
-            raise TrainingError(f"There is no run to go on with at {run}. Leave --resume out to begin one.")
-        if json.loads((run / IDENTITY).read_text(encoding="utf-8")) != identity:
-            raise TrainingError(
-                f"The run at {run} has another model, recipe or seed. Say the same as then, or begin anew with --force."
-            )
-    elif run.exists() and not options.force:
-        raise TrainingError(f"A run has stopped at {run}. Go on with --resume, or begin anew with --force.")
-
-
-def _rows(folder: Path, record: Record, recipe: Recipe, options: Options) -> tuple[Rows, Rows]:
+def _rows(student: Student, options: Options) -> tuple[Rows, Rows | None]:
     """The rows to learn from, and those to evaluate on."""
-    tokenizer = _tokenizer(folder)
-    longest: int = record.trunk["max_positions"]
+    tokenizer = _tokenizer(student.source.folder)
+    longest: int = student.record.trunk["max_positions"]
     own = bool(options.held_out)
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> Rows:
         return load_rows(
             references,
             tokenizer,
-            recipe.sequence or min(LONGEST_ROW, longest),
+            student.recipe.sequence or min(LONGEST_ROW, longest),
             split=split,
-            vocabulary=record.trunk["vocabulary_size"],
-            how=recipe.rows,
+            vocabulary=student.record.trunk["vocabulary_size"],
+            how=student.recipe.rows,
             longest=longest,
             share=share,
             seed=options.seed,
         )
 
+    if not own and not options.share:
+        return rows(options.data, "train", 0.0), None
     held = rows(options.held_out, "evaluation", 0.0) if own else rows(options.data, "evaluation", options.share)
     return rows(options.data, "train", 0.0 if own else options.share), held
 
@@ -218,7 +229,7 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever the libraries of its kind raise
         raise TrainingError(
             f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build ({error})"
         ) from error

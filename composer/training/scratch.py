@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from composer.devices import check_device
 from composer.errors import TrainingError
-from composer.spec.recipe import Finetune, Recipe, Train
+from composer.spec.recipe import Finetune, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
-from composer.training.run import Options, RunReport, open_run, open_student
-from composer.weights.record import Record
+from composer.training.rules import check_stage
+from composer.training.run import Options, RunReport, Student, load_student, open_run, read_student
 
 STAGE = "train"
 
@@ -20,24 +21,31 @@ def train(
     model: str | os.PathLike[str], out: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = ()
 ) -> RunReport:
     """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""
-    run = open_run(model, out, options, overrides, _check)
-    assert run.recipe.train is not None, "it has been looked at"
-    stage, student = _as_finetune(run.recipe.train), open_student(run)
-    course = FinetuneCourse(student, finetune_unit(student, stage), stage, None)
+    check_device(options.device)
+    described = read_student(model, overrides)
+    stage = _stage(described)
+    run = open_run(described, None, {STAGE: stage}, out, options)
+    student, learned = load_student(run), _as_finetune(stage)
+    course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
+    run.begin()
     journal = Journal(run.folder)
     try:
-        outcome = run_stage(STAGE, course, stage, run.rows, run.held_out, run.setting(journal))
+        outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(journal))
     finally:
         journal.close()
-    return run.finish([outcome], {STAGE: run.recipe.train}, course.units[0].parameters)
+    return run.finish([outcome], course.units[0].parameters)
 
 
-def _check(record: Record, recipe: Recipe) -> None:
-    if recipe.train is None:
+def _stage(student: Student) -> Train:
+    """Raises TrainingError where the recipe has none, or where the model cannot follow it."""
+    resolved, stage = student.record.resolved, student.recipe.train
+    if stage is None:
         raise TrainingError(
-            f'The recipe of "{record.resolved.name}" has no train. Say one: --set recipe.train.lr=… --set recipe.train.steps=…, or '
+            f'The recipe of "{resolved.name}" has no train. Say one: --set recipe.train.lr=… --set recipe.train.steps=…, or '
             "learn from a teacher: compose distill"
         )
+    check_stage(resolved, stage)
+    return stage
 
 
 def _as_finetune(stage: Train) -> Finetune:

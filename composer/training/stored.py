@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,28 +16,32 @@ from composer.model.stored import config_dict
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
 from composer.weights.record import record_of
-from composer.weights.sources import open_model
 from composer.weights.stream import as_tensor
 from converters import shard
 from converters.canonical import EMBEDDING
+from converters.composed import ADAPTER_KEY
 from converters.source import Source
 
 
 class StoredModel:
     """A folder's tensors by their canonical names; those that are asked for come in float32."""
 
-    def __init__(self, reference: str | Path, revision: str | None = None) -> None:
-        source = open_model(reference, revision)
+    def __init__(self, source: Source) -> None:
+        if source.config.get(ADAPTER_KEY) is not None:
+            raise TrainingError(
+                f"{source.folder} has adapters beside its weights, and these are not streamed. Merge them first: compose merge "
+                f"{source.folder}"
+            )
+        if source.trunk.position_embedding != "none":
+            raise TrainingError(
+                f"{source.folder} adds positions to its embeddings, and such a model is not streamed: leave --stream out."
+            )
         self.trunk = source.trunk
         self.resolved = _resolved(source)
         self.config = ComposedConfig(**config_dict(source.trunk, self.resolved, "float32"))
         self._tensors: Mapping[str, shard.Tensor] = {
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
-        if source.trunk.position_embedding != "none":
-            raise TrainingError(
-                f"{reference} adds positions to its embeddings, and such a model is not streamed: leave --stream out."
-            )
 
     def layer(self, index: int, *, attention_alone: bool = False) -> ComposedDecoderLayer:
         """One layer with its weights; of a layer whose attention alone is wanted, the rest has none."""

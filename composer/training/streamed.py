@@ -82,11 +82,14 @@ class LayerCourse:
         return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, "torch")
 
 
-def transfer_streamed(run: Run, stage: Transfer, reference: str, journal: Journal) -> tuple[Outcome, dict[str, Tensor]]:
+def transfer_streamed(
+    run: Run, stage: Transfer, student: StoredModel, teacher: StoredModel, journal: Journal
+) -> tuple[Outcome, dict[str, Tensor]]:
     """The stage as a whole, and the parameters that it ends with. Layers that are finished are not trained again."""
-    student, teacher = StoredModel(run.model), StoredModel(reference)
     used = _used(run.rows, stage, run.options.seed)
-    spills = [_Spill(run.folder, "rows", run.rows, used), _Spill(run.folder, "held-out", run.held_out, None)]
+    spills = [_Spill(run.folder, "rows", run.rows, used)]
+    if run.held_out is not None:
+        spills.append(_Spill(run.folder, "held-out", run.held_out, None))
     outcomes, learned = [], {}
     for index in range(teacher.trunk.layers):
         finished, last = run.folder / f"layer-{index}.safetensors", index == teacher.trunk.layers - 1
@@ -119,8 +122,8 @@ def _train(
     if unit is None:
         return None, None
     course = LayerCourse(unit, own, teacher, stage)
-    rows, held_out = (spill.rows() for spill in spills)
-    return unit, run_stage(f"{STAGE} {index}", course, stage, rows, held_out, run.setting(journal))
+    rows, *held_out = (spill.rows() for spill in spills)
+    return unit, run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
 
 
 class _Spill:

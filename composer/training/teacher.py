@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from composer.api import build, load
 from composer.errors import TrainingError
-from composer.model.configuration import ComposedConfig
 from composer.model.modeling import ComposedForCausalLM
-from composer.weights.record import Record, StoredSource
-from composer.weights.sources import describe_model
+from composer.weights.record import Record
+from composer.weights.sources import describe_model, open_model
+from converters.source import Source
 
 SIZES = {
-    "vocab_size": "tokens in the vocabulary",
+    "vocabulary_size": "tokens in the vocabulary",
     "hidden_size": "channels",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "query heads",
-    "num_key_value_heads": "key heads",
+    "layers": "layers",
+    "heads": "query heads",
+    "key_heads": "key heads",
     "head_dim": "numbers in a head",
 }
 
 
-def reference_of(record: Record, said: str | os.PathLike[str] | None) -> str:
-    """Where the teacher stands: as the user says, or where the student was built from. Raises TrainingError."""
-    if said is not None:
-        return os.fspath(said)
+@dataclass(frozen=True)
+class Teacher:
+    """A model to learn from whose headers have been read. reference: where it stands, as the user says it."""
+
+    reference: str
+    source: Source
+
+    def load(self, device: str) -> ComposedForCausalLM:
+        """In float32, frozen: a source with softmax attention in all of its heads, or a built model as it is."""
+        folder = self.source.folder
+        if self.source.family.model_type == "composed":
+            model = load(folder, dtype="float32", device=device)
+        else:
+            model = build("softmax", folder, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]
+        assert isinstance(model, ComposedForCausalLM), "it has been looked at"
+        return model.requires_grad_(False).eval()
+
+
+def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher:
+    """What the user says, or what the student was built from. Raises TrainingError where it cannot teach, and SourceError."""
+    reference = os.fspath(said) if said is not None else _reference(record)
+    # The revision that the student was built from goes with its repository.
+    revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
+    source = open_model(reference, None if Path(reference).expanduser().is_dir() else revision)
+    if source.trunk.labels is not None:
+        raise TrainingError(f"{reference} is a classifier; a teacher is a language model.")
+    for name, words in SIZES.items():
+        theirs, ours = getattr(source.trunk, name), record.trunk[name]
+        if theirs != ours:
+            raise TrainingError(
+                f"The teacher {reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
+                "Name the model that the student was built from, or one of the same sizes."
+            )
+    return Teacher(reference, source)
+
+
+def _reference(record: Record) -> str:
+    """The folder that the student was built from, if it still is the same model."""
     source = record.source
     if source is None:
         raise TrainingError(
@@ -36,26 +71,9 @@ def reference_of(record: Record, said: str | os.PathLike[str] | None) -> str:
         raise TrainingError(
             f"The source of the model is not at {source.folder} any more. Say where it is: --teacher SOURCE.{named}"
         )
+    if describe_model(source.folder).config_sha256 != source.config_sha256:
+        raise TrainingError(
+            f"{source.folder}, which the model was built from, has another config.json since. Say where the source is now; to "
+            f"learn from what stands there, name it: --teacher {source.folder}"
+        )
     return source.folder
-
-
-def open_teacher(reference: str, source: StoredSource | None, student: ComposedConfig, device: str) -> ComposedForCausalLM:
-    """The teacher in float32: a source with softmax attention in all of its heads, or a built model as it is.
-
-    source: what the student was built from; its revision goes with its repository. Raises TrainingError where the sizes differ.
-    """
-    revision = source.commit if source is not None and reference == source.repo_id else None
-    if describe_model(reference, revision).family.model_type == "composed":
-        teacher = load(reference, dtype="float32", device=device)
-    else:
-        teacher = build("softmax", reference, revision=revision, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]
-    if not isinstance(teacher, ComposedForCausalLM):
-        raise TrainingError(f"{reference} is a classifier; a teacher is a language model.")
-    for name, words in SIZES.items():
-        theirs, ours = getattr(teacher.config, name), getattr(student, name)
-        if theirs != ours:
-            raise TrainingError(
-                f"The teacher {reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
-                "Name the model that the student was built from, or one of the same sizes."
-            )
-    return teacher.requires_grad_(False).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, d
 CHOICES = [
     Convolution(kernel=3, inputs=inputs, share=share, per=per)
     for inputs, share, per in itertools.product([("q",), ("k",), ("q", "k")], ["none", "qk"], ["query_head", "key_head"])
+    if len(inputs) == 2 or (share == "none" and (per == "query_head" or inputs == ("k",)))
 ]
 
 
@@ -155,6 +157,20 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
     for wrong in ((), ("q", "q"), ("v",)):
         with pytest.raises(ValidationError):
             Convolution.model_validate({"inputs": wrong})
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"inputs": ("q",), "share": "qk"}, "`inputs` has q alone: remove `share`"),
+        ({"inputs": ("k",), "share": "qk"}, "`inputs` has k alone: remove `share`"),
+        ({"inputs": ("q",), "per": "key_head"}, "`inputs` has q alone: remove `per`"),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Convolution.model_validate(said)
+    assert Convolution.model_validate(said | {"inputs": ("q", "k")})
 
 
 def test_operations() -> None:

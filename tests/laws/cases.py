@@ -17,6 +17,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.part import State
+from blocks.scores.random import Random
 from composer.errors import GraphError
 from composer.graph.lowering import Backend
 from composer.model.head import Head
@@ -25,7 +26,7 @@ from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs
 
-FIELDS = {"convolution": "conv"}
+FIELDS = {"convolution": "conv", "score": "keep"}
 """Roles that a head calls otherwise."""
 SMALL = Dimensions(hidden_size=24, layers=3, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)
 SHAPES = {
@@ -50,15 +51,16 @@ def around(role: str, kind: str) -> dict[str, Any]:
     }
     if role == "memory":
         return {"position": "rope", **_alone(kind)}
-    holders = [name for name, part in CATALOGUE["memory"].items() if role in part.model_fields.keys() - Memory.model_fields.keys()]
+    field = FIELDS.get(role, role)
+    holders = [name for name, part in CATALOGUE["memory"].items() if field in part.model_fields.keys() - Memory.model_fields.keys()]
     if holders:
-        return {"position": "rope", **_alone(holders[0], **{role: kind})}
+        return {"position": "rope", **_alone(holders[0], **{field: kind})}
     if role == "mix_input":
         head["memory"][0]["weight"] = "token"
     if role == "feature_map" and not CATALOGUE["feature map"][kind].positive:
         head["memory"][1]["normalise"] = False
         head["read"] = "sum"
-    return head | {FIELDS.get(role, role): {"kind": kind}}
+    return head | {field: {"kind": kind}}
 
 
 def _alone(kind: str, **said: Any) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
 
 def steady(spec: HeadSpec) -> HeadSpec:
     """The same head with no choice that rounding could turn: a sparse cache keeps pairs at random, whatever they are."""
-    chance = {"keep": "random"}
+    chance = {"keep": Random()}
     memories = [memory.model_copy(update=chance) if "keep" in type(memory).model_fields else memory for memory in spec.memory]
     return spec.model_copy(update={"memory": tuple(memories)})
 

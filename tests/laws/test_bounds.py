@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from blocks.memories.full import Full
+from blocks.memories.sparse import Sparse
 from composer.graph.explain import state_bytes, state_size
 from composer.graph.graph import build_graph
 from composer.spec.document import HeadSpec
@@ -20,6 +21,13 @@ PARTS = every_part()
 LONG = 131_072
 DTYPES = ("bfloat16", "float32", "float64")
 TINY = Shape(hidden_size=6, heads=1, key_heads=1, head_dim=4)
+
+ENDLESS: dict[str, HeadSpec] = {}
+"""A head a part, but of those that are steady alike (caches that differ in their score) one, below a window, which lets many pairs
+fall at once: where every token is a fall, as many tokens take minutes."""
+for _name, _head in ((name, coarse(steady(head))) for name, head in PARTS.items()):
+    if _head not in ENDLESS.values() and not isinstance(_head.memory[0], Full | Sparse):
+        ENDLESS[_name] = _head
 
 
 def measured(spec: HeadSpec, shape: Shape, length: int, dtype: torch.dtype) -> int:
@@ -77,10 +85,10 @@ def test_bfloat16_stays_close(name: str) -> None:
     assert (found.double() - expected).norm() <= 0.03 * expected.norm()
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PARTS if not any(isinstance(m, Full) for m in PARTS[name].memory)))
+@pytest.mark.parametrize("name", ENDLESS)
 def test_131072_tokens_stay_in_range(name: str) -> None:
     """float32 against float64 at the end of a long sequence, then some steps of decode."""
-    head, data = built(coarse(steady(PARTS[name])), TINY), inputs(TINY, 1, LONG + 8)
+    head, data = built(ENDLESS[name], TINY), inputs(TINY, 1, LONG + 8)
     with torch.no_grad():
         expected, wide = run(head, data.cut(slice(0, LONG)))
         decoded = []

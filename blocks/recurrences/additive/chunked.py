@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.chunks import decay_between, into_chunks
+from blocks.recurrences.chunks import decay_between, into_chunks, spans
 
 CHUNK = 64
 PAIRWISE_CHUNK = 16
-SPAN = 4096
-"""Tokens whose chunk states are held at once: memory does not grow with T beyond it."""
+SPAN = 512
+"""Tokens whose chunks are held at once: what is computed of them stays near the processor, and memory does not grow with T."""
 STEEPEST = -40.0
 """exp(40) leaves float32 room for keys and queries on either side."""
 
@@ -30,13 +30,8 @@ def chunked(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens, span by span."""
     outputs = []
-    for start in range(0, query.shape[1], SPAN):
-        span = slice(start, start + SPAN)
-        decay = None if log_decay is None else log_decay[:, span]
-        document = None
-        if segment is not None:
-            document = segment[:, span] - (segment[:, start - 1, None] if start else 0)
-        output, state = _span(query[:, span], key[:, span], value[:, span], decay, document, state)
+    for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, log_decay):
+        output, state = _span(*inputs, segment=document, state=state)
         outputs.append(output)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
 
@@ -53,24 +48,24 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
 
     # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
-    queries = into_chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
-    keys = into_chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
-    values = into_chunks(value, count, chunk, (key_heads,)).permute(0, 3, 1, 2, 4)
+    queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
+    keys = into_chunks(key, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
+    values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
     causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
     to_end, from_start, whole = keys, queries, None
 
     if log_decay is None:
         weights = queries.flatten(4, 5) @ keys.mT
-        weights = weights.unflatten(4, (reads, chunk)).masked_fill(~causal, 0)
+        weights = weights.unflatten(4, (reads, chunk)).tril()
     elif log_decay.dim() == 3:
-        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
         between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
         weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
         from_start = queries * decay.cumsum(4).exp()[..., None, :, None]
         to_end = keys * between[..., -1, :, None]
         whole = decay.sum(4).exp()[..., None, None]
     else:
-        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
         total = decay.cumsum(4)
         from_start = queries * total.exp()[..., None, :, :]
         whole = total[..., -1, :].exp()[..., None]
@@ -80,7 +75,7 @@ def _span(
             to_end = keys * between[..., -1, :, :]
         else:
             weights = (from_start.flatten(4, 5) @ (keys * (-total).exp()).mT).unflatten(4, (reads, chunk))
-            weights = weights.masked_fill(~causal, 0)
+            weights = weights.tril()
             to_end = keys * (total[..., -1:, :] - total).exp()
 
     continues = None

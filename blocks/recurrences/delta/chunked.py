@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.chunks import decay_between, into_chunks
+from blocks.recurrences.chunks import decay_between, into_chunks, spans
 
 CHUNK = 64
-SPAN = 4096
-"""Tokens whose chunk states are held at once: memory does not grow with T beyond it."""
+SPAN = 512
+"""Tokens whose chunks are held at once: what is computed of them stays near the processor, and memory does not grow with T."""
 
 
 def chunked(
@@ -33,13 +33,8 @@ def chunked(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens, span by span."""
     outputs = []
-    for start in range(0, query.shape[1], SPAN):
-        span = slice(start, start + SPAN)
-        decay = None if log_decay is None else log_decay[:, span]
-        document = None
-        if segment is not None:
-            document = segment[:, span] - (segment[:, start - 1, None] if start else 0)
-        output, state = _span(query[:, span], key[:, span], value[:, span], rate[:, span], decay, document, state)
+    for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, rate, log_decay):
+        output, state = _span(*inputs, segment=document, state=state)
         outputs.append(output)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
 
@@ -55,16 +50,16 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
 
     # B K n R … c …; the tokens that fill the last chunk have rate 0 and decay 0, and change nothing.
-    queries = into_chunks(query, count, chunk, (key_heads, shares, reads)).permute(0, 3, 1, 4, 5, 2, 6)
-    keys = into_chunks(key, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2, 5)
-    values = into_chunks(value, count, chunk, (key_heads, 1)).permute(0, 3, 1, 4, 2, 5)
-    rates = into_chunks(rate, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)[..., None]
+    queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
+    keys = into_chunks(key, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
+    values = into_chunks(value, count, chunk, (key_heads, 1), (0, 3, 1, 4, 2, 5))
+    rates = into_chunks(rate, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))[..., None]
 
     # What is left at token i of what token j entered (0 where j is later), and of the state that entered the chunk.
     causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
     between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
     if log_decay is not None:
-        decay = into_chunks(log_decay, count, chunk, (key_heads, shares)).permute(0, 3, 1, 4, 2)
+        decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
         between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
         survives = decay.cumsum(4).exp()[..., None]
     if segment is not None:

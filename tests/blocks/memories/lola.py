@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from blocks.flow import Features, Pairs, Partial, Tokens
+from blocks.flow import Features, Pairs, Partial, Tokens, accumulating
 from blocks.legend import Shape
 from blocks.memories.errors import Compared
 from blocks.memories.sparse import Sparse
@@ -17,7 +18,8 @@ from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.positions import Rope
 from blocks.reads import Shared
-from tests.blocks.memories.by_hand import Row, Stream
+from blocks.scores.random import Random
+from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import empty, owner
 from tests.composer.graph.memories_by_hand import uniform
 
@@ -25,11 +27,19 @@ ROPE = Rope(theta=20.0)
 """Of the window and the cache. The state sees the convolved keys as they are."""
 PLACE = (3, 8)
 """The layer, and the first of the heads in it."""
+ROWS = [[13], [4, 1, 8], [11]]
+SPLITS = {
+    "whole": [Call([13, 13, 11], 13)],
+    "one by one": [Call([1, 1, 1], 1)] * 11 + [Call([1, 1, 0], 1)] * 2,
+    "ragged": [Call([3, 0, 4], 4), Call([0, 5, 0], 5), Call([1, 1, 0], 2), Call([9, 7, 7], 11)],
+}
+CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=4)
 States = dict[str, dict[str, Tensor]]
 
 
 def features(states: Tensor) -> Tensor:
     """1 + ELU."""
+    states = states.to(accumulating(states.dtype))
     return torch.where(states > 0, states + 1, states.clamp(max=0).exp())
 
 
@@ -37,19 +47,32 @@ class ByHand:
     """One query head of one row: its window, its global cache, and H and s of its hidden state, all in tokens of the row."""
 
     def __init__(self, stream: Stream, row: int, head: int, window: Window, sparse: Sparse) -> None:
-        self.stream, self.row, self.head, self.window, self.sparse = stream, row, head, window, sparse
+        self.head, self.sparse = head, sparse
         lengths = stream.rows[row].lengths
         self.places = stream.rows[row].tokens
         self.listed = Row(lengths, window.size, window.shape == "terraced")
-        self.own = owner(head, stream.shape.heads, stream.shape.key_heads)
-        self.errors = [0.0] * sum(lengths)
+        shape, convolved = stream.shape, stream.convolved
+        own, own_features = owner(head, shape.heads, shape.key_heads), owner(head, shape.heads, convolved.shape[2])
+        query, key = stream.query[row, :, head], stream.key[row, :, own]
+        self.value = stream.value[row, :, own]
+        self.query_features, self.key_features = features(query), features(convolved[row, :, own_features])
+        products = self.turned(query)[:, None] * self.turned(key).conj()
+        self.weights = (products.real.sum(-1) / math.sqrt(shape.head_dim)).exp()
+        self.errors = [0.0] * len(self.places)
         self.begin()
+
+    def turned(self, states: Tensor) -> Tensor:
+        """Each token by its place in its document; rope as a product of complex numbers."""
+        half = states.shape[-1] // 2
+        angles = torch.tensor([[float(place)] for _, place in self.places]) * ROPE.frequencies(2 * half)
+        states = states[: len(self.places)]
+        return torch.complex(states[:, :half], states[:, half:]) * torch.complex(angles.cos().double(), angles.sin().double())
 
     def begin(self) -> None:
         """Nothing of another document is left."""
         self.cache: list[int] = []
-        self.H = torch.zeros(self.stream.shape.head_dim, self.stream.shape.head_dim, dtype=torch.float64)
-        self.s = torch.zeros(self.stream.shape.head_dim, dtype=torch.float64)
+        self.H = torch.zeros(self.key_features.shape[-1], self.value.shape[-1], dtype=torch.float64)
+        self.s = torch.zeros(self.key_features.shape[-1], dtype=torch.float64)
 
     def outputs(self, sigma: Tensor | None = None) -> Tensor:
         """Equation 13 at every token, the exact memories weighed by ``sigma``."""
@@ -60,11 +83,11 @@ class ByHand:
             for pair in held:
                 self.errors[pair] += self.error(token, pair)
             self.update(fallen)
-            query = features(self.query(token))
+            query = self.query_features[token]
             numerator, denominator = query @ self.H, query @ self.s
             for pair in [*self.cache, *held]:
-                weight = self.weight(token, pair) * (1.0 if sigma is None else sigma[self.head])
-                numerator, denominator = numerator + weight * self.value(pair), denominator + weight
+                weight = self.weights[token, pair] * (1.0 if sigma is None else sigma[self.head])
+                numerator, denominator = numerator + weight * self.value[pair], denominator + weight
             answers.append(numerator / denominator)
         return torch.stack(answers)
 
@@ -77,48 +100,27 @@ class ByHand:
             dropped.append(min(youngest_first, key=lambda pair: scores[pair]))
             eligible.remove(dropped[-1])
         for pair in dropped:
-            key = features(self.key(pair))
-            self.H, self.s = self.H + torch.outer(key, self.value(pair)), self.s + key
+            key = self.key_features[pair]
+            self.H, self.s = self.H + torch.outer(key, self.value[pair]), self.s + key
         self.cache = eligible
 
     def score(self, pair: int) -> float:
-        if self.sparse.keep == "recent":
+        if self.sparse.keep.kind == "recent":
             return pair
-        if self.sparse.keep == "random":
-            return uniform(self.sparse.seed, PLACE[0], PLACE[1] + self.head, self.places[pair][1])
-        if self.sparse.error is not None:
+        if isinstance(self.sparse.keep, Random):
+            return uniform(self.sparse.keep.seed, PLACE[0], PLACE[1] + self.head, self.places[pair][1])
+        if self.sparse.keep.reads == "window":
             return self.errors[pair]
-        key, value = features(self.key(pair)), self.value(pair)
+        key, value = self.key_features[pair], self.value[pair]
         predicted = key @ self.H / (key @ self.s) if self.s.any() else torch.zeros_like(value)
         error = math.dist(predicted.tolist(), value.tolist())
-        return error / math.hypot(*value.tolist()) if self.sparse.keep == "relative_recall" else error
+        return error / math.hypot(*value.tolist()) if self.sparse.keep.kind == "relative_recall" else error
 
     def error(self, token: int, pair: int) -> float:
         """What one query adds to the sums of Appendix D."""
-        exact = self.weight(token, pair).item()
-        linear = (features(self.query(token)) @ features(self.key(pair))).item()
+        exact, linear = self.weights[token, pair].item(), (self.query_features[token] @ self.key_features[pair]).item()
         both = {"squared_error": (exact - linear) ** 2, "absolute_error": abs(exact - linear), "overestimate": linear / exact}
-        return both.get(self.sparse.keep, 0.0)
-
-    def weight(self, token: int, pair: int) -> Tensor:
-        """exp(q·k / √d) of what the exact memories turn."""
-        return self.stream.attention(self.row, token, [pair], self.head, turn(len(self.places)))[1].exp()
-
-    def query(self, token: int) -> Tensor:
-        return self.stream.query[self.row, token, self.head]
-
-    def key(self, pair: int) -> Tensor:
-        convolved = self.stream.convolved
-        return convolved[self.row, pair, owner(self.head, self.stream.shape.heads, convolved.shape[2])]
-
-    def value(self, pair: int) -> Tensor:
-        return self.stream.value[self.row, pair, self.own]
-
-
-def turn(length: int) -> Tensor:
-    """What rope multiplies by at each position."""
-    angles = torch.arange(length)[:, None].float() * ROPE.frequencies(4)
-    return torch.complex(angles.cos().double(), angles.sin().double())
+        return both.get(self.sparse.keep.kind, 0.0)
 
 
 class Beneath:
@@ -126,6 +128,7 @@ class Beneath:
 
     def __init__(self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str) -> None:
         self.memory, self.query, self.tokens, self.held, self.form = memory, features(query), tokens, held, form
+        self.dtype = query.dtype
         self.partials: list[Partial] = []
 
     def map(self, pairs: Pairs) -> Tensor:
@@ -138,7 +141,7 @@ class Beneath:
         query = self.query[:, columns]
         if pairs is None or keys is None:
             nothing = torch.zeros(query.shape[:2], dtype=torch.bool)
-            entering = Features(torch.zeros_like(query), torch.zeros_like(query), nothing)
+            entering = Features(torch.zeros_like(query), torch.zeros_like(query, dtype=self.dtype), nothing)
         else:
             entering = Features(keys, pairs.value, pairs.present, torch.zeros(keys.shape[:2], dtype=torch.int64))
         tokens = self.tokens.cut(columns)
@@ -163,7 +166,7 @@ class Cascade:
     def parts(self) -> dict[str, tuple[Window | Sparse | StateMemory, Shape]]:
         """With the sizes that each stands on."""
         heads = self.shape.heads
-        numbers = (("sparse_error", heads),) if self.sparse.error else ()
+        numbers = (("sparse_error", heads),) if self.sparse.keep.reads == "window" else ()
         own = replace(self.shape, numbers=numbers, features=self.shape.head_dim, state_heads=heads)
         return {"window": (self.window, own), "sparse": (self.sparse, own), "state": (StateMemory(), own)}
 
@@ -173,14 +176,38 @@ class Cascade:
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """The head's output, the states it hands on, and what the cache answered."""
         compared = {}
-        if self.sparse.error is not None:
-            asked = Compared(self.sparse.error, lambda: features(query), lambda these: features(these.convolved), False)  # pyright: ignore
+        if self.sparse.keep.reads == "window":
+            asked = Compared(self.sparse.keep.error, lambda: features(query), lambda these: features(these.convolved), False)
             compared = {"sparse_error": asked}
-        near, window, fallen = self.window.attend(
-            {}, query, pairs, tokens, states["window"], form=self.form, compared=compared
-        )
+        near, window, fallen = self.window.attend({}, query, pairs, tokens, states["window"], form=self.form, compared=compared)
         beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form)
         kept, sparse = self.sparse.attend({}, query, fallen, tokens, states["sparse"], below=beneath, place=PLACE)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept
+
+
+def window(size: int, shape: str) -> Window:
+    return Window.model_validate({"size": size, "shape": shape, "position": ROPE})
+
+
+def sparse(size: int, keep: str | dict[str, Any] = "self_recall", **said: Any) -> Sparse:
+    return Sparse.model_validate({"size": size, "keep": keep, "position": ROPE, **said})
+
+
+def streamed(of: Cascade, rows: list[list[int]] = ROWS) -> Stream:
+    """Random rows of documents for this cascade."""
+    return Stream(of.shape, rows, of.window.size, of.shape.convolved_heads, terraced=of.window.shape == "terraced")
+
+
+def run(of: Cascade, stream: Stream, split: str) -> tuple[list[Tensor], States]:
+    """Outputs of each row's real tokens, and the last states."""
+    states, outputs = of.start(len(stream.rows)), [[] for _ in stream.rows]
+    for row in stream.rows:
+        row.at = 0
+    for call in SPLITS[split]:
+        output, states, _ = of.call(*stream.call(call), states)
+        for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
+            outputs[index].append(output[index, :real])
+            row.at += real
+    return [torch.cat(pieces) for pieces in outputs], states

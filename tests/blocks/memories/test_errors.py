@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import get_args
 
 import pytest
 import torch
@@ -12,17 +11,19 @@ from torch import Tensor
 
 from blocks.flow import Pairs, Tokens
 from blocks.memories import errors
-from blocks.memories.errors import LARGEST, Compared, Error, error_sums
+from blocks.memories.errors import Compared, error_sums
+from blocks.scores import SCORES
+from blocks.scores.base import LARGEST
 from tests.blocks.memories.by_hand import pairs_at
 from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, features, run, sparse, streamed, window
 from tests.blocks.support import close, counted, owner, random
 
-ERRORS = get_args(Error)
+ERRORS = [kind for kind, score in SCORES.items() if score.reads == "window"]
 HEADS = [(4, 2, 4), (4, 2, 2), (3, 1, 1)]
 """H query heads, K key heads, N heads of the keys' features."""
 
 
-def by_hand(error: Error, logit: float, product: float) -> float:
+def by_hand(error: str, logit: float, product: float) -> float:
     """One query's share, eq. 19, its absolute form, or eq. 20."""
     exact = math.exp(min(logit, LARGEST))
     product = min(product, math.exp(LARGEST))
@@ -35,9 +36,9 @@ def everything(seen: Tensor) -> Callable[[slice, slice], Tensor]:
     return lambda rows, entries: seen[:, rows, entries]
 
 
-def compared(error: Error, query: Tensor, key: Tensor, *, logarithm: bool = False) -> Compared:
+def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False) -> Compared:
     """Features that are there already."""
-    return Compared(error, lambda: query, lambda _: key, logarithm)
+    return Compared(SCORES[error]().error, lambda: query, lambda _: key, logarithm)
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -45,7 +46,7 @@ def compared(error: Error, query: Tensor, key: Tensor, *, logarithm: bool = Fals
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("error", ERRORS)
 def test_they_are_double_sums(
-    error: Error, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+    error: str, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five entries stand before the call's seven tokens; a token sees any of itself and the five before it, padding nothing."""
     monkeypatch.setattr(errors, "ROWS", rows)
@@ -70,7 +71,7 @@ def test_they_are_double_sums(
         assert sums[row, entry, head].item() == pytest.approx(wanted, rel=1e-10, abs=1e-10)
 
 
-def one_pair(error: Error, logit: float, feature: float, *, logarithm: bool, dtype: torch.dtype = torch.float64) -> Tensor:
+def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype: torch.dtype = torch.float64) -> Tensor:
     """One query of one head, one pair: q·k / √4 = logit, and φ(q)·φ(k) = feature² (its logarithm: two times feature)."""
     query = torch.full((1, 1, 1, 4), 1.0, dtype=dtype)
     key = torch.full((1, 1, 1, 4), logit / 2, dtype=dtype)
@@ -83,7 +84,7 @@ def one_pair(error: Error, logit: float, feature: float, *, logarithm: bool, dty
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("logit", [-500.0, 0.0, 500.0])
 @pytest.mark.parametrize("error", ERRORS)
-def test_exponents_stop_where_squares_still_fit(error: Error, logit: float, dtype: torch.dtype) -> None:
+def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype: torch.dtype) -> None:
     for log in (-500.0, 0.0, 500.0):
         found = one_pair(error, logit, log / 2, logarithm=True, dtype=dtype)
         assert found.dtype == torch.promote_types(dtype, torch.float32)
@@ -112,7 +113,7 @@ def test_what_nobody_sees_has_no_error() -> None:
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_they_travel_with_every_pair_that_falls(error: Error, shape: str) -> None:
+def test_they_travel_with_every_pair_that_falls(error: str, shape: str) -> None:
     """A window's pairs bring the sums of all queries that saw them there, however the sequence is split."""
     of = Cascade(window(3, shape), sparse(0, error), CONVOLVED)
     stream = streamed(of)
@@ -125,7 +126,9 @@ def test_they_travel_with_every_pair_that_falls(error: Error, shape: str) -> Non
             row.at = 0
         for call in SPLITS[split]:
             query, pairs, tokens = stream.call(call)
-            asked = Compared(error, lambda query=query: features(query), lambda these: features(these.convolved), False)
+            asked = Compared(
+                of.sparse.keep.error, lambda query=query: features(query), lambda these: features(these.convolved), False
+            )
             _, state, fallen = of.window.attend({}, query, pairs, tokens, state, form="torch", compared={"sparse_error": asked})
             for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
                 found[index] |= summed(fallen, index, stream.value[index])

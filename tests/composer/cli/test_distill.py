@@ -60,7 +60,9 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     assert "The teacher's own loss on the held-out rows is" in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert "transfer  2/2  loss" in result.stderr
-    assert "Loading weights" not in result.stderr, "bars are for terminals"
+    merged = compose("merge", "tiny-distilled", "-o", "merged")
+    assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
+    assert "Loading weights" not in result.stderr + merged.stderr, "bars are for terminals"
 
 
 def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path) -> None:
@@ -84,6 +86,17 @@ def test_options_reach_the_run(compose: Compose, models: dict[str, Path], teache
     assert not Path("out/adapter").exists()
 
 
+def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    """With --share 0; training from nothing prints the same way, and no bars either."""
+    options = ("--set", "recipe.train.lr=1e-3", "--set", "recipe.train.steps=2", "--set", "recipe.train.batch=4")
+    result = compose("train", models["tiny"], "--data", texts, "--share", 0, *options)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "Nothing was held out, so nothing was evaluated" in words
+    assert "before after" not in words
+    assert "Loading weights" not in result.stderr
+
+
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no such file": ("tiny", ["--data", "missing.jsonl"], "missing.jsonl"),
     "an empty file": ("tiny", ["--data", "empty.jsonl"], "empty.jsonl"),
@@ -91,7 +104,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no such task": ("tiny", ["--data", "nosuchtask,samples=3"], "nosuchtask"),
     "held-out missing": ("tiny", ["--data", "texts.jsonl", "--held-out", "missing.jsonl"], "missing.jsonl"),
     "a share of all": ("tiny", ["--data", "texts.jsonl", "--share", "0.9"], "a share of 0.9 held out"),
-    "rows too long": ("long", ["--data", "texts.jsonl"], "rows of 1,024 tokens: the source was made for at most 128 tokens"),
+    "rows too long": ("long", ["--data", "texts.jsonl"], "tokens. Say rows of at most 128 (--set recipe.sequence=128)"),
     "rows too short": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.sequence=1"], "rows of 1 tokens"),
     "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe: it needs no training of its own'),
     "no such stage": ("finetune", ["--data", "texts.jsonl", "--stage", "transfer"], 'The recipe of "tiny" has no transfer'),

@@ -67,7 +67,7 @@ def test_json(compose: Compose) -> None:
 
 
 def test_defaults_are_printed_as_a_spec_says_them(compose: Compose) -> None:
-    for name, field in (("rglru", "blocks: 1"), ("sparse", "seed: 0"), ("learned", "largest: 1"), ("hedgehog", "linear: true")):
+    for name, field in (("rglru", "blocks: 1"), ("random", "seed: 0"), ("learned", "largest: 1"), ("hedgehog", "linear: true")):
         assert f"\n  {field}\n" in compose("parts", name).stdout
     assert "\n  bias: 0\n" in compose("parts", "head").stdout
 

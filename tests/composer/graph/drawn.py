@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any, get_args
+from typing import Any
 
-from blocks.memories.sparse import Keep
+from blocks.scores import SCORES
 from composer.errors import GraphError
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions
@@ -78,7 +78,8 @@ def _memory(draw: random.Random, kind: str, name: str, mapping: str, beside: boo
     if kind == "window":
         part |= {"size": draw.choice([1, 2, 3, 4]), "shape": draw.choice(["sliding", "sliding", "terraced"])}
     if kind == "sparse":
-        part |= {"size": draw.choice([0, 1, 2, 3]), "keep": draw.choice(get_args(Keep)), "seed": draw.choice([0, 2**63 - 1])}
+        score = {"kind": draw.choice(list(SCORES))}
+        part |= {"size": draw.choice([0, 1, 2, 3]), "keep": score | ({"seed": 2**63 - 1} if score["kind"] == "random" else {})}
     if kind == "state":
         part |= {"gate": draw.choice(GATES), "normalise": mapping != "identity" and draw.random() < 0.7}
     if kind == "delta":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blocks.memories.sparse import Sparse
 from blocks.memories.window import Window
+from blocks.scores.random import Random
 
 WORD = 1 << 64
 
@@ -171,22 +172,22 @@ def kept(
 def _score(
     sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
 ) -> float:
-    if sparse.keep == "recent":
+    if sparse.keep.kind == "recent":
         return float(pair)
-    if sparse.keep == "random":
-        return uniform(sparse.seed, *place, pair)
+    if isinstance(sparse.keep, Random):
+        return uniform(sparse.keep.seed, *place, pair)
     assert state is not None
-    if sparse.keep in {"self_recall", "relative_recall"}:
+    if sparse.keep.reads == "state":
         value = one.value[pair]
         error = (state.recall(pair) - value).norm().item()
-        return error / value.norm().item() if sparse.keep == "relative_recall" else error
+        return error / value.norm().item() if sparse.keep.kind == "relative_recall" else error
     total = 0.0
     for t, pairs in enumerate(seen):
         if pair in pairs:
             weight = (window.query[t] @ window.key[pair] / math.sqrt(len(window.query[t]))).exp().item()
             product = state.product(t, pair).item()
             errors = {"squared_error": (weight - product) ** 2, "absolute_error": abs(weight - product)}
-            total += errors.get(sparse.keep, product / weight)
+            total += errors.get(sparse.keep.kind, product / weight)
     return total
 
 

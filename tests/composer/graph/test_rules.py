@@ -150,7 +150,7 @@ def test_a_size_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | int
 
 
 def test_a_seed_is_no_size() -> None:
-    sparse = {"kind": "sparse", "size": 3, "keep": "random", "seed": 2**62, "evict": "drop"}
+    sparse = {"kind": "sparse", "size": 3, "keep": {"kind": "random", "seed": 2**62}, "evict": "drop"}
     assert resolved({"memory": [WINDOW, sparse]})
 
 

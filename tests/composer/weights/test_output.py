@@ -196,6 +196,8 @@ def test_a_file_is_no_folder(source: Path, tmp_path: Path):
     (tmp_path / "out").write_text("")
     with pytest.raises(BuildError, match="is a file; expected a folder"):
         build(source, tmp_path / "out", force=True)
+    with pytest.raises(BuildError, match=f"lies below a file, {tmp_path}/out; expected a folder"):
+        build(source, tmp_path / "out" / "of" / "reach")
 
 
 def test_a_disk_that_is_sure_to_be_too_small_is_found_before_the_first_byte(

@@ -1,0 +1,19 @@
+"""How late a pair came."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from blocks.legend import Float, Tensor
+from blocks.scores.base import Contenders, Score
+
+
+class Recent(Score):
+    """The last to come stay, so that the cache is so much more of a window."""
+
+    equation: ClassVar[str] = "t"
+    source: ClassVar[str] = "LoLA, arXiv:2505.23666, table 4: a larger window"
+    kind: Literal["recent"] = "recent"
+
+    def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
+        return pairs.position.double()

@@ -1,0 +1,21 @@
+"""How wrong the state is about a pair, for its size."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from blocks.legend import Float, Tensor, torch
+from blocks.scores.base import Contenders
+from blocks.scores.self_recall import SelfRecall
+
+
+class RelativeRecall(SelfRecall):
+    """The same as a share of the value's length, so that large values win no place by being large."""
+
+    equation: ClassVar[str] = "‖φ(k)S / φ(k)·z - v‖ / ‖v‖, S before the fall"
+    source: ClassVar[str] = "this project, after LoLA, arXiv:2505.23666, eq. 9"
+    kind: Literal["relative_recall"] = "relative_recall"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
+        length = torch.linalg.vector_norm(pairs.value, dim=-1)
+        return super().score(pairs) / length.clamp(min=torch.finfo(length.dtype).tiny ** 0.5)

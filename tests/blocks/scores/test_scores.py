@@ -1,0 +1,65 @@
+"""Each score is its equation, in the dtype of the values; what it reads is there, and the rest is not asked for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from blocks.scores import SCORES
+from blocks.scores.base import Contenders, Score
+from blocks.scores.overestimate import Overestimate
+from blocks.scores.recent import Recent
+from blocks.scores.relative_recall import RelativeRecall
+from blocks.scores.self_recall import SelfRecall
+from tests.blocks.support import random
+
+PAIRS = Contenders(
+    torch.tensor([[[4], [7]]]),
+    torch.tensor([[[[3.0, 4.0]], [[0.0, 0.0]]]]),
+    torch.tensor([[[[0.0, 4.0]], [[0.0, 2.0]]]]),
+    None,
+    (0, 0),
+)
+
+
+def test_recall_by_hand() -> None:
+    """The state is wrong by 3 about a value of length 5, and by 2 about one of length 0, which is finite."""
+    assert SelfRecall().score(PAIRS).flatten().tolist() == [3.0, 2.0]
+    share, endless = RelativeRecall().score(PAIRS).flatten().tolist()
+    assert share == pytest.approx(0.6)
+    assert math.isfinite(endless)
+    assert endless > 1e10
+
+
+def test_recent_is_the_position() -> None:
+    assert Recent().score(PAIRS).flatten().tolist() == [4, 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("squared_error", [[9.0, 1.0]]), ("absolute_error", [[3.0, 1.0]]), ("overestimate", [[0.25, 1.5]])],
+)
+def test_errors_by_hand(kind: str, wanted: list[list[float]]) -> None:
+    exact, product = torch.tensor([[4.0, 2.0]]), torch.tensor([[1.0, 3.0]])
+    score = SCORES[kind]()
+    assert isinstance(score, Score)
+    assert torch.equal(score.error(exact[None, None], product[None, None])[0, 0], torch.tensor(wanted))
+
+
+def test_a_weight_of_0_is_overestimated_finitely() -> None:
+    assert Overestimate().error(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
+    """A number for each pair and head, from what it says that it looks at."""
+    score, value = SCORES[kind](), random(2, 5, 3, 4)
+    assert isinstance(score, Score)
+    position = torch.arange(5)[None, :, None].expand(2, -1, 3)
+    answered = random(2, 5, 3, 4) if score.reads == "state" else None
+    errors = random(2, 5, 3).abs() if score.reads == "window" else None
+    found = score.score(Contenders(position, value, answered, errors, (1, 2)))
+    assert found.shape == (2, 5, 3)
+    assert found.isfinite().all()

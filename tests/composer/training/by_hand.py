@@ -1,0 +1,86 @@
+"""What attention transfer is to compute, written out over a plain transformers Llama and whole T × T matrices."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer.data.packing import Batch
+from composer.model.attention import ComposedAttention
+
+
+def documents(batch: Batch) -> list[tuple[int, int, int]]:
+    """Row, start and end of each document."""
+    found = []
+    for row, (position, valid) in enumerate(zip(batch.position, batch.valid, strict=True)):
+        real = int(valid.sum())
+        starts = [column for column in range(real) if int(position[column]) == 0]
+        found += [(row, start, end) for start, end in pairwise([*starts, real])]
+    return found
+
+
+def projected(source: Any, ids: Tensor) -> list[dict[str, Tensor]]:
+    """What goes into attention, and what goes into and comes out of its output projection, of each layer of a Llama."""
+    seen: list[dict[str, Tensor]] = [{} for _ in source.model.layers]
+    hooks = []
+    for layer, own in zip(source.model.layers, seen, strict=True):
+        attention = layer.self_attn
+
+        def kept(_module: Any, given: Any, answer: Any, own: dict[str, Tensor] = own) -> None:
+            own |= {"heads": given[0].detach(), "attended": answer.detach()}
+
+        def hidden(_module: Any, given: Any, own: dict[str, Tensor] = own) -> None:
+            own["hidden"] = given[0].detach()
+
+        hooks += [attention.o_proj.register_forward_hook(kept), attention.q_proj.register_forward_pre_hook(hidden)]
+    with torch.no_grad():
+        source(ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def turned(states: Tensor, theta: float = 10000.0) -> Tensor:
+    """RoPE of ``T H D``, from position 0."""
+    width = states.shape[-1]
+    angle = torch.arange(len(states)).double()[:, None] * theta ** (-torch.arange(0, width, 2).double() / width)
+    cos, sin = (torch.cat([wave, wave], -1)[:, None] for wave in (angle.cos(), angle.sin()))
+    one, two = states.chunk(2, -1)
+    return states * cos + torch.cat([-two, one], -1) * sin
+
+
+def projections(attention: Any, hidden: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys ``T H D`` with their positions and values ``T H D``, a key head once for each of its query heads."""
+    query, key, value = (getattr(attention, f"{name}_proj")(hidden).unflatten(-1, (-1, width)) for name in ("q", "k", "v"))
+    factor = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(factor, dim=1) for states in (key, value))
+    return turned(query), turned(key), value
+
+
+def softmax_weights(attention: Any, hidden: Tensor, width: int) -> Tensor:
+    """``H T T`` of one document, of the teacher."""
+    query, key, _ = projections(attention, hidden, width)
+    scores = torch.einsum("thd,shd->hts", query, key) / width**0.5
+    return scores.masked_fill(torch.ones(len(hidden), len(hidden)).triu(1).bool(), -torch.inf).softmax(-1)
+
+
+def lolcats_weights(attention: ComposedAttention, hidden: Tensor, size: int) -> Tensor:
+    """``H T T`` of one document: σ exp(q·k/√D) in the window and φ(q)·φ(k) behind it, over one denominator (LoLA, eq. 13)."""
+    fresh = {name.split(".", 1)[1]: parameter for name, parameter in attention.composed.named_parameters()}
+    width, length = attention.head_dim, len(hidden)
+    query, key, _ = projections(attention, hidden, width)
+    near = torch.einsum("thd,shd->hts", query, key) / width**0.5
+    near = near.exp() * fresh["window.weight"].sigmoid()[:, None, None]
+
+    def features(states: Tensor, weight: Tensor) -> Tensor:
+        mapped = torch.einsum("thd,hdf->thf", states, weight)
+        return torch.cat([mapped.softmax(-1), (-mapped).softmax(-1)], -1)
+
+    mapped = features(query, fresh["feature_map.query_weight"]), features(key, fresh["feature_map.key_weight"])
+    far = torch.einsum("thf,shf->hts", *mapped)
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    masses = torch.where(back < 0, 0.0, torch.where(back < size, near, far))
+    return masses / masses.sum(-1, keepdim=True)

@@ -1,0 +1,121 @@
+"""Tiny models, rows and folders for the tests of training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import composer
+from composer.data.document import Document
+from composer.data.packing import Batch, How, Rows, pack
+from composer.model.modeling import ComposedForCausalLM
+from composer.training.distill import Which, distill
+from composer.training.run import Options, RunReport
+from composer.training.transfer import TransferCourse
+from tests.checkpoints import llama as checkpoint
+from tests.composer.model.models import llama as random_llama
+
+VOCABULARY = 64
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+SPEC: dict[str, Any] = {
+    "compose": 1,
+    "name": "tiny",
+    "head": {
+        "position": "rope",
+        "feature_map": {"kind": "hedgehog", "dim": 4},
+        "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "state"],
+        "read": "shared",
+    },
+}
+RECIPE: dict[str, Any] = {
+    "sequence": 16,
+    "transfer": {"lr": 1e-2, "steps": 6, "batch": 4, "accumulate": 2, "evaluate": 2, "schedule": "cosine", "warmup": 2},
+    "finetune": {"lr": 1e-2, "steps": 5, "batch": 4, "evaluate": 2, "lora": {"rank": 2}, "fresh_lr": 3e-3},
+}
+LENGTHS = (5, 17, 2, 9, 12, 30, 7)
+
+
+def small_llama(**changes: Any) -> Any:
+    """A random Llama in float64."""
+    return random_llama(**(SMALL | changes))
+
+
+def teacher_of(source: Any) -> ComposedForCausalLM:
+    """The source with its own attention, frozen."""
+    return composer.build("softmax", source).requires_grad_(False).eval()  # pyright: ignore
+
+
+def student_of(source: Any, spec: str | dict[str, Any] = SPEC, *overrides: str) -> ComposedForCausalLM:
+    """A student whose fresh parameters are not those of the start, where some gradients are 0."""
+    model: Any = composer.build(spec, source, overrides=overrides)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".composed." in name:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
+
+
+def documents(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Document]:
+    """Random texts, of which two tokens in three are to be learned."""
+    random = np.random.default_rng(seed)
+    texts = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in lengths]
+    return [Document(ids, np.arange(len(ids)) % 3 != 1) for ids in texts]
+
+
+def rows_of(sequence: int = 16, how: How = "packed", seed: int = 0, lengths: Sequence[int] = LENGTHS) -> Rows:
+    return pack(documents(lengths, seed), sequence, how=how)
+
+
+def whole(rows: Rows) -> Batch:
+    return rows.batch(range(len(rows)))
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def learned(course: TransferCourse, batch: Batch, parts: int = 1) -> dict[str, float]:
+    """The losses of a batch in so many parts, with their gradients added up."""
+    total, sums = course.count(batch), {}
+    for part in batch.split(parts):
+        for name, loss in course.learn(part, total).items():
+            sums[name] = sums.get(name, 0.0) + float(loss)
+    return sums
+
+
+WORDS = ("<unk>", "once", "upon", "a", "time", "there", "was", "cat", "and", "it", "slept", "dog", "ran", "home")
+
+
+def make_teacher(folder: Path, **config: Any) -> Path:
+    """A random Llama of two layers in a folder, whose tokenizer knows a few words."""
+    checkpoint(folder, **config)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}))
+    return folder
+
+
+def make_student(folder: Path, teacher: Path, spec: dict[str, Any] | None = None, **options: Any) -> Path:
+    composer.build_folder(spec or SPEC | {"recipe": RECIPE}, teacher, folder, **options)
+    return folder
+
+
+def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
+    """Texts of known words, one a line."""
+    random = np.random.default_rng(seed)
+    lines = (" ".join(random.choice(WORDS[1:], int(random.integers(4, 24)))) for _ in range(count))
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return path
+
+
+def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> RunReport:
+    """``compose distill`` as a function."""
+    return distill(model, out, Options(**{"data": [str(data)], "share": 0.2, **options}), which=which, overrides=overrides)

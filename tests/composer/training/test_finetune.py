@@ -1,0 +1,185 @@
+"""Stage 2 learns the losses that it says, in the parameters that it says, and its adapters mean the same wherever they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from composer.data.packing import Batch
+from composer.model.modeling import ComposedForCausalLM
+from composer.spec.recipe import Finetune, Lora
+from composer.training.finetune import FinetuneCourse, add_adapters, divergence, finetune_unit, loss_of, merged
+from tests.composer.training.by_hand import documents
+from tests.composer.training.runs import gradients, rows_of, small_llama, student_of, whole
+
+LORA = {"rank": 2, "alpha": 3.0}
+
+
+def finetune(**changes: Any) -> Finetune:
+    return Finetune(**{"lr": 0.01, "steps": 1, **changes})
+
+
+def course_of(student: ComposedForCausalLM, teacher: nn.Module | None = None, **changes: Any) -> FinetuneCourse:
+    stage = finetune(**changes)
+    if stage.lora is not None:
+        add_adapters(student, stage.lora, 0)
+    return FinetuneCourse(student, finetune_unit(student, stage), stage, teacher)
+
+
+def loss(course: FinetuneCourse, batch: Batch) -> float:
+    return float(course.judge(batch, course.count(batch))["model"])
+
+
+def stirred(student: ComposedForCausalLM) -> None:
+    """Adapters that do something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+
+
+@torch.no_grad()
+def logits_of_documents(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Of what is asked for, each document in a call of its own: logits and targets."""
+    logits, targets = [], []
+    for row, start, end in documents(batch):
+        own = model(batch.ids[row, start:end][None], use_cache=False).logits[0, :-1]
+        asked = batch.labels[row, start + 1 : end]
+        logits.append(own[asked != -100])
+        targets.append(asked[asked != -100])
+    return torch.cat(logits), torch.cat(targets)
+
+
+@pytest.mark.parametrize("how", ["packed", "padded"])
+def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
+    student, batch = student_of(small_llama()), whole(rows_of(how=how))
+    course = course_of(student)
+    logits, targets = logits_of_documents(student, batch)
+    by_hand = -logits.log_softmax(-1).gather(1, targets[:, None]).mean().item()
+    assert course.count(batch) == len(targets)
+    assert loss(course, batch) == pytest.approx(by_hand, rel=1e-6)
+    with torch.no_grad():
+        own = student(**batch.inputs(), labels=batch.labels, use_cache=False).loss.item()
+    assert loss(course, batch) == pytest.approx(own, rel=1e-6)
+    assert loss_of(student, rows_of(how=how), 2) == pytest.approx(own, rel=1e-6)
+    total = course.count(batch)
+    assert float(course.learn(batch, total)["model"]) == pytest.approx(own, rel=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_divergence_from_the_teacher(temperature: float) -> None:
+    """T² Σ p (log p - log q) of the distributions at temperature T; and what both losses weigh together."""
+    source = small_llama()
+    student, batch = student_of(source), whole(rows_of())
+    (found, targets), (wanted, _) = logits_of_documents(student, batch), logits_of_documents(source, batch)
+    p, q = (wanted / temperature).softmax(-1), (found / temperature).softmax(-1)
+    by_hand = temperature**2 * (p * (p.log() - q.log())).sum(-1)
+    assert float(divergence(found, wanted, temperature)) == pytest.approx(by_hand.sum().item(), rel=1e-6)
+    course = course_of(student, source, next_token=0.0, distill=3.0, temperature=temperature)
+    assert loss(course, batch) == pytest.approx(3 * by_hand.mean().item(), rel=1e-5)
+    entropy = -found.log_softmax(-1).gather(1, targets[:, None]).mean().item()
+    course = course_of(student, source, next_token=0.5, distill=3.0, temperature=temperature)
+    assert loss(course, batch) == pytest.approx(0.5 * entropy + 3 * by_hand.mean().item(), rel=1e-5)
+
+
+def test_a_students_own_distribution_is_at_no_distance() -> None:
+    student = student_of(small_llama())
+    course = course_of(student, student, next_token=0.0, distill=1.0)
+    assert abs(loss(course, whole(rows_of()))) < 1e-6
+
+
+CASES = [
+    ({"lora": LORA}, {"adapter", "fresh"}),
+    ({"lora": LORA, "fresh": False}, {"adapter"}),
+    ({"trunk": True}, {"trunk", "fresh"}),
+    ({"trunk": True, "fresh": False}, {"trunk"}),
+    ({}, {"fresh"}),
+    ({"lora": {**LORA, "targets": ["q", "o"]}, "fresh": False}, {"adapter"}),
+]
+
+
+def kind_of(name: str) -> str:
+    return "adapter" if ".lora_" in name else "fresh" if ".composed." in name else "trunk"
+
+
+@pytest.mark.parametrize(("changes", "kinds"), CASES)
+def test_which_parameters_learn(changes: dict[str, Any], kinds: set[str]) -> None:
+    student, batch = student_of(small_llama()), whole(rows_of())
+    course = course_of(student, **changes)
+    if "adapter" in kinds:
+        stirred(student)
+    course.learn(batch, course.count(batch))
+    expected = {name for name, _ in student.named_parameters() if kind_of(name) in kinds}
+    assert gradients(student).keys() == course.units[0].parameters.keys() == expected
+    before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
+    course.units[0].update(0, 1, 1.0)
+    after = dict(student.named_parameters())
+    assert {name for name, old in before.items() if not torch.equal(old, after[name])} == expected
+
+
+def test_adapters_stand_where_the_recipe_says() -> None:
+    student = student_of(small_llama())
+    course_of(student, lora={**LORA, "targets": ["v", "o"]})
+    places = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, _ in student.named_parameters() if ".lora_" in name}
+    assert places == {"v_proj", "o_proj"}
+    assert sum(".lora_" in name for name, _ in student.named_parameters()) == 2 * 2 * 2
+
+
+def test_rates() -> None:
+    student, batch = student_of(small_llama()), whole(rows_of())
+    course = course_of(student, trunk=True, fresh_lr=0.25, clip=None)
+    course.learn(batch, course.count(batch))
+    before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
+    course.units[0].update(0, 1, 1.0)
+    moved = {"fresh": 0.0, "trunk": 0.0}
+    for name, parameter in student.named_parameters():
+        moved[kind_of(name)] = max(moved[kind_of(name)], float((parameter.detach() - before[name]).abs().max()))
+    assert moved == pytest.approx({"fresh": 0.25, "trunk": 0.01}, rel=1e-3)
+
+
+def test_adapters_begin_as_the_identity_and_the_seed_decides_them() -> None:
+    source, batch, starts = small_llama(), whole(rows_of()), []
+    plain = loss(course_of(student_of(source)), batch)
+    state = torch.get_rng_state()
+    for seed in (0, 0, 1):
+        student = student_of(source)
+        add_adapters(student, Lora(**LORA), seed)
+        stage = finetune(lora=LORA)
+        assert loss(FinetuneCourse(student, finetune_unit(student, stage), stage, None), batch) == plain
+        starts.append({name: parameter for name, parameter in student.named_parameters() if ".lora_A" in name})
+    assert torch.equal(torch.get_rng_state(), state), "nobody else's random numbers are used up"
+    assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
+    assert not any(torch.equal(starts[0][name], starts[2][name]) for name in starts[0])
+
+
+def test_an_adapter_is_scaled_by_alpha_over_rank() -> None:
+    """W + α/r BA, by hand; folded in, the answers stay."""
+    source, batch = small_llama(), whole(rows_of())
+    student = student_of(source)
+    course = course_of(student, lora=LORA)
+    stirred(student)
+    own, with_adapters = dict(student.named_parameters()), loss(course, batch)
+    folded = merged(student)
+    assert len(folded) == 8
+    for name, weight in folded.items():
+        stem = name.removesuffix(".weight")
+        update = own[f"{stem}.lora_B.default.weight"] @ own[f"{stem}.lora_A.default.weight"] * 3.0 / 2
+        torch.testing.assert_close(weight, own[f"{stem}.base_layer.weight"] + update, rtol=1e-5, atol=1e-7)
+    plain = student_of(source)
+    with torch.no_grad():
+        for name, weight in folded.items():
+            plain.get_parameter(name).copy_(weight)
+    assert loss(course_of(plain), batch) == pytest.approx(with_adapters, rel=1e-6)
+    assert loss(course_of(student_of(source)), batch) != pytest.approx(with_adapters, rel=1e-3)
+
+
+def test_tied_embeddings_are_one_parameter() -> None:
+    student = student_of(small_llama(tie_word_embeddings=True))
+    names = course_of(student, trunk=True).units[0].parameters
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert student.lm_head.weight is student.model.embed_tokens.weight

@@ -1,0 +1,149 @@
+"""A run that is killed with SIGKILL, or whose disk is full, goes on from a whole checkpoint to the same bits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as distributed
+
+from composer.errors import TrainingError
+from composer.training import checkpoint
+from tests.composer.training.stages import STAGES, log, run, same
+
+ENDED, FAILED = 0, 1
+
+
+def forked(child: Callable[[], Any]) -> int:
+    """The process id of a copy of this process that runs ``child`` and ends."""
+    process = os.fork()
+    if process:
+        return process
+    code = FAILED
+    try:
+        child()
+        code = ENDED
+    finally:
+        os._exit(code)
+
+
+def ending(process: int) -> int:
+    """How a process ended: its exit code, or the negative number of the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, behind: bool) -> None:
+    """Kill this process at call ``number`` (from 1) of a function, or right behind it."""
+    original, count = getattr(owner, name), 0
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number and not behind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = original(*arguments, **options)
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    monkeypatch.setattr(owner, name, function)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number", "behind"),
+    [
+        (distributed, "save", 3, False),
+        (distributed, "save", 3, True),
+        (checkpoint, "_sync", 6, True),
+        (Path, "rename", 3, False),
+        (Path, "rename", 3, True),
+        (checkpoint, "_found", 3, False),
+    ],
+)
+def test_killed_while_a_checkpoint_is_written(
+    tmp_path: Path, uninterrupted: dict[str, Any], owner: Any, name: str, number: int, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def child() -> None:
+        killed_at(monkeypatch, owner, name, number, behind=behind)
+        run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    assert (tmp_path / "transfer").is_dir()
+    expected, lines = uninterrupted["transfer"]
+    assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=1e9), expected)
+    assert log(tmp_path) == lines
+    assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000006"], "nothing half-written stays"
+
+
+def test_killed_at_any_moment(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    """Again and again, with a checkpoint after every step."""
+    choice, kills = random.Random(4), 0
+    for _ in range(4):
+        process = forked(lambda: run(tmp_path, STAGES["finetune"], checkpoint_seconds=0.0))
+        time.sleep(choice.uniform(0.1, 0.9))
+        os.kill(process, signal.SIGKILL)
+        kills += ending(process) == -signal.SIGKILL
+    assert kills
+    expected, lines = uninterrupted["finetune"]
+    assert same(run(tmp_path, STAGES["finetune"], checkpoint_seconds=0.0), expected)
+    assert log(tmp_path) == lines
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file grows beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system itself refuses to write more, in the middle of a file."""
+    original = distributed.save
+    count = 0
+
+    def save(*arguments: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        with small_files(4096 if count == 4 else 10**9):
+            original(*arguments, **options)
+
+    monkeypatch.setattr(distributed, "save", save)
+    with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: File too large. The one before"):
+        run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
+    assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
+    monkeypatch.undo()
+    assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0), uninterrupted["transfer"][0])
+
+
+@pytest.mark.parametrize("fault", ["before", "behind"])
+def test_a_full_disk(tmp_path: Path, uninterrupted: dict[str, Any], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint before stands, whether tensors or facts find no room, and the run goes on from it."""
+    original, count = distributed.save, 0
+
+    def save(*arguments: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count < 4 or fault == "behind":
+            original(*arguments, **options)
+        if count == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(distributed, "save", save)
+    with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: No space left on device. The one"):
+        run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
+    assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
+    monkeypatch.undo()
+    assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0), uninterrupted["transfer"][0])

@@ -1,0 +1,140 @@
+"""A stage, wherever it is stopped and taken up again, ends with the same bits, and its log has every step once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.errors import TrainingError
+from composer.spec.recipe import Stage, Transfer
+from composer.training import checkpoint
+from composer.training.journal import LOG, Journal
+from composer.training.loop import Setting, Step, length_of, run_stage
+from tests.composer.training.runs import rows_of
+from tests.composer.training.stages import HELD_OUT, ROWS, STAGES, StoppedError, course_of, log, run, same, stop_at
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("stops", [(3,), (1, 4, 6)])
+def test_stopped_and_taken_up(tmp_path: Path, uninterrupted: dict[str, Any], name: str, stops: tuple[int, ...]) -> None:
+    """After every step of which a checkpoint stands; the watcher is called before it is written."""
+    for step in stops:
+        with pytest.raises(StoppedError):
+            run(tmp_path, STAGES[name], checkpoint_seconds=0.0, watch=stop_at(step))
+    expected, lines = uninterrupted[name]
+    assert same(run(tmp_path, STAGES[name], checkpoint_seconds=0.0), expected)
+    assert log(tmp_path) == lines
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == list(range(1, expected[0].steps + 1))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_taken_up_behind_the_last_checkpoint(
+    tmp_path: Path, uninterrupted: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that no checkpoint has seen are taken again, and stand in the log once."""
+    original, saved = checkpoint.save, []
+
+    def seldom(folder: Path, step: int, *rest: Any) -> None:
+        if step == 2 or step > 5:
+            saved.append(step)
+            original(folder, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", seldom)
+    with pytest.raises(StoppedError):
+        run(tmp_path, STAGES[name], checkpoint_seconds=0.0, watch=stop_at(5))
+    assert saved == [2]
+    with (tmp_path / LOG).open("a") as stream:
+        stream.write('{"stage": "' + name + '", "st')
+    expected, lines = uninterrupted[name]
+    assert same(run(tmp_path, STAGES[name], checkpoint_seconds=0.0), expected)
+    assert log(tmp_path) == lines
+
+
+def test_an_end_that_was_reached_is_not_run_again(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    run(tmp_path, STAGES["transfer"])
+    again = run(tmp_path, STAGES["transfer"], watch=stop_at(*range(99)))
+    expected, lines = uninterrupted["transfer"]
+    assert same(again, expected)
+    assert log(tmp_path) == lines
+
+
+def test_the_outcome_is_what_the_log_says(uninterrupted: dict[str, Any]) -> None:
+    (outcome, parameters), lines = uninterrupted["finetune"]
+    evaluations = {line["step"]: line["held_out"]["model"] for line in lines if "held_out" in line}
+    assert list(evaluations) == [0, 2, 4, 6]
+    assert outcome.before == {"model": evaluations[0]}
+    assert outcome.after == {"model": min(evaluations.values())}
+    assert outcome.tokens == [line["tokens"] for line in lines if "loss" in line][-1]
+    course = course_of(STAGES["finetune"])
+    with torch.no_grad():
+        for name, parameter in course.units[0].parameters.items():
+            parameter.copy_(parameters[name])
+    batch = HELD_OUT.batch(range(len(HELD_OUT)))
+    judged = float(course.judge(batch, course.count(batch))["model"])
+    assert judged == pytest.approx(outcome.after["model"], rel=1e-5), "the parameters are those of the best evaluation"
+
+
+def test_the_start_competes(tmp_path: Path) -> None:
+    """Where nothing gets better, a stage ends where it began, also if it was stopped on the way."""
+    stage = STAGES["finetune"].model_copy(update={"lr": 50.0, "clip": None})
+    course = course_of(stage)
+    start = {name: value.detach().clone() for name, value in course.units[0].parameters.items()}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stage, checkpoint_seconds=0.0, watch=stop_at(3))
+    outcome, parameters = run(tmp_path, stage)
+    assert outcome.after == outcome.before
+    assert all(torch.equal(value, start[name]) for name, value in parameters.items())
+
+
+def test_patience_ends_it(tmp_path: Path) -> None:
+    """Each layer by itself; the stage when the last one has stopped."""
+    stage = Transfer(lr=3.0, steps=40, batch=2, evaluate=1, patience=2, clip=None)
+    outcome, _ = run(tmp_path, stage)
+    assert outcome.steps < 40
+    lines = [set(line["loss"]) for line in log(tmp_path) if "loss" in line]
+    assert lines[0] == {"layer 0", "layer 1"}
+    assert len(lines) == outcome.steps
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"seed": 5}, "seed"), ({"rows": rows_of(12, seed=9)}, "data"), ({"stage": {"lr": 0.5}}, "recipe")]
+)
+def test_another_run_is_not_gone_on_with(tmp_path: Path, options: dict[str, Any], word: str) -> None:
+    stage = STAGES["transfer"]
+    with pytest.raises(StoppedError):
+        run(tmp_path, stage, checkpoint_seconds=0.0, watch=stop_at(3))
+    changed = stage.model_copy(update=options.pop("stage", {}))
+    with pytest.raises(TrainingError, match=f"was begun with another {word}: say the same as then to go on, or start anew"):
+        run(tmp_path, changed, **options)
+
+
+def test_without_rows_to_evaluate_on(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, STAGES["transfer"], held_out=None)
+    assert (outcome.steps, outcome.before, outcome.after) == (6, {}, {})
+
+
+def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
+    """And the checkpoint before it stands."""
+    stage = STAGES["transfer"]
+    course = course_of(stage)
+
+    def poison(step: Step) -> None:
+        if step.step == 4:
+            with torch.no_grad():
+                next(iter(course.units[1].parameters.values())).fill_(torch.nan)
+
+    with pytest.raises(TrainingError, match="layer 1: the loss is nan at step 5"):
+        run_stage("transfer", course, stage, ROWS, None, Setting(tmp_path, Journal(tmp_path), 0, 0.0, None, poison))
+    assert (tmp_path / "transfer").is_dir()
+
+
+def test_how_long_a_stage_is() -> None:
+    count = len(ROWS)
+    assert length_of(Stage(lr=1, steps=7, epochs=90), ROWS) == 7
+    assert length_of(Stage(lr=1, epochs=3, batch=2), ROWS) == -(-3 * count // 2)
+    assert length_of(Stage(lr=1, tokens=1, epochs=3), ROWS) == 1
+    assert length_of(Stage(lr=1, tokens=5 * ROWS.tokens, batch=1), ROWS) == 5 * count

@@ -1,0 +1,187 @@
+"""What would end in other numbers than the user asked for is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.errors import ComposerError, TrainingError
+from composer.training import distill as module
+from composer.training.loop import Step
+from composer.training.run import Options
+from composer.training.scratch import train
+from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
+from tests.composer.training.stages import STAGES, StoppedError
+from tests.composer.training.stages import run as again
+
+
+def stop(step: Step) -> None:
+    if step.step == 3:
+        raise StoppedError
+
+
+def stopped(student: Path, out: Path, texts: Path, **options: Any) -> None:
+    with pytest.raises(StoppedError):
+        run(student, out, texts, **{"checkpoint_seconds": 0.0, "watch": stop, **options})
+
+
+def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
+    """To train on, or to choose the best parameters by."""
+    stopped(student, tmp_path / "out", texts)
+    other = write_texts(tmp_path / "other.jsonl", seed=4)
+    changes: list[tuple[Path, dict[str, Any]]] = [(other, {}), (texts, {"share": 0.5}), (texts, {"held_out": [str(other)]})]
+    for data, options in changes:
+        with pytest.raises(ComposerError, match="another data"):
+            run(student, tmp_path / "out", data, resume=True, **options)
+
+
+CHANGES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
+    "teacher": ("teacher", [("teacher", "OTHER")]),
+    "autocast": ("--bfloat16", [("autocast", True)]),
+    "held_out": ("held-out data", [("held_out", "SECOND")]),
+    "stage": ("stage", [("which", "finetune")]),
+    "stream": ("stage and another --stream", [("which", "transfer"), ("stream", True)]),
+    "weights": ("model", [("teacher", "TEACHER")]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path, tmp_path: Path, change: str) -> None:
+    other, model = make_teacher(tmp_path / "other", seed=9), student
+    first, second = (str(write_texts(tmp_path / f"held-out-{seed}.jsonl", 9, seed)) for seed in (5, 6))
+    begun: dict[str, Any] = {"held_out": [first]} if change == "held_out" else {}
+    differs, options = CHANGES[change]
+    options = {name: {"OTHER": str(other), "TEACHER": str(teacher), "SECOND": [second]}.get(said, said) for name, said in options}
+    if change == "weights":
+        begun, model = {"teacher": str(teacher)}, make_student(tmp_path / "same-spec", other)
+    stopped(student, tmp_path / "out", texts, **begun)
+    with pytest.raises(ComposerError, match=f"was begun with another {differs}. Say the same as then"):
+        run(model, tmp_path / "out", texts, resume=True, **options)
+
+
+@pytest.mark.parametrize("change", ["data", "share", "teacher"])
+def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: Path, change: str) -> None:
+    streamed: dict[str, Any] = {"which": "transfer", "stream": True}
+
+    def in_the_last_layer(step: Step) -> None:
+        if (step.stage, step.step) == ("transfer 1", 1):
+            raise StoppedError
+
+    stopped(student, tmp_path / "out", texts, watch=in_the_last_layer, **streamed)
+    options: dict[str, Any] = {"share": 0.3} if change == "share" else {}
+    if change == "teacher":
+        options = {"teacher": str(make_teacher(tmp_path / "other", seed=9))}
+    data = write_texts(tmp_path / "other.jsonl", seed=4) if change == "data" else texts
+    with pytest.raises(ComposerError, match=f"another {'teacher' if change == 'teacher' else 'data'}"):
+        run(student, tmp_path / "out", data, resume=True, **streamed, **options)
+
+
+@pytest.mark.parametrize("config", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
+def test_a_streamed_teacher_of_another_size(student: Path, texts: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+    other = make_teacher(tmp_path / "other", **config)
+    with pytest.raises(ComposerError, match="does not fit the student"):
+        run(student, tmp_path / "out", texts, which="transfer", stream=True, teacher=str(other))
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_streamed_teacher_with_adapters(student: Path, texts: Path, tmp_path: Path) -> None:
+    """Is refused: in memory it teaches with them, a layer at a time it would without."""
+    run(student, tmp_path / "adapted", texts, "recipe.finetune.steps=1", which="finetune")
+    with pytest.raises(TrainingError, match=r"has adapters .* not streamed\. Merge them first: compose merge .*adapted"):
+        run(student, tmp_path / "out", texts, which="transfer", teacher=str(tmp_path / "adapted"), stream=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapted"]
+
+
+def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None:
+    """It teaches only where it is named."""
+    teacher = make_teacher(tmp_path / "teacher")
+    student = make_student(tmp_path / "student", teacher)
+    shutil.rmtree(teacher)
+    make_teacher(teacher, seed=9, rope_theta=500.0)
+    with pytest.raises(TrainingError, match=f"another config.json since.* name it: --teacher {teacher}"):
+        run(student, tmp_path / "out", texts, which="transfer")
+    assert not (tmp_path / "out.run").exists()
+    assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer", teacher=str(teacher)).stages
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_held_out_is_nothing_to_evaluate_on(student: Path, texts: Path, tmp_path: Path, stream: bool) -> None:
+    report = run(student, tmp_path / "out", texts, "recipe.transfer.steps=2", which="transfer", share=0.0, stream=stream)
+    assert (report.stages[0].before, report.stages[0].after) == ({}, {})
+    assert report.data["references"][0]["documents"] == 60
+
+
+@pytest.mark.parametrize("setting", ["schedule=plateau", "patience=2"])
+def test_what_goes_by_held_out_rows(student: Path, texts: Path, tmp_path: Path, setting: str) -> None:
+    with pytest.raises(TrainingError, match="goes by held-out rows, and nothing is held out.*--held-out"):
+        run(student, tmp_path / "out", texts, f"recipe.transfer.{setting}", share=0.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """Its heads can learn from a teacher's all the same."""
+    spec = {"compose": 1, "name": "ahead", "extends": "latte-bidirectional", "trunk": None, "recipe": RECIPE}
+    student = make_student(tmp_path / "student", teacher, spec | {"head": {"memory": [{"kind": "latents", "size": 8}]}})
+    for which in ("all", "finetune"):
+        with pytest.raises(TrainingError, match='"ahead" is bidirectional: .* no next token to learn'):
+            run(student, tmp_path / "out", texts, which=which)
+    with pytest.raises(TrainingError, match='"ahead" is bidirectional'):
+        train(student, tmp_path / "out", Options([str(texts)]), overrides=["recipe.train.lr=1", "recipe.train.steps=1"])
+    assert [path.name for path in tmp_path.iterdir()] == ["student"]
+    assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer").stages
+
+
+def test_what_is_streamed_runs_on_the_cpu(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_device", lambda device: None)
+    with pytest.raises(TrainingError, match="runs on the cpu: leave --device cuda out, or --stream"):
+        run(student, tmp_path / "out", texts, which="transfer", stream=True, device="cuda")
+
+
+@pytest.mark.parametrize("file", ["facts.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["cut", "zeros"])
+def test_a_damaged_checkpoint(stopped_run: Path, tmp_path: Path, file: str, damage: str) -> None:
+    folder = shutil.copytree(stopped_run, tmp_path / "run")
+    [path] = (folder / "transfer").glob(f"step-*/{file}")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] if damage == "cut" else bytes(len(content)))
+    with pytest.raises(TrainingError, match=r"The checkpoint .* is damaged: .*begin anew with --force"):
+        again(folder, STAGES["transfer"])
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(StoppedError):
+        again(folder, STAGES["transfer"], checkpoint_seconds=0.0, watch=stop)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "what", ["no config", "damaged config", "damaged tokenizer", "damaged run", "run is a file", "out below a file"]
+)
+def test_damage(teacher: Path, texts: Path, tmp_path: Path, what: str) -> None:
+    student, out = make_student(tmp_path / "student", teacher), tmp_path / "out"
+    options: dict[str, Any] = {}
+    if what == "no config":
+        (student / "config.json").unlink()
+    elif what == "damaged config":
+        (student / "config.json").write_text("{")
+    elif what == "damaged tokenizer":
+        (student / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    elif what == "damaged run":
+        (tmp_path / "out.run").mkdir()
+        (tmp_path / "out.run" / "run.json").write_text("{")
+        options = {"resume": True}
+    elif what == "run is a file":
+        (tmp_path / "out.run").write_text("mine")
+        options = {"force": True}
+    else:
+        out = texts / "out"
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(ComposerError):
+        run(student, out, texts, **options)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
