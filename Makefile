@@ -3,10 +3,12 @@
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
 # make gpu     what needs a CUDA device
-# Each makes the virtual environment first, where it is not there or out of date. PYTHON= and VENV= override.
+# Each makes the virtual environment first, where it is not there or out of date. PYTHON=, VENV= and WORKERS= (of the tests)
+# override.
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -16,7 +18,7 @@ demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
 test: $(READY)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

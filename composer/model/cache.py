@@ -24,6 +24,13 @@ class StateLayer(CacheLayerMixin):
         self.tensors: State = {}
         self.columns = 0
 
+    def keep(self, state: State, columns: int) -> None:
+        """Take what a call of so many columns hands on. A part of a larger tensor is copied: it would keep all of that alive."""
+        self.tensors = {
+            name: tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor for name, tensor in state.items()
+        }
+        self.columns += columns
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
         raise NotImplementedError("states are written by the layer itself")
 

@@ -121,7 +121,7 @@ class ComposedModel(ComposedPreTrainedModel):
             hidden, state = layer(hidden, rows.tokens, held.tensors if held is not None else {}, self.backend)
             every.append(hidden)
             if held is not None:
-                held.tensors, held.columns = state, held.columns + length
+                held.keep(state, length)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.real if seen is None else seen + rows.real
         every[-1] = hidden = self.norm(hidden)
