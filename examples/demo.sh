@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From YAML to generated text: two papers, one teacher, four commands each. Everything lands in $OUT.
+# From YAML to a distilled model: two papers, one teacher. Everything lands in $OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build-output}
@@ -17,15 +17,16 @@ run() {
 }
 
 for spec in lawcat lolcats; do
-    run compose build "specs/$spec.yaml" --from "$teacher" -o "$out/$spec" --force
-    run compose explain "specs/$spec.yaml" --from "$teacher" --seq 4096
-    run compose verify "$out/$spec"
+    run compose build "examples/$spec-small.yaml" --from "$teacher" -o "$out/$spec" --force
+    run compose explain "examples/$spec-small.yaml" --from "$teacher" --seq 4096
     run compose generate "$out/$spec" --prompt "once upon a time" --max-new-tokens 24
+    run compose distill "$out/$spec" --data stories,samples=1500 -o "$out/$spec-distilled" --force
+    run compose verify "$out/$spec-distilled"
+    run compose generate "$out/$spec-distilled" --prompt "once upon a time" --max-new-tokens 24
 done
 
 cat <<'TEXT'
 
-The fresh parameters of these students are untrained. They carry the teacher's weights, but compute attention in their own way: the
-LoLCATs student says what its teacher says until its window of 64 tokens overflows, the LAWCAT student never does. Training
-them is what the recipe in each spec is for.
+Each student began with the teacher's weights and attention of its own, untrained. Its heads have learned the teacher's attention, then
+all of it the stories, for a minute; the losses above are those of stories that it had not seen, before and after, beside the teacher's.
 TEXT
