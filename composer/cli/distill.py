@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from composer.cli.options import Json, Set
+from composer.cli.options import Anew, Bfloat16, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
 from composer.cli.screen import heading, print_json, print_table, quantity, steps, without_bars
 from composer.data.loading import SHARE
 from composer.spec.inherit import shown
@@ -15,25 +15,12 @@ from composer.spec.inherit import shown
 if TYPE_CHECKING:
     from composer.training.run import RunReport
 
-Data = Annotated[
-    list[str],
-    typer.Option(
-        "--data",
-        metavar="REF",
-        help="A file (.jsonl, .txt, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
-    ),
-]
-HeldOut = Annotated[
-    list[str] | None,
-    typer.Option("--held-out", metavar="REF", help="To evaluate on; left out, a share of the data that training does not see."),
-]
-
 
 def distill(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
     data: Data,
     held_out: HeldOut = None,
-    share: Annotated[float, typer.Option(help="Of the data, held out where --held-out names none; 0: nothing.")] = SHARE,
+    share: HeldShare = SHARE,
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The model to learn from; left out, the one that MODEL was built from.")
     ] = None,
@@ -44,12 +31,12 @@ def distill(
     ] = None,
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
-    device: Annotated[str, typer.Option(help="Where it runs: cpu or cuda.")] = "cpu",
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")] = False,
+    device: RunsOn = "cpu",
+    bfloat16: Bfloat16 = False,
     stream: Annotated[bool, typer.Option("--stream", help="With --stage transfer: one layer in memory at a time.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Fold adapters into the weights at the end.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
+    resume: Resume = False,
+    force: Anew = False,
     as_json: Json = False,
 ) -> None:
     """Train a built model to be like its teacher.
@@ -78,14 +65,14 @@ def distill(
             watch=watch,
         )
         report = run(model, target, options, which=stage, overrides=settings or ())
+    print_run(report, "Distilled", as_json=as_json)
+
+
+def print_run(report: RunReport, did: str, *, as_json: bool) -> None:
+    """Losses before and after, and where the rest is told."""
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    print_run(report, "Distilled")
-
-
-def print_run(report: RunReport, did: str) -> None:
-    """Losses before and after, and where the rest is told."""
     heading(f"{did} {shown(report.out)}")
     rows = [
         (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")

@@ -16,3 +16,20 @@ Set = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a model of the Hub.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Data = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="REF",
+        help="A file (.jsonl, .txt, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
+    ),
+]
+HeldOut = Annotated[
+    list[str] | None,
+    typer.Option("--held-out", metavar="REF", help="To evaluate on; left out, a share of the data that training does not see."),
+]
+HeldShare = Annotated[float, typer.Option("--share", help="Of the data, held out where --held-out names none; 0: nothing.")]
+RunsOn = Annotated[str, typer.Option("--device", help="Where it runs: cpu or cuda.")]
+Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Anew = Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")]

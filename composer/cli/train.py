@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.distill import Data, HeldOut, print_run
-from composer.cli.options import Json, Set
-from composer.cli.screen import print_json, steps, without_bars
+from composer.cli.distill import print_run
+from composer.cli.options import Anew, Bfloat16, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
+from composer.cli.screen import steps, without_bars
 from composer.data.loading import SHARE
 
 
@@ -17,17 +17,17 @@ def train(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build --fresh` has written.")],
     data: Data,
     held_out: HeldOut = None,
-    share: Annotated[float, typer.Option(help="Of the data, held out where --held-out names none; 0: nothing.")] = SHARE,
+    share: HeldShare = SHARE,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
     ] = None,
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data.")] = 0,
-    device: Annotated[str, typer.Option(help="Where it runs: cpu or cuda.")] = "cpu",
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")] = False,
+    device: RunsOn = "cpu",
+    bfloat16: Bfloat16 = False,
+    resume: Resume = False,
+    force: Anew = False,
     as_json: Json = False,
 ) -> None:
     """Train a model that was built from nothing.
@@ -53,7 +53,4 @@ def train(
             watch=watch,
         )
         report = run(model, target, options, overrides=settings or ())
-    if as_json:
-        print_json(report.model_dump(mode="json"))
-        return
-    print_run(report, "Trained")
+    print_run(report, "Trained", as_json=as_json)
