@@ -112,6 +112,11 @@ class Rows:
         ids, labels, position, valid = (torch.from_numpy(array[chosen]) for array in self._arrays())
         return Batch(ids.long(), labels.long(), position.long(), valid)
 
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All rows once, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.batch(range(start, min(start + size, len(self))))
+
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self.ids, self.labels, self.position, self.valid
 

@@ -65,8 +65,8 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def loss_of(model: nn.Module, rows: Rows, batch: int) -> float:
     """The mean loss of a model on rows, in nats for each token that is asked for."""
     total, count, device = 0.0, 0, next(model.parameters()).device
-    for start in range(0, len(rows), batch):
-        logits, targets = logits_at_targets(model, rows.batch(range(start, min(start + batch, len(rows)))).to(device))
+    for part in rows.in_order(batch):
+        logits, targets = logits_at_targets(model, part.to(device))
         total, count = total + float(functional.cross_entropy(logits, targets, reduction="sum")), count + len(targets)
     return total / max(1, count)
 

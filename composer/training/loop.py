@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Rows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
@@ -123,7 +123,7 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        parts = list(_in_order(self.held_out, max(1, self.stage.batch // self.stage.accumulate)))
+        parts = list(self.held_out.in_order(max(1, self.stage.batch // self.stage.accumulate)))
         total = max(1, sum(self.course.count(part) for part in parts))
         for part in parts:
             with self._autocast():
@@ -190,8 +190,3 @@ def length_of(stage: Stage, rows: Rows) -> int:
     if stage.epochs is not None:
         lengths.append(steps_of(stage.epochs, len(rows), stage.batch))
     return min(lengths)
-
-
-def _in_order(rows: Rows, batch: int) -> Iterator[Batch]:
-    for start in range(0, len(rows), batch):
-        yield rows.batch(range(start, min(start + batch, len(rows))))
