@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,13 @@ def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path) -> None:
+def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a run that goes on, and whatever other stages have written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     journal.close()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60)  # TensorBoard reads files in the order of the seconds in their names
     later = Journal(tmp_path)
     later.rewind("one", 1)
     for step in (2, 3):
