@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from blocks.part import Closed
 
 Schedule = Literal["constant", "cosine", "plateau"]
+Average = Literal["tokens", "rows"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -79,7 +80,15 @@ class Transfer(Stage):
         return self
 
 
-class Finetune(Stage):
+class Language(Stage):
+    """What learns the next token."""
+
+    average: Average = "tokens"
+    """What the loss is a mean over: all tokens that are asked for; or rows, each with the mean of its own, so that those with few
+    answers count as much as those with many."""
+
+
+class Finetune(Language):
     """Stage 2: the whole model learns the next token."""
 
     lora: Lora | None = None
@@ -110,7 +119,7 @@ class Finetune(Stage):
         return self
 
 
-class Train(Stage):
+class Train(Language):
     """Training from nothing: every parameter learns the next token."""
 
 

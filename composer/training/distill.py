@@ -57,8 +57,9 @@ def _in_memory(run: Run) -> RunReport:
     student, teacher = load_student(run), run.teacher.load(options.device)
     run.begin()
     journal, outcomes, learned = Journal(run.folder), [], {}
-    asked = run.held_out if "finetune" in stages else None
-    teacher_loss = None if asked is None else loss_of(teacher, asked, 1)
+    finetune = stages.get("finetune")
+    asked = run.held_out if isinstance(finetune, Finetune) else None
+    teacher_loss = None if asked is None else loss_of(teacher, asked, 1, finetune.average)
     try:
         for name, stage in stages.items():
             course = _course(stage, student, teacher, options.seed)

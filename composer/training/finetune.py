@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composer.data.packing import Batch, Rows
+from composer.data.packing import IGNORED, Batch, Rows
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.recipe import Finetune, Lora
+from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import Losses
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
@@ -29,7 +29,7 @@ class FinetuneCourse:
         self._student, self._stage, self._teacher = student, stage, teacher
 
     def count(self, batch: Batch) -> int:
-        return int((batch.labels != -100).sum())
+        return _count(batch, self._stage.average)
 
     def learn(self, batch: Batch, total: float) -> Losses:
         self._student.train()
@@ -44,37 +44,57 @@ class FinetuneCourse:
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         logits, targets = logits_at_targets(self._student, batch)
-        loss = logits.new_zeros(())
+        losses = torch.zeros_like(targets, dtype=logits.dtype)
         if self._stage.next_token:
-            loss = loss + self._stage.next_token * functional.cross_entropy(logits, targets, reduction="sum") / total
+            losses = losses + self._stage.next_token * functional.cross_entropy(logits, targets, reduction="none")
         if self._stage.distill and self._teacher is not None:
             with torch.no_grad():
                 wanted, _ = logits_at_targets(self._teacher, batch)
-            loss = loss + self._stage.distill * divergence(logits, wanted, self._stage.temperature) / total
-        return loss
+            losses = losses + self._stage.distill * divergence(logits, wanted, self._stage.temperature)
+        return _sum(losses, batch, self._stage.average) / total
+
+
+def asked_for(batch: Batch) -> Tensor:
+    """Which tokens of a batch are to be predicted, each at the place of the one before it, B T-1 bool."""
+    return batch.labels[:, 1:] != IGNORED
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """The logits N V, in float32, of the tokens before those that are asked for, and these, N."""
     outputs = model(**batch.inputs(), use_cache=False)
-    asked = batch.labels[:, 1:] != -100
+    asked = asked_for(batch)
     return outputs.logits[:, :-1][asked].float(), batch.labels[:, 1:][asked]
 
 
 @torch.no_grad()
-def loss_of(model: nn.Module, rows: Rows, batch: int) -> float:
-    """The mean loss of a model on rows, in nats for each token that is asked for."""
+def loss_of(model: nn.Module, rows: Rows, batch: int, average: Average = "tokens") -> float:
+    """The mean loss of a model on rows, in nats: over the tokens that are asked for, or over rows."""
     total, count, device = 0.0, 0, next(model.parameters()).device
     for part in rows.in_order(batch):
         logits, targets = logits_at_targets(model, part.to(device))
-        total, count = total + float(functional.cross_entropy(logits, targets, reduction="sum")), count + len(targets)
+        total += float(_sum(functional.cross_entropy(logits, targets, reduction="none"), part.to(device), average))
+        count += _count(part, average)
     return total / max(1, count)
 
 
+def _count(batch: Batch, average: Average) -> int:
+    """What a mean over a batch is divided by."""
+    asked = asked_for(batch)
+    return int(asked.any(1).sum() if average == "rows" else asked.sum())
+
+
+def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
+    """Of the losses N of the tokens asked for, or of the means of each row's."""
+    if average == "rows":
+        asked = asked_for(batch)
+        losses = losses / asked.sum(1, keepdim=True).expand_as(asked)[asked]
+    return losses.sum()
+
+
 def divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """Σ_n KL(teacher ‖ student) at a temperature, times its square, so that gradients keep their size (Hinton et al. 2015)."""
+    """KL(teacher ‖ student) at a temperature, times its square, so that gradients keep their size (Hinton et al. 2015). N."""
     log_found, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (found, wanted))
-    return functional.kl_div(log_found, log_wanted, reduction="sum", log_target=True) * temperature**2
+    return functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
 def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:

@@ -70,6 +70,24 @@ def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
     assert float(course.learn(batch, total)["model"]) == pytest.approx(own, rel=1e-6)
 
 
+def test_rows_may_count_as_much_as_one_another() -> None:
+    """Padded rows ask for different numbers of tokens: the mean of their means, whole or in parts, distilled or not."""
+    source = small_llama()
+    student, rows = student_of(source), rows_of(how="padded")
+    batch = whole(rows)
+    assert len({int((row != -100).sum()) for row in batch.labels}) > 1
+    with torch.no_grad():
+        means = [student(**one.inputs(), labels=one.labels, use_cache=False).loss.item() for one in rows.in_order(1)]
+    by_hand, course = sum(means) / len(means), course_of(student, average="rows")
+    assert course.count(batch) == len(rows)
+    assert loss(course, batch) == pytest.approx(by_hand, rel=1e-6)
+    assert sum(float(course.judge(part, len(rows))["model"]) for part in rows.in_order(1)) == pytest.approx(by_hand, rel=1e-6)
+    assert loss_of(student, rows, 2, "rows") == pytest.approx(by_hand, rel=1e-6)
+    divergences = [loss(course_of(student, source, next_token=0.0, distill=1.0), one) for one in rows.in_order(1)]
+    course = course_of(student, source, next_token=0.0, distill=1.0, average="rows")
+    assert loss(course, batch) == pytest.approx(sum(divergences) / len(rows), rel=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_divergence_from_the_teacher(temperature: float) -> None:
     """T² Σ p (log p - log q) of the distributions at temperature T; and what both losses weigh together."""
@@ -78,7 +96,7 @@ def test_divergence_from_the_teacher(temperature: float) -> None:
     (found, targets), (wanted, _) = logits_of_documents(student, batch), logits_of_documents(source, batch)
     p, q = (wanted / temperature).softmax(-1), (found / temperature).softmax(-1)
     by_hand = temperature**2 * (p * (p.log() - q.log())).sum(-1)
-    assert float(divergence(found, wanted, temperature)) == pytest.approx(by_hand.sum().item(), rel=1e-6)
+    assert float(divergence(found, wanted, temperature).sum()) == pytest.approx(by_hand.sum().item(), rel=1e-6)
     course = course_of(student, source, next_token=0.0, distill=3.0, temperature=temperature)
     assert loss(course, batch) == pytest.approx(3 * by_hand.mean().item(), rel=1e-5)
     entropy = -found.log_softmax(-1).gather(1, targets[:, None]).mean().item()
