@@ -57,9 +57,9 @@ def _in_memory(run: Run) -> RunReport:
     student, teacher = load_student(run), run.teacher.load(options.device)
     run.begin()
     journal, outcomes, learned = Journal(run.folder), [], {}
-    finetune = stages.get("finetune")
-    asked = run.held_out if isinstance(finetune, Finetune) else None
-    teacher_loss = None if asked is None else loss_of(teacher, asked, 1, finetune.average)
+    teacher_loss, finetune = None, stages.get("finetune")
+    if isinstance(finetune, Finetune) and run.held_out is not None:
+        teacher_loss = loss_of(teacher, run.held_out, 1, finetune.average)
     try:
         for name, stage in stages.items():
             course = _course(stage, student, teacher, options.seed)
