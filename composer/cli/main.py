@@ -17,6 +17,7 @@ from composer.cli.generate import generate
 from composer.cli.merge import merge
 from composer.cli.new import new
 from composer.cli.parts import parts
+from composer.cli.sample import sample
 from composer.cli.schema import schema
 from composer.cli.show import show
 from composer.cli.train import train
@@ -66,7 +67,7 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-for command in (build, distill, train, merge, new, check, show, diff, parts, schema, explain, generate, verify):
+for command in (build, distill, train, merge, new, check, show, diff, parts, schema, explain, generate, sample, verify):
     app.command()(command)
 
 

@@ -140,6 +140,18 @@ def progress(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
         yield moved
 
 
+@contextmanager
+def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr that moves by one at each call, if stderr is a terminal; gone afterwards."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
 def without_bars() -> None:
     """Keep transformers' own bars to itself: what is redirected is to be read."""
     import transformers

@@ -201,7 +201,7 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
 
 def _rows(student: Student, options: Options) -> tuple[Rows, Rows | None]:
     """The rows to learn from, and those to evaluate on."""
-    tokenizer = _tokenizer(student.source.folder)
+    tokenizer = tokenizer_of(student.source.folder)
     longest: int = student.record.trunk["max_positions"]
     own = bool(options.held_out)
 
@@ -224,7 +224,8 @@ def _rows(student: Student, options: Options) -> tuple[Rows, Rows | None]:
     return rows(options.data, "train", 0.0 if own else options.share), held
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+    """Raises TrainingError where there is none."""
     from transformers import AutoTokenizer
 
     try:

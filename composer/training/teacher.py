@@ -46,16 +46,22 @@ def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher
     reference = os.fspath(said) if said is not None else _reference(record)
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
-    source = open_model(reference, None if Path(reference).expanduser().is_dir() else revision)
-    if source.trunk.labels is not None:
-        raise TrainingError(f"{reference} is a classifier; a teacher is a language model.")
+    teacher = open_language_model(reference, None if Path(reference).expanduser().is_dir() else revision)
     for name, words in SIZES.items():
-        theirs, ours = getattr(source.trunk, name), record.trunk[name]
+        theirs, ours = getattr(teacher.source.trunk, name), record.trunk[name]
         if theirs != ours:
             raise TrainingError(
                 f"The teacher {reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
                 "Name the model that the student was built from, or one of the same sizes."
             )
+    return teacher
+
+
+def open_language_model(reference: str, revision: str | None = None) -> Teacher:
+    """A folder, or a model of the Hub. Raises SourceError, and TrainingError for a classifier."""
+    source = open_model(reference, revision)
+    if source.trunk.labels is not None:
+        raise TrainingError(f"{reference} is a classifier; a teacher is a language model.")
     return Teacher(reference, source)
 
 

@@ -55,6 +55,7 @@ def test_the_commands() -> None:
         "merge",
         "new",
         "parts",
+        "sample",
         "schema",
         "show",
         "train",

@@ -1,0 +1,70 @@
+"""``compose sample``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from composer.cli.options import SOURCE, RunsOn
+from composer.cli.screen import counted, heading, without_bars
+from composer.devices import check_device
+from composer.errors import DataError
+from composer.spec.inherit import shown
+
+
+def sample(
+    model: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where they go, as JSON lines.")],
+    texts: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a text at most, BOS included.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.01, help="1 is the model's own distribution.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    batch: Annotated[int, typer.Option(min=1, help="Texts written at a time; other numbers give other texts.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    device: RunsOn = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that stands there.")] = False,
+) -> None:
+    """Let a model write texts to train its student on.
+
+    For a teacher whose own training data are not at hand: compose distill STUDENT --data FILE.
+    """
+    if out.is_dir():
+        raise DataError(f"{shown(out)} is a folder; say a file, such as {shown(out / 'texts.jsonl')}")
+    if out.exists() and not force:
+        raise DataError(f"{shown(out)} exists; name another file, or replace it with --force")
+    check_device(device)
+    from composer.data.sampling import sample_texts
+    from composer.training.run import tokenizer_of
+    from composer.training.teacher import open_language_model
+
+    without_bars()
+    source = open_language_model(model)
+    tokenizer = tokenizer_of(source.source.folder)
+    loaded = source.load(device)
+    with _whole(out) as stream, counted("texts", texts) as taken:
+        written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
+        for text in written:
+            stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            taken()
+    heading(f"Wrote {shown(out)}")
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[IO[str]]:
+    """A file that appears when it is whole. Raises DataError where it cannot be written."""
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as stream:
+            yield stream
+        partial.replace(out)
+    except OSError as error:
+        raise DataError(f"{shown(out)} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()

@@ -1,0 +1,55 @@
+"""Texts that a model writes by itself, to train a student of it on where its own training data are not at hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from composer.errors import DataError
+
+
+def sample_texts(
+    model: Any,
+    tokenizer: Any,
+    texts: int,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch: int = 32,
+) -> Iterator[str]:
+    """Texts from the model's own distribution, each of at most ``length`` tokens, BOS included, or up to where the model ends it.
+
+    model: what transformers' ``generate`` runs on. tokenizer: one of transformers'. Which texts come depends on ``seed`` and ``batch`` alone; the first ones are the
+    same however many are asked for. Texts that are empty are drawn again. Raises DataError where nothing begins a text.
+    """
+    begin = tokenizer.bos_token_id
+    if begin is None:
+        raise DataError("The tokenizer has no BOS token, so a text begins with nothing that the model could go on from.")
+    # A model whose training set texts one after the other may say BOS at the end of one.
+    ends = [token for token in (tokenizer.eos_token_id, begin) if token is not None]
+    model.generation_config.max_length = None  # the source's own limit; length says it here
+    written, draw = 0, 0
+    while written < texts:
+        torch.manual_seed(random.Random(f"{seed} {draw}").getrandbits(32))  # its generator takes no more bits
+        rows = model.generate(
+            input_ids=torch.full((batch, 1), begin, device=model.device),
+            attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),
+            max_new_tokens=length - 1,
+            do_sample=True,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=0,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+        )
+        draw += 1
+        found = [text for row in rows if (text := tokenizer.decode(row, skip_special_tokens=True)).strip()]
+        if not found:
+            raise DataError(f"The model ends its texts where they begin: {batch} of {batch} are empty.")
+        yield from found[: texts - written]
+        written += len(found)
