@@ -24,8 +24,9 @@ def sample_texts(
 ) -> Iterator[str]:
     """Texts from the model's own distribution, each of at most ``length`` tokens, BOS included, or up to where the model ends it.
 
-    model: what transformers' ``generate`` runs on. tokenizer: one of transformers'. Which texts come depends on ``seed`` and ``batch`` alone; the first ones are the
-    same however many are asked for. Texts that are empty are drawn again. Raises DataError where nothing begins a text.
+    model: what transformers' ``generate`` runs on. tokenizer: one of transformers'. Which texts come depends on ``seed`` and
+    ``batch`` alone; the first ones are the same however many are asked for. Texts that are empty are drawn again. Raises DataError
+    where nothing begins a text.
     """
     begin = tokenizer.bos_token_id
     if begin is None:
