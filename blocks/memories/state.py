@@ -27,7 +27,7 @@ class StateMemory(Recurrent):
     decay_ranks: ClassVar[frozenset[str]] = additive.DECAY_RANKS
     forms: ClassVar[dict[str, str]] = {
         "reference": "one token after the other",
-        "torch": "chunks of 64 (of 16 where a feature decays below e^-40 in a chunk), one step in decode",
+        "torch": "chunks of 64 (joined from shorter blocks where decay is steep), one step in decode",
     }
     kind: Literal["state"] = "state"
     normalise: bool = True

@@ -18,22 +18,31 @@ MODULE = importlib.import_module("blocks.recurrences.additive.chunked")
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 (2 where it is steep) and spans of 8: twenty tokens have every border."""
-    for name, size in (("CHUNK", 4), ("PAIRWISE_CHUNK", 2), ("SPAN", 8)):
+    """Chunks of 4 and spans of 8: twenty tokens have every border."""
+    for name, size in (("CHUNK", 4), ("SPAN", 8)):
         monkeypatch.setattr(MODULE, name, size)
 
 
 @pytest.fixture
-def steep(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Which spans took their exponents pair by pair."""
-    answers, original = [], MODULE._steep
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long the blocks were that the chunks of each span began as."""
+    answers, original = [], MODULE._block
 
-    def noted(log_decay: Tensor) -> bool:
-        answers.append(original(log_decay))
+    def noted(log_decay: Tensor, chunk: int) -> int:
+        answers.append(original(log_decay, chunk))
         return answers[-1]
 
-    monkeypatch.setattr(MODULE, "_steep", noted)
+    monkeypatch.setattr(MODULE, "_block", noted)
     return answers
+
+
+def longest(log_decay: Tensor) -> int:
+    """Of 64, 32, … tokens: the longest block in which no feature decays below e^-40; or 1."""
+    for block in (64, 32, 16, 8, 4, 2):
+        parts = [log_decay[:, start : start + block].sum(1) for start in range(0, log_decay.shape[1], block)]
+        if min(float(part.min()) for part in parts) >= -40:
+            return block
+    return 1
 
 
 @pytest.mark.usefixtures("small")
@@ -81,22 +90,25 @@ def test_gradients_are_derivatives(rank: str) -> None:
     assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("steepest", "pairwise"), [(float("inf"), True), (-float("inf"), False)])
-def test_both_ways_to_take_the_exponents_agree(
-    steepest: float, pairwise: bool, monkeypatch: pytest.MonkeyPatch, steep: list[bool]
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_blocks_of_any_length_join_to_the_same(
+    block: int, heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
-    monkeypatch.setattr(MODULE, "STEEPEST", steepest)
-    problem = draw("channel", (4, 4, 2), 19, documents=True)
-    for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
-        close(got, wanted)
-    assert steep
-    assert set(steep) == {pairwise}
+    monkeypatch.setattr(MODULE, "_block", lambda log_decay, chunk: min(block, chunk))
+    for length in (1, 2, 3, 4, 7, 8, 19):
+        problem, answers = draw("channel", heads, length, documents=True), []
+        for form in (chunked, naive):
+            tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+            output, state = form(*problem.arguments(tensors))
+            answers.append((output, state, *torch.autograd.grad(output.square().sum() + state.sum(), tensors)))
+        for got, wanted in zip(*answers, strict=True):
+            close(got, wanted)
 
 
 @pytest.mark.parametrize("rank", ["head", "channel"])
-@pytest.mark.parametrize("steepness", [0.5, 3.0, 40.0, 300.0, 1e4])
-def test_float32_holds_at_any_steepness(rank: str, steepness: float, steep: list[bool]) -> None:
+@pytest.mark.parametrize("steepness", [0.5, 3.0, 12.0, 40.0, 300.0, 1e4])
+def test_float32_holds_at_any_steepness(rank: str, steepness: float, blocks: list[int]) -> None:
     """Gentle tokens among steep ones: a decay that is summed over a chunk must not drown the small ones behind it."""
     problem = draw(rank, (2, 2, 2), 150, steepness=steepness)
     assert problem.log_decay is not None
@@ -105,14 +117,40 @@ def test_float32_holds_at_any_steepness(rank: str, steepness: float, steep: list
     for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments()), strict=True):
         assert got.dtype == torch.float32
         close(got.double(), wanted, 5e-5)
-    # Below e^-40 over a chunk of 64 the exponents of features are taken pair by pair.
-    assert steep == ([steepness > 1] if rank == "channel" else [])
+    # Below e^-40 over a chunk of 64 it begins as shorter blocks.
+    assert blocks == ([longest(problem.log_decay)] if rank == "channel" else [])
+    assert rank == "head" or (blocks == [64]) == (steepness < 1)
 
 
-def test_nothing_overflows_just_above_the_steepest(steep: list[bool]) -> None:
+@pytest.mark.parametrize("steepness", [1.0, 8.0, 300.0])
+def test_gradients_in_float32_hold_at_any_steepness(steepness: float) -> None:
+    problem, answers = draw("channel", (2, 2, 2), 150, steepness=steepness), []
+    for form, dtype in ((chunked, torch.float32), (naive, torch.float64)):
+        tensors = [tensor.to(dtype).requires_grad_() for tensor in problem.tensors]
+        output, state = form(*problem.arguments(tensors))
+        answers.append(torch.autograd.grad(output.square().sum() + state.sum(), tensors))
+    for got, wanted in zip(*answers, strict=True):
+        close(got.double(), wanted, 1e-4)
+
+
+def test_a_feature_may_forget_everything(blocks: list[int]) -> None:
+    """A decay of 0, whose logarithm is -inf, at some tokens: gradients are those of the definition, and nothing is NaN."""
+    problem, answers = draw("channel", (2, 2, 2), 100), []
+    assert problem.log_decay is not None
+    problem.log_decay[torch.rand_like(problem.log_decay) < 0.1] = -torch.inf
+    for form in (chunked, naive):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = form(*problem.arguments(tensors))
+        answers.append((output, state, *torch.autograd.grad(output.square().sum() + state.sum(), tensors)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+    assert blocks == [1]
+
+
+def test_nothing_overflows_just_above_the_steepest(blocks: list[int]) -> None:
     problem = draw("channel", (2, 2, 2), 64)
     problem = type(problem)(**{**vars(problem), "log_decay": torch.full((2, 64, 2, 3), -39.9 / 64, dtype=torch.float64)})
     single = [tensor.float() for tensor in problem.tensors]
     for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments()), strict=True):
         close(got.double(), wanted, 1e-4)
-    assert steep == [False]
+    assert blocks == [64]
