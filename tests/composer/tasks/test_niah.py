@@ -30,8 +30,8 @@ def parts(name: str, sample: Sample) -> tuple[str, str]:
     what = "uuid" if name == "niah-single-3" else "number"
     found = re.fullmatch(
         rf"A special magic {what} is hidden within the following text\. Make sure to memorize it\. I will quiz you about the "
-        rf"{what} afterwards\.\n(.*)One of the special magic {what}s for (\S+-\S+|\S+-\S+ \S+) is: ({VALUES[name]})\.(.*)\nWhat is the "
-        rf"special magic {what} for ([a-z]+-[a-z]+) mentioned in the provided text\? The special magic {what} for ([a-z]+-[a-z]+) "
+        rf"{what} afterwards\.\n(.*)One of the special magic {what}s for (.+?) is: ({VALUES[name]})\.(.*)\nWhat is the "
+        rf"special magic {what} for (.+?) mentioned in the provided text\? The special magic {what} for (.+?) "
         rf"mentioned in the provided text is ({VALUES[name]})",
         sample.text,
         flags=re.DOTALL,
@@ -57,7 +57,8 @@ def test_stories(name: str, letters: Writer) -> None:
     texts = set()
     for sample in samples(name, letters, 1500):
         before, after = parts(name, sample)
-        assert before == " " or before.endswith((". ", "! ", "? "))  # the space stands there even before a text's first word
+        # RULER's spaces stand there even before a text's first word and after its last, which ends no sentence.
+        assert before == " " or after == " " or before.endswith((". ", "! ", "? "))
         assert after[0] == " "
         words = (before + after).split()
         assert len(words) > 100
@@ -97,7 +98,7 @@ def test_a_file_is_divided(letters: Writer, book: Path) -> None:
 def test_a_file_is_read_once(letters: Writer, tmp_path: Path) -> None:
     book = tmp_path / "five.txt"
     book.write_text(" ".join(f"{word} is the word number {word} here." for word in ("One", "Two", "Three", "Four", "Five")))
-    found = {sample.text for sample in samples("niah-single-2", letters, 190, "train", haystack=book)}
+    found = {sample.text for sample in samples("niah-single-2", letters, 290, "train", haystack=book)}
     assert any("Four is the word number Four here. One is" in text for text in found)  # on from the end to the beginning
     for split, words in (("train", 28), ("evaluation", 7)):
         said = rf"niah-single-2: all {words} words of the haystack .*five\.txt that {split} may read make \d+ tokens, not 1000"
@@ -129,7 +130,7 @@ def test_needles_that_the_tokenizer_cannot_write(words: Writer) -> None:
         samples("niah-single-3", words, 1000)
 
 
-NEEDLE = r"One of the special magic (?:number|uuid)s for (\S+-\S+(?: \S+)*?) is: ([0-9a-f-]+)\."
+NEEDLE = r"One of the special magic (?:number|uuid)s for (.+?) is: ([0-9a-f-]+)\."
 
 
 def needles(sample: Sample) -> list[tuple[str, str]]:
@@ -179,7 +180,7 @@ def test_several_values(letters: Writer) -> None:
 def test_several_questions(letters: Writer) -> None:
     for sample in samples("niah-multiquery", letters, 1500):
         found = dict(needles(sample))
-        asked = re.search(r"What are all the special magic numbers for (.+), (.+), (.+), and (.+) mentioned in", sample.text)
+        asked = re.search(r"What are all the special magic numbers for (.+?), (.+?), (.+?), and (.+?) mentioned in", sample.text)
         assert asked
         assert len(found) == 4
         assert sample.answers == tuple(found[key] for key in asked.groups())
@@ -188,7 +189,7 @@ def test_several_questions(letters: Writer) -> None:
 
 @pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
 def test_needles_among_needles(name: str, letters: Writer) -> None:
-    pattern = NEEDLE if name == "niah-multikey-2" else NEEDLE.replace(r"(\S+-\S+(?: \S+)*?)", r"([0-9a-f-]{36})")
+    pattern = NEEDLE if name == "niah-multikey-2" else NEEDLE.replace("(.+?)", "([0-9a-f-]{36})")
     places = set()
     for sample in samples(name, letters, 1500):
         before, *lines, question = (sample.prompt or "").split("\n")

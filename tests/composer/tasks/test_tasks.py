@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "recall": {"pairs": 4},
     "mqar": {"pairs": 4},
     "variable-tracking": {"example": False},
-    "common-words": {"example": False},
+    "common-words": {"example": False, "common": 4},
     "listops": {"above": 20, "below": 60},
 }
 """What makes them short."""

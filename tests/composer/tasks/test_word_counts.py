@@ -17,14 +17,14 @@ from composer.tasks.writer import Writer
 
 COMMON = (
     r"Below is a numbered list of words\. In these words, some appear more often than others\. Memorize the ones that appear most "
-    r"often\.\n(.*)\nQuestion: What are the 10 most common words in the above list\? Answer: The top 10 words that appear most often "
-    r"in the list are: (.*)"
+    r"often\.\n(.*)\nQuestion: What are the 10 most common words in the above list\? Answer: The top 10 words that appear most "
+    r"often in the list are: (.*)"
 )
 FREQUENT = (
-    r"Read the following coded text and track the frequency of each coded word\. Find the three most frequently appeared coded words\. "
-    r"(.*)\nQuestion: Do not provide any explanation\. Please ignore the dots '\.\.\.\.'\. What are the three most frequently "
-    r"appeared words in the above coded text\? Answer: According to the coded text above, the three most frequently appeared words "
-    r"are: (.*)"
+    r"Read the following coded text and track the frequency of each coded word\. Find the three most frequently appeared coded "
+    r"words\. (.*)\nQuestion: Do not provide any explanation\. Please ignore the dots '\.\.\.\.'\. What are the three most "
+    r"frequently appeared words in the above coded text\? Answer: According to the coded text above, the three most frequently "
+    r"appeared words are: (.*)"
 )
 
 
@@ -105,9 +105,9 @@ def test_too_few_words(spaced: Writer) -> None:
 
 
 def test_a_list_has_more_than_the_common_words(spaced: Writer) -> None:
-    with pytest.raises(TaskError, match="common-words needs room for a word that is less common: take more than 212 tokens"):
-        common(spaced, 212, samples=1, example=False)
-    assert len(common(spaced, 213, samples=1, example=False)) == 1
+    with pytest.raises(TaskError, match="common-words needs room for a word that is less common: take more than 189 tokens"):
+        common(spaced, 189, samples=1, example=False)
+    assert len(common(spaced, 190, samples=1, example=False)) == 1
 
 
 @pytest.mark.parametrize(("alpha", "length"), [(2.0, 300), (2.0, 4000), (1.5, 4000), (3.5, 1000)])
@@ -134,7 +134,7 @@ def test_frequent_words_fill_the_length(spaced: Writer) -> None:
         assert 3990 <= len(sample.ids) <= 4000
 
 
-@pytest.mark.parametrize("length", range(65, 140))
+@pytest.mark.parametrize("length", range(84, 150))
 def test_the_third_word_is_never_as_frequent_as_the_fourth(length: int, spaced: Writer) -> None:
     for sample in frequent(spaced, length, vocabulary=30, samples=1):
         found = re.fullmatch(FREQUENT, sample.text)
@@ -146,8 +146,8 @@ def test_the_third_word_is_never_as_frequent_as_the_fourth(length: int, spaced: 
 def test_too_short_for_a_third_word(spaced: Writer) -> None:
     with pytest.raises(TaskError, match="frequent-words needs at least 4 different words, not 3: take 200 tokens or more"):
         frequent(spaced, 199)
-    with pytest.raises(TaskError, match="frequent-words needs more than 60 tokens for a third word"):
-        frequent(spaced, 60, vocabulary=10)
+    with pytest.raises(TaskError, match="frequent-words needs more than 83 tokens for a third word"):
+        frequent(spaced, 83, vocabulary=10)
 
 
 @pytest.mark.parametrize(
