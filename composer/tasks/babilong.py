@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from composer.errors import TaskError
-from composer.tasks.base import Sample, Scored, Split, Task
-from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text
+from composer.tasks.base import Sample, Scored, Split, Task, answered, origin
+from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text, haystack_origin
 from composer.tasks.writer import Writer, fit
 
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
@@ -43,7 +43,8 @@ class Babilong(Task):
     """The folder with bAbI's files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and
     evaluation ``_test``; where there is only one of them, training takes four fifths of its stories, evaluation the rest."""
     haystack: Text = "stories"
-    """The background: ``stories``, or a text file, of which training takes the first four fifths and evaluation the rest."""
+    """The background: ``stories``, small ones of this project (the original's, PG19, does not ship with it), or a text file, of
+    which training takes the first four fifths and evaluation the rest."""
     instruction: str | None = None
     """Left out: the context, the question and the answer, one after another, as models learn it. Else this is said first, as to
     models that have not learned it, and the context stands between <context> and </context>."""
@@ -67,10 +68,15 @@ class Babilong(Task):
         def prompt(words: int) -> str:
             return self.prompt(context(words)[0], question.text)
 
-        words = fit(lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name)
-        text = f"{prompt(words)} {question.answer}"
-        ids, answer = writer.marked(text, [(len(prompt(words)), len(text))])
-        return Sample(ids, answer, text, prompt(words), (question.answer,), context(words)[1])
+        words = fit(
+            lambda words: writer.count(f"{prompt(words)} {question.answer}"), length, self.name, haystack.most, haystack.unit
+        )
+        return answered(writer, prompt(words), question.answer, depth=context(words)[1])
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        babi = "; ".join(origin(path) for paths in files_of(self.babi, self.number).values() for path in paths)
+        return {"babi": babi, "haystack": haystack_origin(self.haystack)}
 
     def prompt(self, context: str, question: str) -> str:
         if self.instruction is None:
@@ -137,11 +143,9 @@ class BabilongQa5(Babilong):
 @lru_cache(maxsize=16)
 def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
     """All questions that a split may ask. Raises ``TaskError`` where the folder has none of the task."""
-    files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
+    files = files_of(folder, number)
     wanted = files["train" if split == "train" else "test"]
     found = wanted or files["train"] or files["test"]
-    if not found:
-        raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")
     stories = read(found[0])
     cut = int(len(stories) * TRAINING_SHARE)
     if not (files["train"] and files["test"]):
@@ -149,6 +153,14 @@ def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
     if not stories:
         raise TaskError(f"{found[0]} has too few stories to keep training and evaluation apart.")
     return tuple(question for story in stories for question in story)
+
+
+def files_of(folder: Path, number: int) -> dict[str, list[Path]]:
+    """Those of a task that are there, of bAbI's two parts. Raises ``TaskError`` where there is none."""
+    files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
+    if not any(files.values()):
+        raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")
+    return files
 
 
 def read(path: Path) -> list[list[Question]]:

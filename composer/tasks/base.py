@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -43,7 +45,7 @@ class Sample:
     answers: tuple[str, ...] | None = None
     """What has to be written after the prompt."""
     depth: float | None = None
-    """Share of the haystack that stands before the needle."""
+    """Share of the haystack that stands before the needle. None where there is no such thing, or more than one."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -77,6 +79,12 @@ class Task(Closed, ABC):
         """One sample of at most ``length`` tokens. Raises ``TaskError`` where that is too short, or where the tokenizer cannot
         write what has to be read."""
 
+    @property
+    def provenance(self) -> dict[str, str]:
+        """What the texts are taken from, where the task does not make all of them itself: a result has to record it. A file stands
+        there with its SHA-256. Raises ``TaskError`` where it cannot be read."""
+        return {}
+
     def score(self, sample: Sample, written: str) -> float:
         """0 to 1 for what a model wrote after the prompt, as the original scores it."""
         raise TaskError(f"{self.name} is scored by {self.scored}, not by what is written.")
@@ -98,6 +106,22 @@ class Task(Closed, ABC):
             learned = np.array(sample.answer) if self.learn == "answer" else ~np.isin(ids, begins)
             learned[0] = False  # no token stands before it that could tell it
             yield Document(ids=ids, learned=learned)
+
+
+def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
+    """The prompt, a space, and what is said after it, whose tokens are the answer. answers: the parts that ``said`` is scored by;
+    left out: all of it."""
+    text = f"{prompt} {said}"
+    ids, answer = writer.marked(text, [(len(prompt), len(text))])
+    return Sample(ids, answer, text, prompt, answers or (said,), depth)
+
+
+def origin(path: Path) -> str:
+    """A file, as ``provenance`` names it. Raises ``TaskError`` where it cannot be read."""
+    try:
+        return f"{path}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read ({error}).") from error
 
 
 def rng_of(seed: int, split: Split, index: int) -> random.Random:

@@ -1,4 +1,4 @@
-"""Background text without end: small stories made for each sample, or a text file."""
+"""Background text: small stories made for each sample, without end, or a text file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import cycle, islice
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from composer.errors import TaskError
-from composer.tasks.base import Split, apart
+from composer.tasks.base import Split, apart, origin
 from composer.tasks.stories import story
 
+BUILT_IN = "stories"
 Text = Literal["stories"] | Path
 """``stories``, those of ``composer.tasks.stories``, or a text file: training takes its first four fifths, evaluation the rest."""
 
@@ -24,7 +25,14 @@ TRAINING_SHARE = 4 / 5
 class Haystack:
     """Sentences, made as they are needed, and taken by the word."""
 
+    most: int | None
+    """Words that there are, where they come to an end. No more may be taken."""
+    unit: str
+    """What the words are, for a message that they are too few."""
+
     def __init__(self, text: Text, rng: random.Random, split: Split) -> None:
+        self.most = None if text == BUILT_IN else words_of(Path(text), split)
+        self.unit = f"words of the haystack {text} that {split} may read"
         self._coming = sentences(text, rng, split)
         self._sentences: list[list[str]] = []
         self._words: list[int] = [0]
@@ -41,14 +49,29 @@ class Haystack:
 
 
 def sentences(text: Text, rng: random.Random, split: Split) -> Iterator[str]:
-    """Without end. A file's part is read on from its beginning by evaluation, as RULER does, and from anywhere by training."""
-    if text == "stories":
+    """Stories without end, or every sentence of the file's part once: evaluation begins where the part begins, as RULER does, and
+    training anywhere, where it goes on from the part's end to its beginning."""
+    if text == BUILT_IN:
         while True:
             yield from split_sentences(apart(rng, split, story))
-    first, last = read(Path(text))
-    part = first if split == "train" else last
+    part = part_of(Path(text), split)
     start = rng.randrange(len(part)) if split == "train" else 0
-    yield from islice(cycle(part), start, None)
+    yield from chain(part[start:], part[:start])
+
+
+def haystack_origin(text: Text) -> str:
+    """As ``Task.provenance`` records it."""
+    return "built-in: small stories of this project, not the original's text" if text == BUILT_IN else origin(Path(text))
+
+
+def part_of(path: Path, split: Split) -> list[str]:
+    first, last = read(path)
+    return first if split == "train" else last
+
+
+@lru_cache(maxsize=8)
+def words_of(path: Path, split: Split) -> int:
+    return sum(len(sentence.split()) for sentence in part_of(path, split))
 
 
 def split_sentences(text: str) -> list[str]:

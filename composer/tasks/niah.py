@@ -1,128 +1,222 @@
-"""RULER's single needles in a haystack: a number or a UUID under a key, asked for at the end."""
+"""RULER's needles in a haystack: numbers or UUIDs under keys, some of which are asked for at the end."""
 
 from __future__ import annotations
 
 import random
-import uuid
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import ClassVar, Literal
 
-from composer.tasks.base import Depth, Sample, Scored, Split, Task, apart
-from composer.tasks.haystack import Haystack, Text
+from composer.tasks.base import Depth, Sample, Split, answered, apart
+from composer.tasks.haystack import Haystack, Text, haystack_origin
 from composer.tasks.passkey import FILLER
-from composer.tasks.recall import KEYS, VALUES
-from composer.tasks.stories import SLOTS
+from composer.tasks.ruler import Ruler, distinct, number, random_uuid, source, word_pair, words_origin
 from composer.tasks.writer import Writer, fit
 
-TEMPLATE = (
+ASKED_ONE = (
     "A special magic {what} is hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the {what} afterwards.\n{context}\n"
-    "What is the special magic {what} for {key} mentioned in the provided text? "
-    "The special magic {what} for {key} mentioned in the provided text is"
+    "What is the special magic {what} for {keys} mentioned in the provided text? "
+    "The special magic {what} for {keys} mentioned in the provided text is"
+)
+ASKED_SEVERAL = (
+    "Some special magic {what}s are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {what}s afterwards.\n{context}\n"
+    "What are all the special magic {what}s for {keys} mentioned in the provided text? "
+    "The special magic {what}s for {keys} mentioned in the provided text are"
 )
 NEEDLE = "One of the special magic {what}s for {key} is: {value}."
 NOISE = " ".join(FILLER)
 
-# RULER joins the adjectives and nouns of a package of word lists; these are the words that the project has.
-ADJECTIVES = [word for slot in ("trait", "good", "bad", "color", "weather") for word in SLOTS[slot]]
-NOUNS = [*KEYS, *VALUES]
-
 DEPTHS = [round(100 * step / 39) for step in range(40)]
 """Per cent of the sentences that may stand before a needle in a text."""
 
-Contexts = Callable[[int], tuple[str, float]]
-"""Units of filler to the text with the needle in it, and the needle's depth."""
+Pairs = tuple[tuple[str, tuple[str, ...]], ...]
+"""Keys, each with its values."""
 
 
-def number(rng: random.Random) -> str:
-    """Seven digits, the first of which is not 0."""
-    return str(rng.randint(10**6, 10**7 - 1))
+@dataclass(frozen=True)
+class Context:
+    """A haystack with the needles in it."""
+
+    lay: Callable[[int], tuple[str, list[float]]]
+    """Units of filler to the text, and to how deep each needle lies."""
+    most: int | None = None
+    """Units that there are, where they come to an end."""
+    unit: str = ""
 
 
-def random_uuid(rng: random.Random) -> str:
-    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+class Niah(Ruler):
+    """Every key has a needle for each of its values, in random order. (RULER orders those of all samples by one seed.) Keys
+    differ, as do values. RULER lets a model write 128 tokens."""
 
-
-class Niah(Task):
-    """One needle. ``length`` is the text and its answer; RULER's lengths leave room for 128 tokens of answer."""
-
-    source: ClassVar[str] = "Hsieh et al. 2024 (RULER), arXiv:2404.06654; its niah.py"
-    scored: ClassVar[Scored] = "written"
+    source: ClassVar[str] = source("niah.py")
     what: ClassVar[str] = "number"
+    keys: ClassVar[int] = 1
+    values: ClassVar[int] = 1
+    """Of each key."""
+    queries: ClassVar[int] = 1
+    """Keys that are asked for."""
 
-    depth: Depth = None
-    """Share of the haystack that stands before the needle. Left out: at random, as RULER draws it."""
+    @property
+    def provenance(self) -> dict[str, str]:
+        return {"keys": words_origin()}
+
+    def key(self, rng: random.Random) -> str:
+        return word_pair(rng)
 
     def value(self, rng: random.Random) -> str:
         return number(rng)
 
+    def needle(self, key: str, value: str) -> str:
+        return NEEDLE.format(what=self.what, key=key, value=value)
+
     @abstractmethod
-    def contexts(self, rng: random.Random, split: Split, needle: str) -> Contexts:
-        """How the needle lies in any amount of filler."""
+    def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
+        """How the needles lie in any amount of filler. keys: theirs, which nothing in the filler may have."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        key, value = apart(rng, split, lambda draws: (f"{draws.choice(ADJECTIVES)}-{draws.choice(NOUNS)}", self.value(draws)))
-        needle = NEEDLE.format(what=self.what, key=key, value=value)
-        writer.check(needle)
-        context = self.contexts(rng, split, needle)
+        def pairs(draws: random.Random) -> Pairs:
+            keys = distinct(self.keys, lambda: self.key(draws))
+            values = iter(distinct(self.keys * self.values, lambda: self.value(draws)))
+            return tuple((key, tuple(islice(values, self.values))) for key in keys)
+
+        hidden = apart(rng, split, pairs)
+        needles = [self.needle(key, value) for key, values in hidden for value in values]
+        rng.shuffle(needles)
+        for needle in needles:
+            writer.check(needle)
+        asked = rng.sample(hidden, self.queries)
+        answers = tuple(value for _, values in asked for value in values)
+        *first, last = (key for key, _ in asked)
+        template = ASKED_SEVERAL if len(answers) > 1 else ASKED_ONE
+        spoken = f"{', '.join(first)}, and {last}" if first else last
+        context = self.context(rng, split, needles, [key for key, _ in hidden])
 
         def prompt(units: int) -> str:
-            return TEMPLATE.format(what=self.what, key=key, context=context(units)[0])
+            return template.format(what=self.what, keys=spoken, context=context.lay(units)[0])
 
-        units = fit(lambda units: writer.count(f"{prompt(units)} {value}"), length, self.name)
-        text = f"{prompt(units)} {value}"
-        ids, answer = writer.marked(text, [(len(text) - len(value) - 1, len(text))])
-        return Sample(ids, answer, text, prompt(units), (value,), context(units)[1])
-
-    def score(self, sample: Sample, written: str) -> float:
-        """Share of the answers that stand anywhere in what is written, in any case."""
-        assert sample.answers
-        return sum(answer.lower() in written.lower() for answer in sample.answers) / len(sample.answers)
+        said = " ".join(answers)
+        units = fit(lambda units: writer.count(f"{prompt(units)} {said}"), length, self.name, context.most, context.unit)
+        depths = context.lay(units)[1]
+        depth = depths[needles.index(self.needle(last, answers[0]))] if len(answers) == 1 else None
+        return answered(writer, prompt(units), said, answers, depth)
 
 
-class NoiseNiah(Niah):
-    """In lines of the same five sentences; the needle is a line, and never the last one."""
+class InLines(Niah):
+    """One needle, a line among lines, and never the last one."""
+
+    depth: Depth = None
+    """Share of the lines that stands before the needle; 1 makes it the last one. Left out: at random, as RULER draws it."""
+
+    @abstractmethod
+    def lines(self, rng: random.Random, keys: Sequence[str]) -> Iterator[str]:
+        """The filler, without end. keys: those that it may not have."""
+
+    def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
+        share, coming, drawn = rng.random(), self.lines(random.Random(rng.getrandbits(64)), keys), list[str]()
+
+        def lay(lines: int) -> tuple[str, list[float]]:
+            drawn.extend(islice(coming, max(lines - len(drawn), 0)))
+            before = int(share * lines) if self.depth is None else round(self.depth * lines)
+            return "\n".join([*drawn[:before], *needles, *drawn[before:lines]]), [before / lines if lines else 0.0]
+
+        return Context(lay)
+
+
+class NoiseNiah(InLines):
+    """A number in noise. A line of it is all five sentences, always the same, as RULER's code has it."""
 
     kind: Literal["niah-single-1"] = "niah-single-1"
 
-    def contexts(self, rng: random.Random, split: Split, needle: str) -> Contexts:
-        share = rng.random() if self.depth is None else None
+    def lines(self, rng: random.Random, keys: Sequence[str]) -> Iterator[str]:
+        return repeat(NOISE)
 
-        def context(lines: int) -> tuple[str, float]:
-            before = round((self.depth or 0.0) * lines) if share is None else int(share * lines)
-            return "\n".join([*[NOISE] * before, needle, *[NOISE] * (lines - before)]), before / lines if lines else 0.0
 
-        return context
+class AmongNeedles(InLines):
+    """Among needles of other keys."""
+
+    def lines(self, rng: random.Random, keys: Sequence[str]) -> Iterator[str]:
+        while True:
+            key = self.key(rng)
+            if key not in keys:
+                yield self.needle(key, self.value(rng))
+
+
+class NumbersNiah(AmongNeedles):
+    """A number among needles of other keys."""
+
+    kind: Literal["niah-multikey-2"] = "niah-multikey-2"
+
+
+class UuidsNiah(AmongNeedles):
+    """A UUID among needles of other keys, which are UUIDs, too."""
+
+    what: ClassVar[str] = "uuid"
+
+    kind: Literal["niah-multikey-3"] = "niah-multikey-3"
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        return {}
+
+    def key(self, rng: random.Random) -> str:
+        return random_uuid(rng)
+
+    def value(self, rng: random.Random) -> str:
+        return random_uuid(rng)
 
 
 class InText(Niah):
-    """In a text, between two sentences."""
+    """In a text, between two sentences. (Where nothing stands before a needle, or after it, RULER has a space all the same.)"""
 
     haystack: Text = "stories"
     """``stories``, small ones that are made for each sample (RULER's own text, Paul Graham's essays, does not ship with the
     project), or a text file, of which training takes the first four fifths and evaluation the rest."""
 
-    def contexts(self, rng: random.Random, split: Split, needle: str) -> Contexts:
-        share = rng.choice(DEPTHS) / 100 if self.depth is None else self.depth
+    @property
+    def provenance(self) -> dict[str, str]:
+        return super().provenance | {"haystack": haystack_origin(self.haystack)}
+
+    def shares(self, rng: random.Random) -> list[float]:
+        """Of the sentences before each needle, in order: different ones of RULER's 40."""
+        return [place / 100 for place in sorted(rng.sample(DEPTHS, self.keys * self.values))]
+
+    def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
+        shares = self.shares(rng)
         haystack = Haystack(self.haystack, random.Random(rng.getrandbits(64)), split)
 
-        def context(words: int) -> tuple[str, float]:
-            sentences = haystack.take(words)
-            before = int(len(sentences) * share)
-            depth = before / len(sentences) if sentences else 0.0
-            return " ".join([*sentences[:before], needle, *sentences[before:]]), depth
+        def lay(words: int) -> tuple[str, list[float]]:
+            sentences, parts, done = haystack.take(words), list[str](), 0
+            for share, needle in zip(shares, needles, strict=True):
+                place = int(len(sentences) * share)
+                parts += [" ".join(sentences[done:place]), needle]
+                done = place
+            depths = [int(len(sentences) * share) / max(len(sentences), 1) for share in shares]
+            return " ".join([*parts, " ".join(sentences[done:])]), depths
 
-        return context
+        return Context(lay, haystack.most, haystack.unit)
 
 
-class TextNiah(InText):
+class Single(InText):
+    """One needle, which may be put anywhere."""
+
+    depth: Depth = None
+    """Share of the sentences that stands before the needle. Left out: at random, as RULER draws it."""
+
+    def shares(self, rng: random.Random) -> list[float]:
+        return super().shares(rng) if self.depth is None else [self.depth]
+
+
+class TextNiah(Single):
     """A number in a text."""
 
     kind: Literal["niah-single-2"] = "niah-single-2"
 
 
-class UuidNiah(InText):
+class UuidNiah(Single):
     """A UUID in a text."""
 
     what: ClassVar[str] = "uuid"
@@ -131,3 +225,25 @@ class UuidNiah(InText):
 
     def value(self, rng: random.Random) -> str:
         return random_uuid(rng)
+
+
+class MultikeyNiah(InText):
+    """Four keys in a text, one of which is asked for."""
+
+    kind: Literal["niah-multikey-1"] = "niah-multikey-1"
+    keys: ClassVar[int] = 4
+
+
+class MultivalueNiah(InText):
+    """A key in a text with four values, all of which are asked for."""
+
+    kind: Literal["niah-multivalue"] = "niah-multivalue"
+    values: ClassVar[int] = 4
+
+
+class MultiqueryNiah(InText):
+    """Four keys in a text, all of which are asked for."""
+
+    kind: Literal["niah-multiquery"] = "niah-multiquery"
+    keys: ClassVar[int] = 4
+    queries: ClassVar[int] = 4

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-from composer.tasks.base import Depth, Sample, Scored, Split, Task, apart
+from composer.tasks.base import Depth, Sample, Scored, Split, Task, answered, apart
 from composer.tasks.writer import Writer, fit
 
 TASK = (
@@ -39,9 +39,7 @@ class Passkey(Task):
         key = apart(rng, split, five_digits if self.form == "plain" else number)
         writer.check(NEEDLE.format(key=key))
         prompt, depth = asked(rng, key, self.form, length, writer.count, self.depth)
-        text = f"{prompt} {key}"
-        ids, answer = writer.marked(text, [(len(prompt), len(text))])
-        return Sample(ids, answer, text, prompt, (key,), depth)
+        return answered(writer, prompt, key, depth=depth)
 
     def score(self, sample: Sample, written: str) -> float:
         """1 where the first five digits in a row are the key's, or, as in the original, the first number is the key."""

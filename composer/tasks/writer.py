@@ -81,11 +81,14 @@ class Writer:
         self._checked.add(text)
 
 
-def fit(count: Callable[[int], int], limit: int, name: str) -> int:
+def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = None, unit: str = "") -> int:
     """How many units of filler keep a text within ``limit`` tokens: n with count(n) ≤ limit < count(n + 1).
 
+    most, unit: how many units there are, where they come to an end, and what they are.
+
     By bisection, which goes where a straight line through both ends would have it, and to the middle every third time: tokens are
-    nearly proportional to filler, so a few counts do. Raises ``TaskError`` where not even the text without filler fits.
+    nearly proportional to filler, so a few counts do. Raises ``TaskError`` where not even the text without filler fits, or where
+    all filler leaves room.
     """
     low, at_low = 0, count(0)
     least = at_low
@@ -93,9 +96,16 @@ def fit(count: Callable[[int], int], limit: int, name: str) -> int:
         raise TaskError(f"{name} needs at least {least} tokens, not {limit}.")
     high, at_high = 1, count(1)
     while at_high <= limit:
+        if high == most:
+            if at_high == limit:
+                return high
+            raise TaskError(
+                f"{name}: all {most} {unit} make {at_high} tokens, not {limit}. Take a shorter length, or give it more."
+            )
         low, at_low = high, at_high
         rate = max((at_high - least) / high, 1e-9)
         high = min(max(low + 1, round((limit - least) / rate)), 8 * low)
+        high = high if most is None else min(high, most)
         at_high = count(high)
     step = 0
     while high - low > 1:

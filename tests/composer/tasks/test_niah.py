@@ -1,4 +1,4 @@
-"""Single needles are RULER's: its sentences, values, places and score."""
+"""Needles are RULER's: its sentences, keys, values, places and score."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def parts(name: str, sample: Sample) -> tuple[str, str]:
     what = "uuid" if name == "niah-single-3" else "number"
     found = re.fullmatch(
         rf"A special magic {what} is hidden within the following text\. Make sure to memorize it\. I will quiz you about the "
-        rf"{what} afterwards\.\n(.*)One of the special magic {what}s for ([a-z]+-[a-z]+) is: ({VALUES[name]})\.(.*)\nWhat is the "
-        rf"special magic {what} for ([a-z]+-[a-z]+) mentioned in the provided text\? The special magic {what} for ([a-z]+-[a-z]+) "
+        rf"{what} afterwards\.\n(.*)One of the special magic {what}s for (.+?) is: ({VALUES[name]})\.(.*)\nWhat is the "
+        rf"special magic {what} for (.+?) mentioned in the provided text\? The special magic {what} for (.+?) "
         rf"mentioned in the provided text is ({VALUES[name]})",
         sample.text,
         flags=re.DOTALL,
@@ -57,7 +57,9 @@ def test_stories(name: str, letters: Writer) -> None:
     texts = set()
     for sample in samples(name, letters, 1500):
         before, after = parts(name, sample)
-        assert before == "" or before.endswith((". ", "! ", "? "))
+        # RULER's spaces stand there even before a text's first word and after its last, which ends no sentence.
+        assert before == " " or after == " " or before.endswith((". ", "! ", "? "))
+        assert after[0] == " "
         words = (before + after).split()
         assert len(words) > 100
         texts.add(" ".join(words))
@@ -93,14 +95,15 @@ def test_a_file_is_divided(letters: Writer, book: Path) -> None:
         assert all(after in (before + 1, 0) for before, after in pairwise(text))
 
 
-def test_a_short_file_begins_again(letters: Writer, tmp_path: Path) -> None:
+def test_a_file_is_read_once(letters: Writer, tmp_path: Path) -> None:
     book = tmp_path / "five.txt"
-    book.write_text("One is one. Two is two! Is three three? Four is four. Five is five.")
-    (sample,) = samples("niah-single-2", letters, 1000, "evaluation", haystack=book, samples=1)
-    assert sample.text.count("Five is five.") > 20
-    (sample,) = samples("niah-single-2", letters, 1000, "train", haystack=book, samples=1)
-    assert "Five" not in sample.text
-    assert re.search(r"Four is four\. One is one\. Two is two! Is three three\? Four is four\.", sample.text)
+    book.write_text(" ".join(f"{word} is the word number {word} here." for word in ("One", "Two", "Three", "Four", "Five")))
+    found = {sample.text for sample in samples("niah-single-2", letters, 290, "train", haystack=book)}
+    assert any("Four is the word number Four here. One is" in text for text in found)  # on from the end to the beginning
+    for split, words in (("train", 28), ("evaluation", 7)):
+        said = rf"niah-single-2: all {words} words of the haystack .*five\.txt that {split} may read make \d+ tokens, not 1000"
+        with pytest.raises(TaskError, match=said):
+            samples("niah-single-2", letters, 1000, split, haystack=book)
 
 
 def test_haystacks_are_taken_by_the_word(book: Path) -> None:
@@ -110,6 +113,7 @@ def test_haystacks_are_taken_by_the_word(book: Path) -> None:
     assert haystack.take(7) == ["This is the sentence of number 400."]
     assert haystack.take(9) == ["This is the sentence of number 400.", "This is"]
     assert haystack.take(3) == ["This is the"]
+    assert haystack.most == 7 * 100
     assert haystack.take(7 * 100)[-1] == "This is the sentence of number 499."
 
 
@@ -126,16 +130,94 @@ def test_needles_that_the_tokenizer_cannot_write(words: Writer) -> None:
         samples("niah-single-3", words, 1000)
 
 
-@pytest.mark.parametrize(
-    ("answers", "written", "right"),
-    [
-        (("1234567",), " 1234567.", 1),
-        (("1234567",), "The number is 91234567", 1),
-        (("1234567",), " 123456", 0),
-        (("1234567",), "", 0),
-        (("ab12-F",), "it is AB12-f, I think", 1),
-        (("1", "2", "3", "4"), "3, 1", 0.5),
-    ],
-)
-def test_score(answers: tuple[str, ...], written: str, right: float) -> None:
-    assert TASKS["niah-single-3"].model_validate({}).score(Sample((), (), "", "", answers), written) == right
+NEEDLE = r"One of the special magic (?:number|uuid)s for (.+?) is: ([0-9a-f-]+)\."
+
+
+def needles(sample: Sample) -> list[tuple[str, str]]:
+    """Keys and values of the prompt, in order."""
+    assert sample.prompt
+    return re.findall(NEEDLE, sample.prompt)
+
+
+def test_several_keys(letters: Writer) -> None:
+    places = set()
+    for sample in samples("niah-multikey-1", letters, 1500):
+        found = needles(sample)
+        assert len(dict(found)) == 4
+        ends = re.search(
+            r"\nWhat is the special magic number for (.+) mentioned in the provided text\? "
+            r"The special magic number for (.+) mentioned in the provided text is (\d{7})$",
+            sample.text,
+        )
+        assert ends
+        assert ends[1] == ends[2]
+        assert sample.text.startswith("A special magic number is hidden")
+        assert sample.answers == (ends[3],) == (dict(found)[ends[1]],)
+        places.add([key for key, _ in found].index(ends[1]))
+    assert places == {0, 1, 2, 3}
+
+
+def test_several_values(letters: Writer) -> None:
+    orders = set()
+    for sample in samples("niah-multivalue", letters, 1500):
+        found = needles(sample)
+        (key,) = {key for key, _ in found}
+        assert sample.answers
+        assert sorted(value for _, value in found) == sorted(sample.answers)
+        assert len(set(sample.answers)) == 4
+        assert sample.text.startswith(
+            "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+            "I will quiz you about the numbers afterwards.\n"
+        )
+        assert sample.text.endswith(
+            f"\nWhat are all the special magic numbers for {key} mentioned in the provided text? "
+            f"The special magic numbers for {key} mentioned in the provided text are {' '.join(sample.answers)}"
+        )
+        orders.add(tuple(sample.answers.index(value) for _, value in found))
+    assert len(orders) > 5  # that of the answers says nothing of the text's
+
+
+def test_several_questions(letters: Writer) -> None:
+    for sample in samples("niah-multiquery", letters, 1500):
+        found = dict(needles(sample))
+        asked = re.search(r"What are all the special magic numbers for (.+?), (.+?), (.+?), and (.+?) mentioned in", sample.text)
+        assert asked
+        assert len(found) == 4
+        assert sample.answers == tuple(found[key] for key in asked.groups())
+        assert sample.text.count(f"numbers for {', '.join(asked.groups()[:3])}, and {asked[4]} mentioned") == 2
+
+
+@pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
+def test_needles_among_needles(name: str, letters: Writer) -> None:
+    pattern = NEEDLE if name == "niah-multikey-2" else NEEDLE.replace("(.+?)", "([0-9a-f-]{36})")
+    places = set()
+    for sample in samples(name, letters, 1500):
+        before, *lines, question = (sample.prompt or "").split("\n")
+        assert before.startswith("A special magic ")
+        found = [re.fullmatch(pattern, line) for line in lines]
+        assert all(found)
+        values = {line[1]: line[2] for line in found if line}
+        assert len(values) == len(lines) > 7
+        asked = re.match(r"What is the special magic (?:number|uuid) for (.+) mentioned in the provided text\? ", question)
+        assert asked
+        assert sample.answers == (values[asked[1]],)
+        place = list(values).index(asked[1])
+        assert sample.depth == pytest.approx(place / (len(lines) - 1))
+        assert place < len(lines) - 1  # never the last one
+        places.add(place)
+    assert len(places) > 3
+
+
+def test_a_needle_s_key_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, letters: Writer) -> None:
+    monkeypatch.setattr("composer.tasks.niah.word_pair", lambda rng: f"small-{rng.choice(['fox', 'dog', 'cat'])}")
+    for sample in samples("niah-multikey-2", letters, 900, split="train"):
+        asked = re.search(r"What is the special magic number for (\S+)", sample.text)
+        assert asked
+        assert [value for key, value in needles(sample) if key == asked[1]] == list(sample.answers or ())
+
+
+@pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
+def test_depth_among_needles(name: str, letters: Writer) -> None:
+    for depth in (0.0, 0.5, 1.0):
+        for sample in samples(name, letters, 3000, depth=depth, samples=2):
+            assert sample.depth == pytest.approx(depth, abs=0.06)

@@ -95,3 +95,16 @@ def test_fit_where_tokens_come_in_steps(seed: int) -> None:
 def test_what_does_not_fit_says_how_much_it_takes() -> None:
     with pytest.raises(TaskError, match="it needs at least 10 tokens, not 9"):
         fit(lambda units: 10 + units, 9, "it")
+
+
+@pytest.mark.parametrize("limit", [20, 99, 100, 101])
+def test_units_may_come_to_an_end(limit: int) -> None:
+    def count(units: int) -> int:
+        assert units <= 90
+        return 10 + units
+
+    if limit <= 100:
+        assert fit(count, limit, "it", 90, "words of a book") == limit - 10
+    else:
+        with pytest.raises(TaskError, match="it: all 90 words of a book make 100 tokens, not 101. Take a shorter length"):
+            fit(count, limit, "it", 90, "words of a book")

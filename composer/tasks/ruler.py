@@ -1,0 +1,68 @@
+"""What RULER's tasks share: its words, its drawn names, and its score."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata, resources
+from typing import ClassVar, Literal
+
+from composer.tasks.base import Sample, Scored, Task
+
+PartOfSpeech = Literal["adjective", "noun", "verb"]
+
+
+class Ruler(Task):
+    """``length`` is the prompt and its answer; RULER's lengths are the prompt and the tokens that a model may write."""
+
+    scored: ClassVar[Scored] = "written"
+
+    def score(self, sample: Sample, written: str) -> float:
+        """Share of the answers that stand anywhere in what is written, in any case: RULER's ``string_match_all``."""
+        assert sample.answers
+        return sum(answer.lower() in written.lower() for answer in sample.answers) / len(sample.answers)
+
+
+def source(script: str) -> str:
+    return f"Hsieh et al. 2024 (RULER), arXiv:2404.06654; its {script}"
+
+
+@lru_cache(maxsize=3)
+def words(part: PartOfSpeech) -> tuple[str, ...]:
+    """One of the lists of the package wonderwords, which RULER takes its words from, in the list's order."""
+    listed = resources.files("wonderwords.assets").joinpath(f"{part}list.txt").read_text(encoding="utf-8")
+    return tuple(word.rstrip() for word in listed.splitlines())
+
+
+def words_origin() -> str:
+    """As ``Task.provenance`` records it."""
+    return f"wonderwords {metadata.version('wonderwords')}"
+
+
+def word_pair(rng: random.Random) -> str:
+    """An adjective and a noun, each as likely as any other."""
+    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+
+
+def number(rng: random.Random) -> str:
+    """Seven digits, the first of which is not 0."""
+    return str(rng.randint(10**6, 10**7 - 1))
+
+
+def random_uuid(rng: random.Random) -> str:
+    """Of version 4."""
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def letters(rng: random.Random, alphabet: str, count: int) -> str:
+    return "".join(rng.choices(alphabet, k=count))
+
+
+def distinct(count: int, draw: Callable[[], str]) -> list[str]:
+    """The first so many different draws, in the order in which they came."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[draw()] = None
+    return list(found)
