@@ -40,3 +40,7 @@ class TaskError(ComposerError):
 
 class DataError(ComposerError):
     """Texts to train or evaluate on cannot be read, or are not what was asked for."""
+
+
+class EvaluationError(ComposerError):
+    """Models cannot be evaluated as asked, or a result of another evaluation stands where this one would."""

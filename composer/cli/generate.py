@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,10 @@ import typer
 import composer
 from composer.cli.options import Json
 from composer.cli.screen import print_json, size, without_bars
-from composer.devices import check_device
+from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
 from composer.graph.explain import explain_resolved
 from converters.source import TOKENIZER, small_files
-
-ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
-"""What PyTorch says where memory ends: on a CPU that is no error of a kind of its own."""
 
 
 def generate(
@@ -72,12 +68,10 @@ def generate(
 @contextmanager
 def _room_for(model: Any, tokens: int) -> Iterator[None]:
     """Running out of memory, in words: what the state takes, and what to lower."""
-    import torch
-
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and not re.search(ALLOCATION, str(error)):
+    except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter
+        if not ran_out_of_memory(error):
             raise
         spec, kind = model.config.resolved(), str(model.dtype).removeprefix("torch.")
         cost = explain_resolved(spec, sequence=tokens, dtype=kind)

@@ -12,6 +12,7 @@ from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
 from composer.cli.distill import distill
+from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
 from composer.cli.merge import merge
@@ -67,8 +68,9 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-for command in (build, distill, train, merge, new, check, show, diff, parts, schema, explain, generate, sample, verify):
-    app.command()(command)
+COMMANDS = (build, distill, train, merge, evaluate, new, check, show, diff, parts, schema, explain, generate, sample, verify)
+for command in COMMANDS:
+    app.command("eval" if command is evaluate else None)(command)
 
 
 def main() -> None:

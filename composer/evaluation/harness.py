@@ -1,0 +1,114 @@
+"""Tasks of lm-eval-harness on our models: it asks the questions and counts, the models answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from composer.errors import EvaluationError
+from composer.evaluation.options import Options
+from composer.evaluation.report import HarnessFacts, Measured
+from composer.spec.places import brief, nearest
+from composer.weights.contents import sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUESTION = 1024
+"""Tokens that a question of lm-eval is taken to have: it batches by their number alone."""
+ERROR_OF = "_stderr"
+"""What lm-eval puts behind a metric's name for its standard error."""
+
+
+def check_harness(options: Options) -> None:
+    """Whether lm-eval is there, and has the tasks with their data. Raises EvaluationError."""
+    with _told():
+        manager = _manager(options)
+    for task in options.harness:
+        if task not in manager.all_tasks:
+            mine = "" if options.include_path is not None else " Tasks of your own: --include-path FOLDER."
+            raise EvaluationError(f"lm-eval has no task {brief(task)}{nearest(task, manager.all_tasks) or '.'}{mine}")
+    with _told():
+        manager.load(list(options.harness))
+
+
+def harness_facts(options: Options) -> HarnessFacts:
+    """What lm-eval is asked for, with the hashes of tasks that are not its own."""
+    folder = options.include_path
+    hashes = {}
+    if folder is not None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    return HarnessFacts(tasks=tuple(options.harness), limit=options.samples, files=hashes)
+
+
+def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options) -> dict[str, dict[str, Any]]:
+    """Its results, by task; ``measured`` reads them. Raises EvaluationError."""
+    with _told():
+        from lm_eval import evaluator
+        from lm_eval.models import huggingface
+
+        ask: Any = evaluator.simple_evaluate  # Any: its decorators hide what it takes
+        of_ours: Any = huggingface.HFLM
+        answer = ask(
+            model=of_ours(
+                pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=max(1, options.batch_tokens // QUESTION)
+            ),
+            tasks=list(options.harness),
+            task_manager=_manager(options),
+            limit=options.samples,
+            log_samples=False,
+            random_seed=options.seed,
+            numpy_random_seed=options.seed,
+            torch_random_seed=options.seed,
+            fewshot_random_seed=options.seed,
+        )
+    return {
+        task: {name: value for name, value in figures.items() if _is_figure(value)} for task, figures in answer["results"].items()
+    }
+
+
+def measured(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[Measured]:
+    """Every figure that lm-eval found, but standard errors, which stand beside theirs. Its keys are ``metric,filter``."""
+    for task, figures in results.items():
+        for name, value in figures.items():
+            metric, _, way = name.partition(",")
+            if not metric.endswith(ERROR_OF):
+                error = figures.get(f"{metric}{ERROR_OF},{way}")
+                yield Measured(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _manager(options: Options) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    folder = options.include_path
+    if folder is not None and not folder.is_dir():
+        raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
+    return TaskManager(include_path=None if folder is None else str(folder))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """lm-eval with its log kept to itself, and whatever it raises as an EvaluationError."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except EvaluationError:
+        raise
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "lm_eval":
+            raise
+        raise EvaluationError("lm-eval is not installed: pip install 'attention-composer[lm-eval]'.") from error
+    except Exception as error:  # its own errors, and those of whatever its tasks read
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {said}") from error
+    finally:
+        logger.setLevel(before)

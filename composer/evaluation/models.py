@@ -1,0 +1,146 @@
+"""The models of an evaluation: named, opened, told apart, and loaded only when it is their turn."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.devices import ran_out_of_memory
+from composer.errors import EvaluationError
+from composer.evaluation.report import ModelFacts
+from composer.weights.contents import sha256
+from composer.weights.record import read_record
+from composer.weights.sources import open_model
+from converters.composed import ADAPTER_KEY
+from converters.hub import cached_sha256
+from converters.source import TOKENIZER, Source, small_files
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+COMPOSED = "composed"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate whose headers have been read, and its tokenizer."""
+
+    label: str
+    reference: str
+    source: Source
+    tokenizer: PreTrainedTokenizerBase
+
+    def load(self, dtype: Dtype | None, device: str) -> Any:
+        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises EvaluationError."""
+        from transformers import AutoModelForCausalLM
+
+        from composer.api import load
+
+        folder = self.source.folder
+        try:
+            if self.source.family.model_type == COMPOSED:
+                return load(folder, dtype=dtype, device=device).requires_grad_(False)
+            import torch
+
+            kind = getattr(torch, dtype or self.source.trunk.dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
+            return model.to(device).requires_grad_(False).eval()
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            raise EvaluationError(
+                f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
+            ) from error
+
+    def facts(self, dtype: Dtype | None) -> ModelFacts:
+        """What tells it from others. Reads all weights whose hash nobody has noted."""
+        folder, source = self.source.folder, self.source
+        files = {name: shard.file for name, shard in source.shards.items()}
+        adapter = source.config.get(ADAPTER_KEY)
+        if adapter is not None:
+            files |= {f"{adapter}/{path.name}": path for path in sorted((folder / adapter).iterdir()) if path.is_file()}
+        record = read_record(folder)
+        return ModelFacts(
+            label=self.label,
+            reference=self.reference,
+            family=source.family.model_type,
+            repo_id=source.repo_id,
+            revision=source.revision,
+            commit=source.commit,
+            config_sha256=source.config_sha256,
+            spec_hash=record.spec_hash if record is not None else None,
+            weights={name: cached_sha256(path) or sha256(path) for name, path in files.items()},
+            tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)),
+            dtype=dtype or source.trunk.dtype,
+        )
+
+
+def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:
+    """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or such by a label of one's own.
+
+    Raises SourceError, and EvaluationError where one cannot be evaluated.
+    """
+    references = [str(one) for one in (models.values() if isinstance(models, Mapping) else models)]
+    if not references:
+        raise EvaluationError("No models to evaluate: name at least one.")
+    sources = [_open(reference) for reference in references]
+    labels = list(models) if isinstance(models, Mapping) else labels_of(sources)
+    return tuple(
+        Subject(label, reference, source, _tokenizer(reference, source))
+        for label, reference, source in zip(labels, references, sources, strict=True)
+    )
+
+
+def labels_of(sources: Sequence[Source]) -> list[str]:
+    """Each model's name: that of its folder with as many of those above as tell it from the others, or the Hub's.
+
+    Where one is named again, it is numbered.
+    """
+    paths = [Path(source.repo_id) if source.repo_id else source.folder for source in sources]
+    labels: list[str] = []
+    for path in paths:
+        others = [other for other in paths if other != path]
+        depth = 1 if path.is_absolute() else len(path.parts)
+        while depth < len(path.parts) - 1 and any(other.parts[-depth:] == path.parts[-depth:] for other in others):
+            depth += 1
+        label = "/".join(path.parts[-depth:])
+        again = labels.count(label) + sum(one.startswith(f"{label} (") for one in labels)
+        labels.append(f"{label} ({again + 1})" if again else label)
+    return labels
+
+
+def _open(reference: str) -> Source:
+    name, found, revision = reference.rpartition("@")
+    here = Path(reference).expanduser().is_dir()
+    source = open_model(name, revision) if found and not here else open_model(reference)
+    if source.trunk.labels is not None:
+        raise EvaluationError(f"{reference} is a classifier; what is evaluated here is a language model.")
+    record = read_record(source.folder) if source.family.model_type == COMPOSED else None
+    if record is not None and record.resolved.direction == "bidirectional":
+        raise EvaluationError(
+            f"{reference} is bidirectional: each token sees those after it, too, so it neither writes nor predicts one."
+        )
+    return source
+
+
+def _tokenizer(reference: str, source: Source) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    if not small_files(source.folder, TOKENIZER):
+        raise EvaluationError(f"{reference} has no tokenizer, so it can read no task: copy one into its folder.")
+    try:
+        return AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
+    except Exception as error:  # whatever the libraries of its kind raise
+        raise EvaluationError(f"{reference} has no tokenizer that transformers can read ({error}).") from error
+
+
+def _hash_of(folder: Path, names: Sequence[str]) -> str:
+    """One hash of several files, their names included."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name} {sha256(folder / name)}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,70 @@
+"""Windows of a text file, to be scored by their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from blocks.part import Closed
+from composer.errors import TaskError
+from composer.tasks.base import Sample, Scored
+from composer.tasks.writer import Writer
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The samples of a task at one length, each drawn when it is asked for. draw: takes an index from 0, below ``count``."""
+
+    count: int
+    draw: Callable[[int], Sample]
+
+
+class Perplexity(Closed):
+    """Windows of exactly the length asked for, BOS included, that do not overlap; where the text has more of them than samples are
+    asked for, they are spread over all of it."""
+
+    source: ClassVar[str] = "the loss of a language model on a text of one's own"
+    scored: ClassVar[Scored] = "loss"
+
+    kind: Literal["perplexity"] = "perplexity"
+    text: Path
+    """A UTF-8 text file, all of which is read as one text."""
+    samples: PositiveInt = 100
+    """How many windows at most."""
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    def windows(self, writer: Writer, length: int) -> Drawn:
+        """Raises ``TaskError`` where the text is shorter than one window."""
+        ids = tokens_of(writer.tokenizer, self.text)
+        fresh = length - len(writer.begin)
+        whole = len(ids) // fresh if fresh > 0 else 0
+        if whole == 0:
+            raise TaskError(f"{self.text} has {len(ids):,} tokens, too few for one window of {length:,}.")
+        count = min(whole, self.samples)
+
+        def window(index: int) -> Sample:
+            start = index * whole // count * fresh
+            cut = (*writer.begin, *ids[start : start + fresh].tolist())
+            return Sample(cut, (False,) * len(cut), writer.decode(cut))
+
+        return Drawn(count, window)
+
+
+@lru_cache(maxsize=2)
+def tokens_of(tokenizer: Any, path: Path) -> np.ndarray:
+    """All tokens of a text file, int32."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read as text ({error}).") from error
+    # Not verbose: a text may well be longer than what the model was made for.
+    return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False).input_ids, dtype=np.int32)

@@ -1,0 +1,222 @@
+"""What an evaluation finds: a line a sample, a cell for each model, task and length, and all that it takes to run it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic import JsonValue
+
+from blocks.part import Closed
+from composer.tasks.base import Scored
+
+BUCKETS = 64
+"""Parts of a window whose losses are told apart, where it has that many tokens."""
+DEPTHS = 10
+"""Parts of a haystack that needles are counted in."""
+
+
+class Key(NamedTuple):
+    """One cell of the table: labels of a model and of a task, and a length in tokens."""
+
+    model: str
+    task: str
+    length: int
+
+
+class Judged(Closed):
+    """One sample and how the model did. index: which one of the task's, from 0."""
+
+    index: int
+    score: float
+    """0 to 1, the higher the better; of a task that is scored by loss, nats per token."""
+    tokens: int
+    """Of the whole sample, BOS and answer included."""
+    depth: float | None = None
+    """Share of the haystack before the needle."""
+    answers: tuple[str, ...] | None = None
+    written: str | None = None
+    """What the model wrote after the prompt, up to EOS."""
+    losses: tuple[float | None, ...] | None = None
+    """Mean nats in each part of the window; None where nothing in it is predicted."""
+    seconds: float
+    """Its share of the time that its batch took."""
+
+
+class DepthBin(Closed):
+    """Samples whose needle stands from one depth up to another."""
+
+    start: float
+    end: float
+    mean: float
+    samples: int
+
+
+class PositionBin(Closed):
+    """Tokens from one position (from 0) up to another, and their mean nats over the samples."""
+
+    start: int
+    end: int
+    nats: float
+
+
+class Cell(Closed):
+    """One model on one task at one length."""
+
+    model: str
+    task: str
+    length: int
+    scored: Scored
+    mean: float | None
+    """Of the samples' scores, each sample counting the same. None where the cell failed."""
+    standard_error: float | None
+    """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
+    to. None for a single sample."""
+    perplexity: float | None = None
+    """exp(mean), for a task that is scored by loss."""
+    samples: int
+    seconds: float
+    failure: str | None = None
+    """Why there is no result, such as ``out of memory``."""
+    by_depth: tuple[DepthBin, ...] = ()
+    by_position: tuple[PositionBin, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.model, self.task, self.length)
+
+
+class ModelFacts(Closed):
+    """What exactly was evaluated. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
+
+    label: str
+    reference: str
+    family: str
+    repo_id: str | None
+    revision: str | None
+    commit: str | None
+    config_sha256: str
+    spec_hash: str | None
+    """Of a composed model: what its heads mean."""
+    weights: dict[str, str]
+    tokenizer_sha256: str
+    dtype: str
+
+
+class TaskFacts(Closed):
+    """A task with all of its options. files: SHA-256 of what these name. provenance: where its texts come from, if it says so."""
+
+    label: str
+    scored: Scored
+    source: str
+    options: dict[str, JsonValue]
+    files: dict[str, str]
+    provenance: JsonValue = None
+
+
+class HarnessFacts(Closed):
+    """What lm-eval is asked for. files: SHA-256 of what the included folder holds."""
+
+    tasks: tuple[str, ...]
+    limit: int | None
+    files: dict[str, str]
+
+
+class Setting(Closed):
+    """All that decides the numbers of an evaluation."""
+
+    models: tuple[ModelFacts, ...]
+    tasks: tuple[TaskFacts, ...]
+    lengths: tuple[int, ...]
+    samples: int
+    seed: int
+    device: str
+    harness: HarnessFacts | None
+    versions: dict[str, str]
+
+    def identity(self) -> dict[str, Any]:
+        """The same without what may change between a run and its continuation: where a model stands."""
+        return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
+
+
+class Measured(Closed):
+    """One figure of lm-eval."""
+
+    model: str
+    task: str
+    metric: str
+    filter: str
+    value: float
+    standard_error: float | None
+
+
+class Report(Closed):
+    """The whole evaluation, as ``results.json`` has it."""
+
+    format: Literal[1] = 1
+    setting: Setting
+    batch_tokens: int
+    cells: tuple[Cell, ...]
+    harness: tuple[Measured, ...] = ()
+
+    def cell(self, model: str, task: str, length: int) -> Cell:
+        """Raises KeyError."""
+        for cell in self.cells:
+            if cell.key == (model, task, length):
+                return cell
+        raise KeyError((model, task, length))
+
+
+def make_cell(key: Key, scored: Scored, judged: Sequence[Judged], failure: str | None = None) -> Cell:
+    """What the samples of a cell come to; where it failed, only how many of them there are."""
+    seconds = round(sum(one.seconds for one in judged), 3)
+    common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
+    if failure is not None:
+        return Cell(**common, mean=None, standard_error=None, failure=failure)
+    scores = [one.score for one in judged]
+    mean = math.fsum(scores) / len(scores)
+    spread = math.fsum((score - mean) ** 2 for score in scores)
+    return Cell(
+        **common,
+        mean=mean,
+        standard_error=math.sqrt(spread) / len(scores) if len(scores) > 1 else None,
+        perplexity=_exp(mean) if scored == "loss" else None,
+        by_depth=_by_depth(judged),
+        by_position=_by_position(key.length, judged),
+    )
+
+
+def bucket_size(length: int) -> int:
+    """Tokens of each part of a window."""
+    return -(-length // BUCKETS)
+
+
+def _exp(nats: float) -> float | None:
+    """None where it is beyond all numbers."""
+    return math.exp(nats) if nats < 700 else None
+
+
+def _by_depth(judged: Sequence[Judged]) -> tuple[DepthBin, ...]:
+    """The parts of the haystack in which there is a needle at all."""
+    bins: dict[int, list[float]] = {}
+    for one in judged:
+        if one.depth is not None:
+            bins.setdefault(min(int(one.depth * DEPTHS), DEPTHS - 1), []).append(one.score)
+    return tuple(
+        DepthBin(start=place / DEPTHS, end=(place + 1) / DEPTHS, mean=math.fsum(scores) / len(scores), samples=len(scores))
+        for place, scores in sorted(bins.items())
+    )
+
+
+def _by_position(length: int, judged: Sequence[Judged]) -> tuple[PositionBin, ...]:
+    size = bucket_size(length)
+    rows = [one.losses for one in judged if one.losses is not None]
+    bins: list[PositionBin] = []
+    for place in range(max(map(len, rows), default=0)):
+        nats = [row[place] for row in rows if place < len(row)]
+        known = [one for one in nats if one is not None]
+        if known:
+            end = min((place + 1) * size, length)
+            bins.append(PositionBin(start=place * size, end=end, nats=math.fsum(known) / len(known)))
+    return tuple(bins)

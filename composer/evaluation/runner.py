@@ -1,0 +1,218 @@
+"""The whole evaluation: everything is checked first, then each model is loaded in its turn and scored on what is still missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from composer.devices import check_device
+from composer.errors import EvaluationError, TaskError
+from composer.evaluation.harness import check_harness, harness_facts, measured, run_harness
+from composer.evaluation.models import Subject, open_subjects
+from composer.evaluation.options import SAMPLES, Asked, Options, Progress, read_lengths, read_tasks
+from composer.evaluation.perplexity import Perplexity
+from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
+from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
+from composer.evaluation.standing import RESULTS, TABLE, Standing, open_standing, write_whole
+from composer.tasks.base import Task
+from composer.tasks.writer import Writer
+from composer.weights.contents import sha256
+
+PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
+HARNESS_PACKAGE = "lm-eval"
+
+
+def evaluate(
+    models: Sequence[str | Path] | Mapping[str, str | Path],
+    tasks: Sequence[str | Task | Perplexity],
+    lengths: Sequence[int],
+    options: Options | None = None,
+) -> Report:
+    """Scores every model on every task at every length. models: folders that were built or distilled, or whatever a model can be
+    built from, by labels of one's own if it is a mapping.
+
+    Raises EvaluationError, SourceError and TaskError before anything is loaded or written; what fails in a cell stands in the
+    report.
+    """
+    options = options or Options()
+    check_device(options.device)
+    asked = read_tasks(tasks, options)
+    if not (asked or options.harness):
+        raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
+    lengths = read_lengths(lengths) if asked else ()
+    _check_numbers(options)
+    if options.harness:
+        check_harness(options)
+    subjects = open_subjects(models)
+    _check_room(subjects, asked, lengths)
+    _check_texts(subjects, asked, lengths)
+    setting = _setting(subjects, asked, lengths, options)
+    standing = open_standing(None if options.out is None else options.out.expanduser(), setting, force=options.force)
+    run = _Run(subjects, asked, lengths, options, standing)
+    cells = [cell for subject in subjects for cell in run.subject(subject)]
+    report = Report(
+        setting=setting,
+        batch_tokens=options.batch_tokens,
+        cells=tuple(cells),
+        harness=tuple(
+            one for subject in subjects if options.harness for one in measured(subject.label, standing.harness(subject.label))
+        ),
+    )
+    if standing.folder is not None:
+        write_report(report, standing.folder)
+    return report
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """``results.json``, ``table.md`` and pictures. Raises EvaluationError."""
+    from composer.evaluation.plots import draw
+    from composer.evaluation.table import markdown
+
+    write_whole(folder / RESULTS, report.model_dump_json(indent=2) + "\n")
+    write_whole(folder / TABLE, markdown(report))
+    draw(report, folder)
+
+
+class _Run:
+    """Models in turn, and how far all of them are."""
+
+    def __init__(
+        self, subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int], options: Options, standing: Standing
+    ) -> None:
+        self.options, self.standing = options, standing
+        self._cells = [(one, length) for one in asked for length in lengths]
+        self._counts = {
+            Key(subject.label, one.label, length): drawn(one.task, Writer(subject.tokenizer), length).count
+            for subject in subjects
+            for one, length in self._cells
+        }
+        self._done = sum(len(standing.judged(key)) for key in self._counts)
+        self._began = time.perf_counter()
+
+    def subject(self, subject: Subject) -> list[Cell]:
+        """All cells of one model, which is loaded if any of its samples is missing."""
+        keys = [Key(subject.label, one.label, length) for one, length in self._cells]
+        missing = any(len(self.standing.judged(key)) < self._counts[key] for key in keys)
+        harness = bool(self.options.harness) and self.standing.harness(subject.label) is None
+        model = subject.load(self.options.dtype, self.options.device) if missing or harness else None
+        cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
+        if harness:
+            self.standing.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options))
+        return cells
+
+    def _cell(self, subject: Subject, model: Any, key: Key, asked: Asked) -> Cell:
+        failure = None
+        if len(self.standing.judged(key)) < self._counts[key]:
+            self._tell(key)
+
+            def keep(judged: Any) -> None:
+                self.standing.add(key, judged)
+                self._done += 1
+                self._tell(key)
+
+            known = self.standing.judged(key).keys()
+            try:
+                score_cell(
+                    model,
+                    subject.tokenizer,
+                    asked.task,
+                    key.length,
+                    batch_tokens=self.options.batch_tokens,
+                    known=frozenset(known),
+                    tell=keep,
+                )
+            except (CellFailed, TaskError) as error:
+                failure = str(error)
+        judged = [one for _, one in sorted(self.standing.judged(key).items())]
+        return make_cell(key, asked.task.scored, judged, failure)
+
+    def _tell(self, key: Key) -> None:
+        if self.options.watch is not None:
+            seconds = time.perf_counter() - self._began
+            self.options.watch(Progress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
+
+
+def _check_numbers(options: Options) -> None:
+    for name, number in (("--samples", options.samples), ("--batch-tokens", options.batch_tokens)):
+        if number is not None and number < 1:
+            raise EvaluationError(f"{name} {number}: say at least 1.")
+    if options.seed < 0:
+        raise EvaluationError(f"--seed {options.seed}: say 0 or more.")
+
+
+def _check_room(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int]) -> None:
+    """Positions that are learned end somewhere. All others go on, and how well is what is asked. Raises EvaluationError."""
+    for subject in subjects:
+        trunk = subject.source.trunk
+        if trunk.position_embedding != "learned" or not lengths:
+            continue
+        more = MORE if any(one.task.scored == "written" for one in asked) else 0
+        if lengths[-1] + more > trunk.max_positions:
+            room = f", with {MORE} more for what is written" if more else ""
+            raise EvaluationError(
+                f"{subject.reference} has learned {trunk.max_positions:,} positions, too few for {lengths[-1]:,} tokens{room}: "
+                f"ask for lengths up to {trunk.max_positions - more:,}."
+            )
+
+
+def _check_texts(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int]) -> None:
+    """Whether every task can be written in every model's tokens at every length: all samples of the shortest, for what fits there
+    fits into more, and the first of each other one. Raises TaskError and EvaluationError."""
+    for subject in subjects:
+        writer = Writer(subject.tokenizer)
+        for one in asked:
+            for length in lengths:
+                samples = drawn(one.task, writer, length)
+                for index in range(samples.count if length == lengths[0] else 1):
+                    check_tokens([samples.draw(index)], subject.source.trunk.vocabulary_size, one.label)
+
+
+def _setting(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int], options: Options) -> Setting:
+    return Setting(
+        models=tuple(subject.facts(options.dtype) for subject in subjects),
+        tasks=tuple(_facts(one) for one in asked),
+        lengths=tuple(lengths),
+        samples=options.samples or SAMPLES,
+        seed=options.seed,
+        device=options.device,
+        harness=harness_facts(options) if options.harness else None,
+        versions=_versions((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
+    )
+
+
+def _facts(asked: Asked) -> TaskFacts:
+    task = asked.task
+    named = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
+    return TaskFacts(
+        label=asked.label,
+        scored=task.scored,
+        source=task.source,
+        options=task.model_dump(mode="json"),
+        files={f"{key}/{path.name}": sha256(path) for key, value in named.items() for path in _files(value)},
+        provenance=_provenance(task),
+    )
+
+
+def _provenance(task: Any) -> Any:
+    """What a task says of where its texts come from, if it does."""
+    told = getattr(task, "provenance", None)
+    return told() if callable(told) else told
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or the text files of a folder."""
+    return sorted(path.glob("*.txt")) if path.is_dir() else [path]
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of the packages that are installed as such."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

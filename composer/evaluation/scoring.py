@@ -1,0 +1,214 @@
+"""One model on one task at one length: samples in batches, written after, chosen or told the loss of."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from composer.devices import ran_out_of_memory
+from composer.errors import EvaluationError
+from composer.evaluation.options import BATCH_TOKENS
+from composer.evaluation.perplexity import Drawn, Perplexity
+from composer.evaluation.report import Judged, bucket_size
+from composer.tasks.base import Sample, Task, rng_of
+from composer.tasks.writer import Writer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MORE = 8
+"""Tokens that a model may write beyond those of the answer."""
+PADDING = 0
+"""The token of padding: any, as nothing sees it."""
+LOGITS = 2**24
+"""Logits that are held at a time."""
+
+
+class CellFailed(EvaluationError):
+    """A cell has no result: one sample alone is too much for the memory, or the model's numbers are not finite."""
+
+
+class Given(NamedTuple):
+    """What is found of one sample."""
+
+    score: float
+    written: str | None = None
+    losses: tuple[float | None, ...] | None = None
+
+
+def drawn(task: Task | Perplexity, writer: Writer, length: int) -> Drawn:
+    """The samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
+    if isinstance(task, Perplexity):
+        return task.windows(writer, length)
+    return Drawn(task.samples, lambda index: task.sample(rng_of(task.seed, "evaluation", index), writer, length, "evaluation"))
+
+
+def score_cell(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | Perplexity,
+    length: int,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    known: Collection[int] = (),
+    tell: Callable[[Judged], None] | None = None,
+) -> list[Judged]:
+    """Every sample of the task but those known, in order. model: a causal one in evaluation mode.
+
+    Samples share a batch by their number alone, so that a run that goes on computes what the one that stopped would have. known:
+    indices that were scored before; they are scored again, and left out of what is returned and told, where others of their batch
+    are missing. tell: is told of each sample as its batch is done. Raises CellFailed and TaskError.
+    """
+    writer = Writer(tokenizer)
+    samples = drawn(task, writer, length)
+    size = max(1, batch_tokens // length)
+    found: list[Judged] = []
+    for start in range(0, samples.count, size):
+        indices = range(start, min(start + size, samples.count))
+        if all(index in known for index in indices):
+            continue
+        batch = [samples.draw(index) for index in indices]
+        check_tokens(batch, model.config.vocab_size, task.name)
+        began = time.perf_counter()
+        given = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
+        seconds = (time.perf_counter() - began) / len(batch)
+        for index, sample, one in zip(indices, batch, given, strict=True):
+            if index in known:
+                continue
+            judged = Judged(
+                index=index,
+                tokens=len(sample.ids),
+                depth=sample.depth,
+                answers=sample.answers,
+                seconds=round(seconds, 6),
+                **one._asdict(),
+            )
+            found.append(judged)
+            if tell is not None:
+                tell(judged)
+    return found
+
+
+def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
+    """Whether the model has an embedding for every token. Raises EvaluationError."""
+    largest = max(max(sample.ids) for sample in samples)
+    if largest >= vocabulary:
+        raise EvaluationError(
+            f"{name}: token {largest:,} is not among the model's {vocabulary:,}: the tokenizer does not fit the model."
+        )
+
+
+def _as_many_as_fit(judge: Callable[[list[Sample]], list[Given]], samples: list[Sample]) -> list[Given]:
+    """All at once, or in halves where memory ends. Raises CellFailed where one alone is too much."""
+    try:
+        return judge(samples)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        if len(samples) == 1:
+            raise CellFailed("out of memory") from error
+    # Here, as what the failed attempt held is only free once its error is gone.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    middle = len(samples) // 2
+    return [*_as_many_as_fit(judge, samples[:middle]), *_as_many_as_fit(judge, samples[middle:])]
+
+
+def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, samples: list[Sample]) -> list[Given]:
+    if task.scored == "written":
+        assert isinstance(task, Task)
+        prompts = [sample.prompt_ids for sample in samples]
+        most = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
+        texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
+        return [Given(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
+    if task.scored == "tokens":
+        told = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
+        return [Given(_mean(right.tolist())) for right, _ in told]
+    # A text is not asked where the next one begins.
+    asked = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
+    told = judge_tokens(model, [sample.ids for sample in samples], asked)
+    size = bucket_size(length)
+    return [
+        Given(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
+        for (_, nats), where in zip(told, asked, strict=True)
+    ]
+
+
+def ends_of(model: Any, writer: Writer) -> frozenset[int]:
+    """The tokens that end what a model writes: the tokenizer's, and those that the model's generation config has."""
+    said = getattr(model.generation_config, "eos_token_id", None)
+    return frozenset([*writer.end, *(said if isinstance(said, list) else [] if said is None else [said])])
+
+
+@torch.inference_mode()
+def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], ends: Collection[int]) -> list[list[int]]:
+    """What the model's first choices go on with: after each prompt so many tokens at most, up to one that ends a text.
+
+    Whatever a generation config says of sampling or penalties does not count. Prompts are padded on the left.
+    """
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    position, cache = (mask.cumsum(1) - 1).clamp(min=0), None
+    texts: list[list[int]] = [[] for _ in prompts]
+    going = set(range(len(prompts)))
+    while going:
+        answer = model(
+            input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        cache, logits = answer.past_key_values, answer.logits[:, -1].float()
+        chosen = logits.argmax(-1)
+        _check_finite(logits[sorted(going)])
+        for row, token in enumerate(chosen.tolist()):
+            if row in going and token not in ends:
+                texts[row].append(token)
+            if token in ends or len(texts[row]) >= most[row]:
+                going.discard(row)
+        ids, position = chosen[:, None], position[:, -1:] + 1
+        mask = torch.cat((mask, mask.new_ones(len(prompts), 1)), dim=1)
+    return texts
+
+
+@torch.inference_mode()
+def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
+    """For each text: of the tokens asked for but the first of all, each after the true ones before it, whether it is the model's
+    first choice, and its loss in nats. The logits of no more than some tokens are held at a time."""
+    width = max(map(len, texts))
+    # Behind a text, padding changes nothing for a causal model, so no mask is needed.
+    ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
+    wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in asked], device=model.device)[:, 1:]
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][wanted]
+    targets = ids[:, 1:][wanted]
+    head = model.get_output_embeddings()
+    right, nats = [], []
+    for some, target in zip(*(each.split(max(1, LOGITS // head.weight.shape[0])) for each in (hidden, targets)), strict=True):
+        logits = head(some).float()
+        _check_finite(logits)
+        right.append(logits.argmax(-1) == target)
+        nats.append(functional.cross_entropy(logits, target, reduction="none"))
+    counts = wanted.sum(1).tolist()
+    return list(zip(torch.cat(right).float().cpu().split(counts), torch.cat(nats).double().cpu().split(counts), strict=True))
+
+
+def _check_finite(logits: Tensor) -> None:
+    if not bool(logits.isfinite().all()):
+        raise CellFailed("not finite")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _in_buckets(nats: Sequence[float], asked: Sequence[bool], size: int) -> tuple[float | None, ...]:
+    """The mean in each part of a text. nats: of the tokens asked for, but the first of all."""
+    counts = list(accumulate((place > 0 and one for place, one in enumerate(asked)), initial=0))
+    bounds = [*range(0, len(asked), size), len(asked)]
+    parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]
+    return tuple(round(_mean(part), 6) if part else None for part in parts)

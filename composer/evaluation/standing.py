@@ -1,0 +1,169 @@
+"""The folder of an evaluation: which one stands there, the samples that it has scored, and what it has found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from composer.errors import EvaluationError
+from composer.evaluation.report import Judged, Key, Setting
+
+RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
+SHOWN = 5
+"""Differences that a message lists."""
+
+
+class Standing:
+    """What has been scored so far. folder: None keeps it in memory alone."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._judged: dict[Key, dict[int, Judged]] = {}
+        self._harness: dict[str, Any] = {}
+        if folder is not None:
+            for line in _whole_lines(folder / SAMPLES):
+                key = Key(line.pop("model"), line.pop("task"), line.pop("length"))
+                with _undamaged(folder / SAMPLES):
+                    judged = Judged.model_validate(line)
+                self._judged.setdefault(key, {})[judged.index] = judged
+            for line in _whole_lines(folder / HARNESS):
+                self._harness[line["model"]] = line["results"]
+
+    def judged(self, key: Key) -> dict[int, Judged]:
+        """The samples of a cell, by index."""
+        return self._judged.get(key, {})
+
+    def add(self, key: Key, judged: Judged) -> None:
+        """Keep one more sample, on the disk from now on."""
+        self._judged.setdefault(key, {})[judged.index] = judged
+        self._append(SAMPLES, {**key._asdict(), **judged.model_dump(mode="json", exclude_none=True)})
+
+    def harness(self, model: str) -> Any:
+        """What lm-eval found of a model; None where it has not been asked."""
+        return self._harness.get(model)
+
+    def add_harness(self, model: str, results: Any) -> None:
+        self._harness[model] = results
+        self._append(HARNESS, {"model": model, "results": results})
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        with _writable(self.folder), (self.folder / name).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Standing:
+    """The evaluation in a folder, gone on with if it is this one, or begun. force: what another one has written there goes.
+
+    Raises EvaluationError where something else stands there.
+    """
+    if folder is None:
+        return Standing()
+    if folder.exists() and not folder.is_dir():
+        raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    if (folder / RUN).is_file():
+        if not force:
+            check_same(folder, setting)
+            return Standing(folder)
+        _remove(folder)
+    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
+    return Standing(folder)
+
+
+def check_same(folder: Path, setting: Setting) -> None:
+    """Whether the evaluation in a folder is this one. Raises EvaluationError, which lists what differs."""
+    path = folder / RUN
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError(
+            f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
+        ) from error
+    differ = list(differences(begun, json.loads(json.dumps(setting.identity()))))
+    if differ:
+        more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
+        listed = "".join(f"\n  {one}" for one in (*differ[:SHOWN], *more))
+        raise EvaluationError(
+            f"{folder} holds an evaluation with other settings:{listed}\n"
+            "Say the same as then, choose another --out, or begin anew: --force."
+        )
+
+
+def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
+    """What two settings say differently, in words, one at a time."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in dict.fromkeys((*then, *now)):
+            yield from differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and any(isinstance(one, dict) for one in then):
+        for place, (one, other) in enumerate(zip(then, now, strict=True)):
+            label = one.get("label", place) if isinstance(one, dict) else place
+            yield from differences(one, other, f"{path} {label}")
+    elif then != now:
+        yield f"{path}: {_brief(then)} then, {_brief(now)} now"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there as a whole or not at all. Raises EvaluationError."""
+    partial = path.with_name(f".{path.name}.partial")
+    with _writable(path.parent):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(one.get("label", one)) if isinstance(one, dict) else str(one) for one in value) or "none"
+    if isinstance(value, dict):
+        return "some"
+    return "nothing" if value is None else str(value)
+
+
+def _remove(folder: Path) -> None:
+    """What an evaluation wrote, and nothing else."""
+    with _writable(folder):
+        for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / PLOTS, ignore_errors=True)
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log. A kill may have left half of one at the end: it is cut off, so that the next begins where it began."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as stream:
+        contents = stream.read()
+        whole = contents.rfind(b"\n") + 1
+        if whole < len(contents):
+            stream.truncate(whole)
+    with _undamaged(path):
+        for line in contents[:whole].splitlines():
+            yield json.loads(line)
+
+
+@contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, ValidationError) as error:
+        raise EvaluationError(f"{path} is damaged: {str(error).splitlines()[0]}. Begin anew: --force.") from error
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EvaluationError(
+            f"{folder} cannot be written to: {error.strerror or error}. What is there stands; mend it and say the same again."
+        ) from error
