@@ -44,3 +44,7 @@ class DataError(ComposerError):
 
 class EvaluationError(ComposerError):
     """Models cannot be evaluated as asked, or a result of another evaluation stands where this one would."""
+
+
+class AblationError(ComposerError):
+    """Variants cannot be compared as asked, or where their results would stand something else does."""

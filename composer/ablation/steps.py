@@ -1,0 +1,141 @@
+"""A step is run in a folder of its own, and what it found is kept beside it: whoever comes later finds it done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.ablation.plan import Kind, Step
+from composer.api import build_folder
+from composer.errors import ComposerError
+from composer.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from composer.training.run import Options
+
+Figures = dict[str, Any]
+"""What a step found, as JSON has it. ``seconds`` is how long it took."""
+FAILURE = "failure"
+MODELS: tuple[Kind, ...] = ("build", "transfer", "finetune", "train")
+"""Steps whose result is a model."""
+
+
+def found(step: Step, folder: Path) -> Figures | None:
+    """What a step has found; None where it has not been done. A failure is no result: it is tried again."""
+    path = folder / f"{step.name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def run_step(step: Step, folder: Path) -> Figures:
+    """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``."""
+    done = found(step, folder)
+    if done is not None:
+        return done
+    began = time.monotonic()
+    try:
+        figures = RUN[step.kind](step, folder)
+    except ComposerError as error:
+        return {FAILURE: str(error)}
+    figures["seconds"] = round(time.monotonic() - began, 2)
+    partial = folder / f".{step.name}.partial"
+    partial.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(folder / f"{step.name}.json")
+    return figures
+
+
+def model_of(step: Step | None, folder: Path) -> Path:
+    """The model that a step works on: what the last one of the chain that made one has made."""
+    while step is not None and step.kind not in MODELS:
+        step = step.after
+    assert step is not None, "a chain begins with a build"
+    return folder / step.name
+
+
+def _build(step: Step, folder: Path) -> Figures:
+    request = step.request
+    report = build_folder(
+        step.variant.spec,
+        request.source,
+        folder / step.name,
+        fresh=request.source is None,
+        tokenizer=request.tokenizer,
+        seed=step.seed,
+        force=True,
+    )
+    return {"spec_hash": report.spec_hash}
+
+
+def _trained(step: Step, folder: Path) -> Figures:
+    """Stage 1, stage 2, or training from nothing."""
+    from composer.training.distill import distill
+    from composer.training.scratch import train
+
+    out, recipe = folder / step.name, step.variant.spec.recipe or Recipe()
+    if out.exists():  # a kill between the result and its figures
+        shutil.rmtree(out)
+    options = _options(step, resume=(folder / f"{step.name}.run" / "run.json").is_file())
+    model = model_of(step.after, folder)
+    report = (
+        train(model, out, options, recipe=recipe)
+        if step.kind == "train"
+        else distill(model, out, options, which="transfer" if step.kind == "transfer" else "finetune", recipe=recipe)
+    )
+    (outcome,) = report.stages
+    return {
+        "before": outcome.before,
+        "after": outcome.after,
+        "loss": report.loss,
+        "teacher_loss": report.teacher_loss,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+    }
+
+
+def _compare(step: Step, folder: Path) -> Figures:
+    from composer.training.likeness import likeness_of
+
+    found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.spec.recipe or Recipe())
+    return found.model_dump(mode="json")
+
+
+def _evaluate(step: Step, folder: Path) -> Figures:
+    from composer.evaluation import Options as Evaluated
+    from composer.evaluation import evaluate
+
+    request = step.request
+    report = evaluate(
+        {step.variant.name: model_of(step.after, folder)},
+        request.tasks,
+        request.lengths,
+        Evaluated(samples=request.samples, out=folder / step.name, device=request.device, **request.files),  # pyright: ignore[reportArgumentType] - files are paths
+    )
+    return {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
+
+
+def _options(step: Step, *, resume: bool = False) -> Options:
+    from composer.training.run import Options
+
+    request = step.request
+    return Options(
+        data=request.data,
+        held_out=request.held_out,
+        share=request.share,
+        seed=step.seed,
+        device=request.device,
+        autocast=request.autocast,
+        resume=resume,
+    )
+
+
+RUN: dict[Kind, Callable[[Step, Path], Figures]] = {
+    "build": _build,
+    "transfer": _trained,
+    "compare": _compare,
+    "finetune": _trained,
+    "train": _trained,
+    "evaluate": _evaluate,
+}

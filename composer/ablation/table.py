@@ -1,0 +1,95 @@
+"""The report of an ablation as a table, for a terminal and for a page, and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from composer.ablation.report import AblationReport, Column, Figure, VariantReport
+
+MISSING = "–"
+
+
+def cells(report: AblationReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headers, and a row for each variant: its name, what the sweep says of it, and its figures."""
+    paths = list(dict.fromkeys(path for variant in report.variants for path in variant.values))
+    headers = ("variant", *paths, *(column.title for column in report.columns))
+    return headers, [_row(variant, paths, report.columns) for variant in report.variants]
+
+
+def markdown(report: AblationReport) -> str:
+    """The table, what failed, and what the teacher reaches."""
+    headers, rows = cells(report)
+    first = len(headers) - len(report.columns)
+    lines = [_line(headers), _line(["---"] * first + ["---:"] * len(report.columns)), *map(_line, rows), "", *remarks(report)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def remarks(report: AblationReport) -> list[str]:
+    """What the table does not say."""
+    said = []
+    seeds = report.request["seeds"]
+    if len(seeds) > 1:
+        said.append(f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}), ± the standard deviation.")
+    if report.teacher_perplexity is not None:
+        said.append(f"The teacher's own perplexity on the held-out rows is {_number(report.teacher_perplexity)}.")
+    said += [f"{variant.name}, seed {seed}: {message}" for variant in report.variants for seed, message in variant.failures.items()]
+    return said
+
+
+def draw(report: AblationReport, target: Path) -> None:
+    """Each column as a row of bars, a variant each, with its spread; nothing where there is no figure."""
+    if not report.columns:
+        return
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    names = [variant.name for variant in report.variants]
+    height = 0.6 + 0.3 * len(names)
+    figure, axes = pyplot.subplots(
+        len(report.columns), 1, figsize=(7, height * len(report.columns)), squeeze=False, layout="constrained"
+    )
+    for axis, column in zip(axes[:, 0], report.columns, strict=True):
+        found = [variant.figures.get(column.title) for variant in report.variants]
+        means = [0.0 if one is None else one.mean for one in found]
+        axis.barh(names, means, xerr=[0.0 if one is None else one.spread or 0.0 for one in found], color="C0", alpha=0.8)
+        axis.bar_label(axis.containers[-1], [_said(one) for one in found], padding=3, fontsize="small")
+        axis.set_title(column.title, fontsize="medium", loc="left")
+        axis.invert_yaxis()
+        axis.margins(x=0.2)
+        if column.kind == "score":
+            axis.set_xlim(0, 1.25)
+        elif min((one.mean for one in found if one is not None), default=1.0) * 20 < max(means):
+            axis.set_xscale("log")
+    figure.savefig(target, dpi=120)
+    pyplot.close(figure)
+
+
+def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
+    values = [_value(variant.values[path]) if path in variant.values else MISSING for path in paths]
+    return (variant.name, *values, *(_said(variant.figures.get(column.title)) for column in columns))
+
+
+def _value(value: Any) -> str:
+    """In a line, as YAML's flow style has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(one)}" for key, one in value.items()) + "}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _said(figure: Figure | None) -> str:
+    if figure is None:
+        return MISSING
+    return _number(figure.mean) + ("" if figure.spread is None else f" ± {_number(figure.spread)}")
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.2e}"
+
+
+def _line(words: Sequence[str]) -> str:
+    return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"

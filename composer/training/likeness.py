@@ -1,0 +1,99 @@
+"""How like its teacher a student is before it is fine-tuned: LoLCATs' (workshop) table 1, its columns but the last perplexity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from blocks.part import Closed
+from composer.data.packing import Batch, Rows
+from composer.errors import TrainingError
+from composer.model.modeling import ComposedForCausalLM
+from composer.spec.recipe import Recipe
+from composer.training.finetune import loss_of
+from composer.training.run import Options, load_model_of, read_student, rows_of
+from composer.training.teacher import open_teacher
+from composer.training.transfer import attention_of, attention_weights, lessons
+
+ROWS = 32
+"""Held-out rows that attention is compared on: each costs T × T numbers a head."""
+WEIGHTS = 1e-3
+"""What the sum of a token's weights may be off 1 by."""
+
+
+class Attention(Closed):
+    """Means over the tokens and heads of one layer, which is given the teacher's hidden states."""
+
+    mse: float
+    """Of what the heads give, over its numbers."""
+    divergence: float | None
+    """KL(teacher ‖ student) of the weights, in nats. None where the student's are no distribution: it is not normalised."""
+
+
+class Likeness(Closed):
+    """loss, teacher_loss: of the next token on held-out rows, in nats, as the recipe takes the mean. layers: by index."""
+
+    loss: float
+    teacher_loss: float
+    layers: tuple[Attention, ...]
+
+    @property
+    def mse(self) -> float:
+        return sum(layer.mse for layer in self.layers) / len(self.layers)
+
+    @property
+    def divergence(self) -> float | None:
+        known = [layer.divergence for layer in self.layers if layer.divergence is not None]
+        return sum(known) / len(known) if len(known) == len(self.layers) else None
+
+
+def likeness_of(
+    model: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
+) -> Likeness:
+    """The student of a folder and its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
+    described = read_student(model, overrides, recipe)
+    held_out = rows_of(described, options)[1]
+    if held_out is None:
+        raise TrainingError("Nothing is held out, so there is nothing to compare on: say --held-out, or a --share above 0.")
+    teacher = open_teacher(described.record, options.teacher).load(options.device)
+    student = load_model_of(described, options.device).eval()
+    average = "tokens" if described.recipe.finetune is None else described.recipe.finetune.average
+    return Likeness(
+        loss=loss_of(student, held_out, 1, average),
+        teacher_loss=loss_of(teacher, held_out, 1, average),
+        layers=attention_likeness(student, teacher, held_out),
+    )
+
+
+@torch.no_grad()
+def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: Rows) -> tuple[Attention, ...]:
+    """Layer by layer, on the first ``ROWS`` rows."""
+    layers = len(student.model.layers)
+    errors, divergences, tokens, normalised = [0.0] * layers, [0.0] * layers, 0, [True] * layers
+    for part in islice(rows.in_order(1), ROWS):
+        batch = part.to(student.device)
+        tokens += int(batch.valid.sum())
+        for index, lesson in enumerate(lessons(teacher, batch)):
+            own, theirs = (attention_of(one.model, index) for one in (student, teacher))
+            found, _ = own.heads(lesson.hidden, lesson.tokens, {}, student.model.backend)
+            errors[index] += _total((found - lesson.heads).float().square().flatten(2).mean(-1), batch)
+            wanted = attention_weights(theirs, lesson.hidden, lesson.tokens, teacher.model.backend)
+            weights = attention_weights(own, lesson.hidden, lesson.tokens, student.model.backend)
+            sums = weights.sum(-1)[batch.valid]
+            normalised[index] &= bool(((sums - 1).abs() < WEIGHTS).all()) and bool((weights > -WEIGHTS).all())
+            tiny = torch.finfo(weights.dtype).tiny
+            ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
+            divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
+    return tuple(
+        Attention(mse=error / tokens, divergence=divergence / tokens if whole else None)
+        for error, divergence, whole in zip(errors, divergences, normalised, strict=True)
+    )
+
+
+def _total(of_tokens: Tensor, batch: Batch) -> float:
+    """The sum over real tokens, of B T."""
+    return float(of_tokens[batch.valid].sum())
