@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from composer.cli.options import Anew, Bfloat16, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table, quantity, steps, without_bars
+from composer.cli.options import Anew, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
+from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, steps, without_bars
 from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
@@ -33,6 +33,7 @@ def distill(
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
     device: RunsOn = "cpu",
     bfloat16: Bfloat16 = False,
+    checkpointing: Checkpointing = False,
     stream: Annotated[bool, typer.Option("--stream", help="With --stage transfer: one layer in memory at a time.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Fold adapters into the weights at the end.")] = False,
     resume: Resume = False,
@@ -43,13 +44,15 @@ def distill(
 
     As its recipe says, its heads learn the teacher's attention, and then all of it the text. While it runs, checkpoints, a log and
     TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers. The result appears whole or not at all.
+
+    Several processes share out the models' parameters and each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
     from composer.training.distill import distill as run
     from composer.training.run import Options
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
-    with steps(quiet=as_json) as watch:
+    with one_voice() as speaks, steps(quiet=as_json or not speaks) as watch:
         options = Options(
             data=data,
             held_out=held_out or (),
@@ -58,6 +61,7 @@ def distill(
             seed=seed,
             device=device,
             autocast=bfloat16,
+            gradient_checkpointing=checkpointing,
             resume=resume,
             force=force,
             stream=stream,
@@ -65,7 +69,8 @@ def distill(
             watch=watch,
         )
         report = run(model, target, options, which=stage, overrides=settings or ())
-    print_run(report, "Distilled", as_json=as_json)
+    if speaks:
+        print_run(report, "Distilled", as_json=as_json)
 
 
 def print_run(report: RunReport, did: str, *, as_json: bool) -> None:

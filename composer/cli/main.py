@@ -20,12 +20,11 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
+from composer.cli.screen import INTERRUPTED, MISTAKE
 from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.errors import ComposerError
-
-MISTAKE, INTERRUPTED = 2, 130
 
 
 class Commands(TyperGroup):

@@ -31,5 +31,13 @@ HeldOut = Annotated[
 HeldShare = Annotated[float, typer.Option("--share", help="Of the data, held out where --held-out names none; 0: nothing.")]
 RunsOn = Annotated[str, typer.Option("--device", help="Where it runs: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
+Checkpointing = Annotated[
+    bool,
+    typer.Option(
+        "--gradient-checkpointing",
+        help="Where the whole model learns, compute what is inside its layers twice: less memory, more time. Attention transfer "
+        "holds the inside of one layer at a time anyway.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Anew = Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from composer.errors import ComposerError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,6 +24,10 @@ WIDEST = 120
 UNBOUNDED = 10_000
 SHORT_HASH = 12
 LINES_A_STAGE = 10
+MISTAKE, INTERRUPTED = 2, 130
+"""Exit codes."""
+HEARD = 10.0
+"""Seconds that a process of several waits for the others before it leaves."""
 """Of training, where nobody sees a bar."""
 
 
@@ -181,6 +187,31 @@ def steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
             bar.update(tasks[step.stage], completed=step.step, said=_said(step))
 
         yield taken
+
+
+@contextmanager
+def one_voice() -> Iterator[bool]:
+    """The processes that torchrun has started for one command, as a group; whether this is the one that speaks.
+
+    A mistake is told by the first alone, and nobody leaves before it has spoken: the launcher ends all as soon as one leaves.
+    """
+    from composer.training.processes import count, is_first, meet, together
+
+    with together():
+        try:
+            yield is_first()
+        except ComposerError as error:
+            if count() == 1:
+                raise
+            if is_first():
+                typer.echo(str(error), err=True)
+            if not meet(HEARD) and not is_first():  # a mistake of this process alone
+                typer.echo(str(error), err=True)
+            raise typer.Exit(MISTAKE) from error
+        except KeyboardInterrupt as error:
+            if is_first():
+                raise
+            raise typer.Exit(INTERRUPTED) from error
 
 
 def _line(step: Step) -> None:

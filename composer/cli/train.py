@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from composer.cli.distill import print_run
-from composer.cli.options import Anew, Bfloat16, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import steps, without_bars
+from composer.cli.options import Anew, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
+from composer.cli.screen import one_voice, steps, without_bars
 from composer.data.loading import SHARE
 
 
@@ -26,6 +26,7 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     bfloat16: Bfloat16 = False,
+    checkpointing: Checkpointing = False,
     resume: Resume = False,
     force: Anew = False,
     as_json: Json = False,
@@ -34,13 +35,15 @@ def train(
 
     Every parameter learns the next token, as its recipe says. While it runs, checkpoints, a log and TensorBoard's files stand in
     OUT.run; --resume goes on from there to the same numbers.
+
+    Several processes share out the model's parameters and each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
     from composer.training.run import Options
     from composer.training.scratch import train as run
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
-    with steps(quiet=as_json) as watch:
+    with one_voice() as speaks, steps(quiet=as_json or not speaks) as watch:
         options = Options(
             data=data,
             held_out=held_out or (),
@@ -48,9 +51,11 @@ def train(
             seed=seed,
             device=device,
             autocast=bfloat16,
+            gradient_checkpointing=checkpointing,
             resume=resume,
             force=force,
             watch=watch,
         )
         report = run(model, target, options, overrides=settings or ())
-    print_run(report, "Trained", as_json=as_json)
+    if speaks:
+        print_run(report, "Trained", as_json=as_json)

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as distributed
 from torch import Tensor
 
 from composer.errors import TrainingError
+from composer.training.processes import by_first, count, rank
 from composer.training.unit import Unit
 
 FACTS = "facts.json"
@@ -28,34 +29,43 @@ def save(folder: Path, step: int, units: Sequence[Unit], facts: Mapping[str, Any
     """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
     target = folder / NAME.format(step)
     partial = folder / PARTIAL.format(target.name)
-    whole = {"step": step, **facts, "units": {unit.name: unit.facts() for unit in units}}
+    whole = {"step": step, "processes": count(), **facts, "units": {unit.name: unit.facts() for unit in units}}
     try:
-        for stale in folder.glob(PARTIAL.format("*")):  # of a run that was killed
-            shutil.rmtree(stale, ignore_errors=True)
-        partial.mkdir(parents=True)
+        by_first(lambda: _begin(folder, partial))
         with _alone():
-            distributed.save(_tensors(units), checkpoint_id=partial, no_dist=True)
-        (partial / FACTS).write_text(json.dumps(whole), encoding="utf-8")
-        for path in (*partial.iterdir(), partial):
-            _sync(path)
-        if target.exists():  # an end that was reached before, with the same numbers
-            shutil.rmtree(target)
-        partial.rename(target)
-        _sync(folder)
+            distributed.save(_tensors(units), checkpoint_id=partial, no_dist=count() == 1)
+        by_first(lambda: _complete(partial, target, whole))
     except (OSError, distributed.CheckpointException) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
             f"The checkpoint of step {step} could not be written to {folder}: {_reason(error)}. The one before it stands; "
             "make room, and go on with --resume."
         ) from error
-    for older in _found(folder):
+
+
+def _begin(folder: Path, partial: Path) -> None:
+    for stale in folder.glob(PARTIAL.format("*")):  # of a run that was killed
+        shutil.rmtree(stale, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _complete(partial: Path, target: Path, facts: Mapping[str, Any]) -> None:
+    """Put the checkpoint in the place of the one before, once all of it is on the disk."""
+    (partial / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    for path in (*partial.iterdir(), partial):
+        _sync(path)
+    if target.exists():  # an end that was reached before, with the same numbers
+        shutil.rmtree(target)
+    partial.rename(target)
+    _sync(target.parent)
+    for older in _found(target.parent):
         if older != target:
             shutil.rmtree(older, ignore_errors=True)
 
 
 def newest(folder: Path) -> Path | None:
     """The last whole checkpoint."""
-    return next(reversed(_found(folder)), None)
+    return by_first(lambda: next(reversed(_found(folder)), None))
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
@@ -65,25 +75,33 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
-    """Bring units and random state to where they were. Raises TrainingError where the checkpoint is damaged."""
+    """Bring units and random state to where they were, whatever the number of processes; one more than then keeps its own random
+    state. Raises TrainingError where the checkpoint is damaged."""
     facts = read_facts(checkpoint)
     with _readable(checkpoint):
         for unit in units:
             unit.restore(facts["units"][unit.name])
         tensors = _tensors(units)
+        if rank() >= facts["processes"]:
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in (_own(RANDOM), _own(RANDOM_CUDA))}
         with _alone(), torch.no_grad():
-            distributed.load(tensors, checkpoint_id=checkpoint, no_dist=True)
-    torch.set_rng_state(tensors[RANDOM])
-    device = _cuda(units)
-    if device is not None:
-        torch.cuda.set_rng_state(tensors[RANDOM_CUDA], device)
+            distributed.load(tensors, checkpoint_id=checkpoint, no_dist=count() == 1)
+    if _own(RANDOM) in tensors:
+        torch.set_rng_state(tensors[_own(RANDOM)])
+    if _own(RANDOM_CUDA) in tensors:
+        torch.cuda.set_rng_state(tensors[_own(RANDOM_CUDA)], _cuda(units) or "cuda")
 
 
 def _tensors(units: Sequence[Unit]) -> dict[str, Tensor]:
     held = {f"{unit.name}/{name}": tensor for unit in units for name, tensor in unit.tensors().items()}
-    held[RANDOM] = torch.get_rng_state()
+    held[_own(RANDOM)] = torch.get_rng_state()
     device = _cuda(units)
-    return held if device is None else held | {RANDOM_CUDA: torch.cuda.get_rng_state(device)}
+    return held if device is None else held | {_own(RANDOM_CUDA): torch.cuda.get_rng_state(device)}
+
+
+def _own(name: str) -> str:
+    """Of what each process has for itself."""
+    return f"{name} {rank()}"
 
 
 def _cuda(units: Sequence[Unit]) -> torch.device | None:

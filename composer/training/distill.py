@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from composer.devices import check_device
@@ -16,12 +17,13 @@ from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
+from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
 from composer.training.rules import check_stage
-from composer.training.run import Options, Run, RunReport, load_student, open_run, read_student
+from composer.training.run import Options, Run, RunReport, load_student, open_run, prepare, read_student
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, transfer_streamed
 from composer.training.teacher import open_teacher
-from composer.training.transfer import TransferCourse
+from composer.training.transfer import TransferCourse, computing_alone
 from composer.weights.record import Record
 from composer.weights.trained import Adapter
 
@@ -41,28 +43,33 @@ def distill(
     Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
     same numbers. overrides: of the recipe. Raises TrainingError, DataError, SpecError and BuildError.
     """
-    check_device(options.device)
-    described = read_student(model, overrides)
-    stages = stages_of(described.record, described.recipe, which)
-    if options.stream:
-        _check_streamed(stages, options)
-    run = open_run(described, open_teacher(described.record, options.teacher), stages, out, options)
-    return _streamed(run) if options.stream else _in_memory(run)
+    with together():
+        check_device(options.device)
+        take_gpu(options.device)
+        described = read_student(model, overrides)
+        stages = stages_of(described.record, described.recipe, which)
+        if options.stream:
+            _check_streamed(stages, options)
+        run = open_run(described, open_teacher(described.record, options.teacher), stages, out, options)
+        return _streamed(run) if options.stream else _in_memory(run)
 
 
 def _in_memory(run: Run) -> RunReport:
     """All stages, with both models in memory."""
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
-    student, teacher = load_student(run), run.teacher.load(options.device)
+    student, teacher = load_student(run), run.teacher.load(loaded_on(options.device))
+    shard(teacher, computing_alone(teacher.model), options.device)
     run.begin()
-    journal, outcomes, learned = Journal(run.folder), [], {}
+    journal, outcomes, learned = run.journal(), [], {}
     teacher_loss, finetune = None, stages.get("finetune")
     if isinstance(finetune, Finetune) and run.held_out is not None:
         teacher_loss = loss_of(teacher, run.held_out, 1, finetune.average)
     try:
         for name, stage in stages.items():
-            course = _course(stage, student, teacher, options.seed)
+            if learned and count() > 1:
+                student = _anew(run, learned)
+            course = _course(stage, student, teacher, options)
             outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, run.setting(journal)))
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
     finally:
@@ -75,7 +82,21 @@ def _in_memory(run: Run) -> RunReport:
     )
 
 
+def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
+    """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
+    student = load_student(run)
+    with torch.no_grad():
+        for name, tensor in whole(learned).items():
+            student.get_parameter(name).copy_(tensor)
+    return student
+
+
 def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
+    if count() > 1:
+        raise TrainingError(
+            f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since each holds but a share of "
+            "the models, or run it without torchrun."
+        )
     if list(stages) != [STAGE]:
         raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
     if options.device != "cpu":
@@ -112,12 +133,14 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
     return wanted
 
 
-def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, seed: int) -> Course:
+def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Course:
     if isinstance(stage, Transfer):
+        shard(student, computing_alone(student.model), options.device)
         return TransferCourse(student.eval(), teacher, stage)
     assert isinstance(stage, Finetune), "there are two"
     if stage.lora is not None:
-        add_adapters(student, stage.lora, seed)
+        add_adapters(student, stage.lora, options.seed)
+    prepare(student, options)
     return FinetuneCourse(student, finetune_unit(student, stage), stage, teacher if stage.distill else None)
 
 

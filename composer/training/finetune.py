@@ -12,6 +12,7 @@ from composer.data.packing import IGNORED, Batch, Rows
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import Losses
+from composer.training.processes import added, count, shares
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
 
@@ -69,12 +70,14 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def loss_of(model: nn.Module, rows: Rows, batch: int, average: Average = "tokens") -> float:
     """The mean loss of a model on rows, in nats: over the tokens that are asked for, or over rows."""
-    total, count, device = 0.0, 0, next(model.parameters()).device
-    for part in rows.in_order(batch):
-        logits, targets = logits_at_targets(model, part.to(device))
-        total += float(_sum(functional.cross_entropy(logits, targets, reduction="none"), part.to(device), average))
-        count += _count(part, average)
-    return total / max(1, count)
+    total, counted, device = 0.0, 0, next(model.parameters()).device
+    for part in rows.in_order(batch * count()):
+        counted += _count(part, average)
+        for share, divisor in shares(part, 1, 1.0):
+            logits, targets = logits_at_targets(model, share.to(device))
+            losses = functional.cross_entropy(logits, targets, reduction="none")
+            total += float(_sum(losses, share.to(device), average)) / divisor
+    return added({"loss": total})["loss"] / max(1, counted)
 
 
 def _count(batch: Batch, average: Average) -> int:

@@ -53,6 +53,19 @@ class Journal:
         return self._boards[stage]
 
 
+class Unwritten(Journal):
+    """Of a process that another one writes for."""
+
+    def __init__(self) -> None:
+        self._boards = {}
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Nothing."""
+
+    def write(self, stage: str, step: int, **figures: Any) -> None:
+        """Nothing."""
+
+
 def draw(log: Path, target: Path) -> None:
     """The losses of each stage over its steps, as a picture: thin on the training data, dots where they were evaluated."""
     import matplotlib as mpl

@@ -19,6 +19,7 @@ from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
+from composer.training.processes import added, said_by_first, shares
 
 EVALUATIONS = 10
 """As many in a stage, where its recipe does not say."""
@@ -92,7 +93,7 @@ class _StageRun:
                 self._judge()
             if self.done:
                 self._finish()
-            if self.done or time.monotonic() - saved >= self.setting.checkpoint_seconds:
+            if self.done or said_by_first(time.monotonic() - saved) >= self.setting.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
         return Outcome(
@@ -106,11 +107,11 @@ class _StageRun:
         batch = self.rows.batch(indices)
         total = max(1, self.course.count(batch))
         sums: Losses = {}
-        for part in batch.split(stage.accumulate):
+        for part, divisor in shares(batch, stage.accumulate, total):
             with self._autocast():
-                for name, loss in self.course.learn(part.to(self.device), total).items():
+                for name, loss in self.course.learn(part.to(self.device), divisor).items():
                     sums[name] = sums[name] + loss if name in sums else loss
-        losses = {name: float(loss) for name, loss in sums.items()}
+        losses = added({name: float(loss) for name, loss in sums.items()})
         norms = {unit.name: unit.update(step, self.steps, losses[unit.name]) for unit in self.course.units if unit.name in losses}
         self.taken, self.tokens = step + 1, self.tokens + int(batch.valid.sum())
         rate = max(unit.rate(step, self.steps) for unit in self.course.units) * stage.lr
@@ -125,10 +126,11 @@ class _StageRun:
         sums: dict[str, float] = {}
         parts = list(self.held_out.in_order(max(1, self.stage.batch // self.stage.accumulate)))
         total = max(1, sum(self.course.count(part) for part in parts))
-        for part in parts:
+        for part, divisor in (share for whole in parts for share in shares(whole, 1, total)):
             with self._autocast():
-                for name, loss in self.course.judge(part.to(self.device), total).items():
+                for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
+        sums = added(sums)
         self.setting.journal.write(self.name, self.taken, held_out=sums)
         return sums
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +20,9 @@ from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
-from composer.training.journal import CURVE, LOG, Journal, draw
+from composer.training.journal import CURVE, LOG, Journal, Unwritten, draw
 from composer.training.loop import Outcome, Setting, Step
+from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
 from composer.training.standing import Identity, begin, check_same, check_standing, fingerprint
 from composer.training.teacher import Teacher
@@ -55,6 +56,8 @@ class Options:
     autocast: bool = False
     """Let projections compute in bfloat16."""
     checkpoint_seconds: float = 60.0
+    gradient_checkpointing: bool = False
+    """Compute what is within a layer again on the way back, where the whole model learns; it costs time in place of memory."""
     resume: bool = False
     force: bool = False
     stream: bool = False
@@ -99,12 +102,17 @@ class Run:
     def begin(self) -> None:
         """Make its folder, unless it goes on in one: from here on something is left behind. Raises TrainingError."""
         if not self.options.resume:
-            begin(self.folder, self.identity)
+            by_first(lambda: begin(self.folder, self.identity))
+
+    def journal(self) -> Journal:
+        """What its stages write down."""
+        return Journal(self.folder) if is_first() else Unwritten()
 
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""
         kind = torch.bfloat16 if self.options.autocast else None
-        return Setting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, self.options.watch)
+        watch = self.options.watch if is_first() else None
+        return Setting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
 
     def finish(
         self,
@@ -115,7 +123,9 @@ class Run:
         teacher_loss: float | None = None,
     ) -> RunReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
-        draw(self.folder / LOG, self.folder / CURVE)
+        changed = whole(changed, for_first=True)
+        if adapter is not None:
+            adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
         data = self.rows.report.model_dump(mode="json") if self.rows.report is not None else {}
         told = tuple(
             TrainedStage(
@@ -128,9 +138,13 @@ class Run:
             for outcome in outcomes
         )
         papers = {name: self.folder / name for name in (LOG, CURVE)}
-        write_trained(self.student.source.folder, self.out, Trained(changed, adapter, told, papers), force=self.options.force)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        by_first(lambda: self._write(Trained(changed, adapter, told, papers)))
         return RunReport(out=self.out, stages=tuple(outcomes), teacher_loss=teacher_loss, data=data)
+
+    def _write(self, trained: Trained) -> None:
+        draw(self.folder / LOG, self.folder / CURVE)
+        write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def read_student(model: str | os.PathLike[str], overrides: Sequence[str]) -> Student:
@@ -179,9 +193,18 @@ def open_run(
 
 def load_student(run: Run) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
-    student = load_model(run.student.source.folder, "float32", run.options.device)
+    student = load_model(run.student.source.folder, "float32", loaded_on(run.options.device))
     assert isinstance(student, ComposedForCausalLM), "the record has been looked at"
     return student
+
+
+def prepare(student: ComposedForCausalLM, options: Options) -> None:
+    """Make a model ready to learn as a whole, in place: its layers shared out, and computed twice where that is asked for."""
+    if options.gradient_checkpointing:
+        # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
+        enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+    shard(student, student.model.layers, options.device)
 
 
 def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:

@@ -9,10 +9,10 @@ from composer.devices import check_device
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit
-from composer.training.journal import Journal
 from composer.training.loop import run_stage
+from composer.training.processes import take_gpu, together
 from composer.training.rules import check_stage
-from composer.training.run import Options, RunReport, Student, load_student, open_run, read_student
+from composer.training.run import Options, RunReport, Student, load_student, open_run, prepare, read_student
 
 STAGE = "train"
 
@@ -21,19 +21,22 @@ def train(
     model: str | os.PathLike[str], out: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = ()
 ) -> RunReport:
     """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""
-    check_device(options.device)
-    described = read_student(model, overrides)
-    stage = _stage(described)
-    run = open_run(described, None, {STAGE: stage}, out, options)
-    student, learned = load_student(run), _as_finetune(stage)
-    course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
-    run.begin()
-    journal = Journal(run.folder)
-    try:
-        outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(journal))
-    finally:
-        journal.close()
-    return run.finish([outcome], course.units[0].parameters)
+    with together():
+        check_device(options.device)
+        take_gpu(options.device)
+        described = read_student(model, overrides)
+        stage = _stage(described)
+        run = open_run(described, None, {STAGE: stage}, out, options)
+        student, learned = load_student(run), _as_finetune(stage)
+        prepare(student, options)
+        course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
+        run.begin()
+        journal = run.journal()
+        try:
+            outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(journal))
+        finally:
+            journal.close()
+        return run.finish([outcome], course.units[0].parameters)
 
 
 def _stage(student: Student) -> Train:

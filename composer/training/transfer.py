@@ -19,6 +19,7 @@ from composer.model.attention import ComposedAttention
 from composer.model.modeling import ComposedDecoderLayer, ComposedForCausalLM, ComposedModel
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
+from composer.training.processes import within
 from composer.training.unit import Unit
 
 
@@ -40,7 +41,7 @@ class TransferCourse:
     def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
         self._layers = dict(layer_units(student.model, stage))
         self.units = list(self._layers.values())
-        self._student, self._teacher, self._stage = student.model, teacher.model, stage
+        self._student, self._teacher, self._stage = student.model, teacher, stage
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -49,7 +50,7 @@ class TransferCourse:
         losses: Losses = {}
         for index, attention, lesson in self._lessons(batch):
             if not self._layers[index].progress.stopped:
-                loss = transfer_loss(attention, self._teacher_of(index), lesson, self._stage, total, self._student.backend)
+                loss = self._loss(index, attention, lesson, total)
                 loss.backward()
                 losses[self._layers[index].name] = loss.detach()
         return losses
@@ -57,9 +58,7 @@ class TransferCourse:
     @torch.no_grad()
     def judge(self, batch: Batch, total: float) -> Losses:
         return {
-            self._layers[index].name: transfer_loss(
-                attention, self._teacher_of(index), lesson, self._stage, total, self._student.backend
-            )
+            self._layers[index].name: self._loss(index, attention, lesson, total)
             for index, attention, lesson in self._lessons(batch)
         }
 
@@ -68,8 +67,16 @@ class TransferCourse:
             if index in self._layers:
                 yield index, attention_of(self._student, index), lesson
 
-    def _teacher_of(self, index: int) -> ComposedAttention:
-        return attention_of(self._teacher, index)
+    def _loss(self, index: int, attention: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
+        teacher = attention_of(self._teacher.model, index)
+        return within(attention, transfer_loss, teacher, lesson, self._stage, total, self._student.backend)
+
+
+def computing_alone(model: ComposedModel) -> Iterator[nn.Module]:
+    """What computes by itself as attention is transferred: the attention of each layer, and the rest of it."""
+    for index, layer in enumerate(model.layers):
+        yield attention_of(model, index)
+        yield layer
 
 
 def layer_units(model: ComposedModel, stage: Transfer) -> Iterator[tuple[int, Unit]]:
@@ -105,22 +112,35 @@ def tokens_of(batch: Batch) -> Tokens:
 
 
 @torch.no_grad()
-def lessons(teacher: ComposedModel, batch: Batch) -> Iterator[Lesson]:
+def lessons(teacher: ComposedForCausalLM, batch: Batch) -> Iterator[Lesson]:
     """What the teacher gives its layers, and what they answer, one after the other."""
     tokens = tokens_of(batch)
-    hidden = teacher.before(teacher.embed_tokens(batch.ids), tokens)
-    for layer in teacher.layers:
-        assert isinstance(layer, ComposedDecoderLayer)
-        lesson = lesson_of(layer, hidden, tokens, teacher.backend)
-        hidden = layer.after(hidden, lesson.attended)
+    hidden = within(teacher, _embedded, batch.ids, tokens)
+    for layer in teacher.model.layers:
+        lesson, hidden = within(layer, _taught, hidden, tokens, teacher.model.backend)
         yield lesson
+
+
+def _embedded(teacher: ComposedForCausalLM, ids: Tensor, tokens: Tokens) -> Tensor:
+    return teacher.model.before(teacher.model.embed_tokens(ids), tokens)
+
+
+def _taught(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> tuple[Lesson, Tensor]:
+    """What the attention answers, and what the next layer is handed."""
+    lesson = lesson_of(teacher, hidden, tokens, backend)
+    return lesson, teacher.after(hidden, lesson.attended)
 
 
 def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> Lesson:
     """What one layer of the teacher answers to the hidden states that it is handed."""
     inputs = teacher.input_layernorm(hidden)
-    heads, _ = teacher.self_attn.heads(inputs, tokens, {}, backend)
-    return Lesson(inputs, tokens, heads, teacher.self_attn.o_proj(heads.flatten(2)))
+    return Lesson(inputs, tokens, *within(teacher.self_attn, _answers, inputs, tokens, backend))
+
+
+def _answers(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: Backend) -> tuple[Tensor, Tensor]:
+    """Before the output projection, and after it."""
+    heads, _ = attention.heads(hidden, tokens, {}, backend)
+    return heads, attention.o_proj(heads.flatten(2))
 
 
 def transfer_loss(
@@ -144,7 +164,7 @@ def transfer_loss(
 def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: Backend) -> Tensor:
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
-        wanted = attention_weights(teacher, lesson.hidden, lesson.tokens, backend)
+        wanted = within(teacher, attention_weights, lesson.hidden, lesson.tokens, backend)
     found = attention_weights(attention, lesson.hidden, lesson.tokens, backend)
     return -(wanted * found.clamp(min=torch.finfo(found.dtype).tiny).log()).sum(-1).mean(-1)
 

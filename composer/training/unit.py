@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
+from composer.training.processes import norm as norm_of
 
 RECENT = 20
 """Steps over which losses are averaged before a run is said to diverge."""
@@ -64,7 +65,7 @@ class Unit:
     def update(self, step: int, steps: int, loss: float) -> float:
         """Take one step down the gradients that are there, and forget them; their norm. Raises TrainingError."""
         gradients = {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
-        norm = _norm(gradients.values())
+        norm = norm_of(list(gradients.values()))
         self._check(step, loss, norm, gradients)
         if self._stage.clip is not None and norm > self._stage.clip:
             for gradient in gradients.values():
@@ -133,7 +134,7 @@ class Unit:
                 f"{self.name}: the loss is {loss} at step {step + 1}. Learn more slowly: a lower lr, a longer warmup."
             )
         if not math.isfinite(norm):
-            wrong = next(name for name, gradient in gradients.items() if not math.isfinite(_norm([gradient])))
+            wrong = next(name for name, gradient in gradients.items() if not math.isfinite(norm_of([gradient])))
             raise TrainingError(f"{self.name}: the gradient of {wrong} is not finite at step {step + 1}; the loss was {loss:.4g}.")
         began, recent = self.progress.began, self.progress.recent
         if len(began) < RECENT:
@@ -157,7 +158,3 @@ def share_of_rate(stage: Stage, step: int, steps: int) -> float:
         return 1.0
     done = (step - stage.warmup) / max(1, steps - stage.warmup)
     return stage.final + (1 - stage.final) * (1 + math.cos(math.pi * done)) / 2
-
-
-def _norm(gradients: Iterable[Tensor]) -> float:
-    return float(nn.utils.get_total_norm(list(gradients)))

@@ -8,7 +8,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,44 +18,8 @@ import torch.distributed.checkpoint as distributed
 
 from composer.errors import TrainingError
 from composer.training import checkpoint
+from tests.composer.training.processes import ending, forked, killed_at
 from tests.composer.training.stages import STAGES, log, run, same
-
-ENDED, FAILED = 0, 1
-
-
-def forked(child: Callable[[], Any]) -> int:
-    """The process id of a copy of this process that runs ``child`` and ends."""
-    process = os.fork()
-    if process:
-        return process
-    code = FAILED
-    try:
-        child()
-        code = ENDED
-    finally:
-        os._exit(code)
-
-
-def ending(process: int) -> int:
-    """How a process ended: its exit code, or the negative number of the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, behind: bool) -> None:
-    """Kill this process at call ``number`` (from 1) of a function, or right behind it."""
-    original, count = getattr(owner, name), 0
-
-    def function(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == number and not behind:
-            os.kill(os.getpid(), signal.SIGKILL)
-        answer = original(*arguments, **options)
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-
-    monkeypatch.setattr(owner, name, function)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_lessons_are_a_llamas_own_numbers(how: How) -> None:
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
-    found = list(lessons(teacher_of(source).model, batch))
+    found = list(lessons(teacher_of(source), batch))
     for (row, start, end), layers in by_document(source, batch):
         for lesson, own in zip(found, layers, strict=True):
             for name in ("hidden", "heads", "attended"):

@@ -1,0 +1,76 @@
+"""Processes that a test starts: copies of its own, alone or several that train together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENDED, FAILED = 0, 1
+
+
+def forked(child: Callable[[], Any]) -> int:
+    """The process id of a copy of this process that runs ``child`` and ends."""
+    process = os.fork()
+    if process:
+        return process
+    code = FAILED
+    try:
+        child()
+        code = ENDED
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else FAILED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ending(process: int) -> int:
+    """How a process ended: its exit code, or the negative number of the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, behind: bool) -> None:
+    """Kill this process at call ``number`` (from 1) of a function, or right behind it."""
+    original, count = getattr(owner, name), 0
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number and not behind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = original(*arguments, **options)
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    monkeypatch.setattr(owner, name, function)
+
+
+def several(count: int, act: Callable[[int], Any], output: Path | None = None) -> list[int]:
+    """How so many processes end that run ``act`` with their rank, as torchrun would start them. output: what they all print."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def child(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if output is not None:
+            descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        act(rank)
+
+    return [ending(process) for process in [forked(lambda rank=rank: child(rank)) for rank in range(count)]]

@@ -1,0 +1,264 @@
+"""Several processes compute what one does, each with a share of parameters and rows; and they end, stop and go on as one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from composer.cli.main import main
+from composer.errors import TrainingError
+from composer.model.modeling import ComposedForCausalLM
+from composer.training import checkpoint, loop, processes
+from composer.training import distill as module
+from composer.training.journal import LOG
+from composer.training.processes import added, by_first, said_by_first, shares, take_gpu, together, whole
+from composer.training.run import Options
+from composer.training.scratch import train
+from tests.checkpoints import fingerprint
+from tests.composer.training.processes import FAILED, killed_at, several
+from tests.composer.training.runs import make_student, make_teacher, rows_of, run
+from tests.composer.weights.students import weights
+
+STEPS = 20
+# Rows that two processes cannot share evenly: 3 in each part of stage 1, 5 in stage 2.
+LONG = (
+    f"recipe.transfer.steps={STEPS}",
+    "recipe.transfer.batch=6",
+    "recipe.transfer.evaluate=10",
+    "recipe.transfer.cross_entropy=0.1",
+    f"recipe.finetune.steps={STEPS}",
+    "recipe.finetune.batch=5",
+    "recipe.finetune.evaluate=10",
+    "recipe.finetune.distill=0.5",
+)
+BRIEF = 3
+SHORT = tuple(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune"))
+MISTAKE = 2
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
+
+
+def close(one: Path, other: Path) -> None:
+    """Whether two runs took the same steps: losses and evaluations within 1e-5, norms within 1e-4 of themselves, one for one."""
+    bounds: dict[str, dict[str, float]] = {"loss": {"abs": 1e-5}, "held_out": {"abs": 1e-5}, "norm": {"rel": 1e-4}}
+    for line, other_line in zip(lines(one), lines(other), strict=True):
+        assert line.keys() == other_line.keys()
+        for name, figure in line.items():
+            assert other_line[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
+
+
+def same_numbers(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5)
+
+
+def parts(model: nn.Module) -> dict[str, float]:
+    """The share of each parameter that this process holds; 1 for one that is not shared out."""
+    return {
+        name: parameter.to_local().numel() / parameter.numel() if isinstance(parameter, DTensor) else 1.0
+        for name, parameter in model.named_parameters()
+    }
+
+
+def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int], None]:
+    """A run that writes down what each process holds of both models while it trains, and the rows of each call."""
+
+    def act(rank: int) -> None:
+        held: dict[str, list[Any]] = {"shares": [], "rows": []}
+        course_of, learn_in = module._course, loop.shares
+
+        def course(stage: Any, learner: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Any:
+            made = course_of(stage, learner, teacher, options)
+            held["shares"] += [parts(learner), parts(teacher)]
+            return made
+
+        def watch(*arguments: Any) -> Any:
+            for share, divisor in learn_in(*arguments):
+                held["rows"].append((len(share), math.isinf(divisor)))
+                yield share, divisor
+
+        module._course, loop.shares = course, watch
+        run(student, out, texts, *LONG)
+        (told / f"{rank}.json").write_text(json.dumps(held))
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of both stages."""
+    out = tmp_path_factory.mktemp("alone") / "out"
+    run(student, out, texts, *LONG)
+    return out
+
+
+@pytest.fixture(scope="module")
+def pair(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """What two make of them, and what they held."""
+    folder = tmp_path_factory.mktemp("pair")
+    assert several(2, watched(student, folder / "out", texts, folder)) == [0, 0]
+    return folder / "out", [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Over the first 20 steps of each stage, and in what is written."""
+    out, _ = pair
+    assert [line["step"] for line in lines(out) if "loss" in line] == [*range(1, STEPS + 1)] * 2
+    close(alone, out)
+    same_numbers(weights(alone), weights(out))
+    adapters = "adapter/adapter_model.safetensors"
+    same_numbers(load_file(alone / adapters), load_file(out / adapters))
+    assert {path.relative_to(out) for path in out.rglob("*")} == {path.relative_to(alone) for path in alone.rglob("*")}
+
+
+def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    """No process holds a model by itself: independent processes would compute the same, too."""
+    _, held = pair
+    assert [len(told["shares"]) for told in held] == [4, 4], "student and teacher, in both stages"
+    for one, other in zip(held[0]["shares"], held[1]["shares"], strict=True):
+        assert all(".composed." in name or share == 0.5 for name, share in one.items())
+        assert all(share + other[name] == 1 and 0 < share < 1 for name, share in one.items())
+    taken = [tuple(rows for rows, left_out in told["rows"] if not left_out) for told in held]
+    assert taken[0][:12].count(3) == 0, "of a part of 3 rows, each takes some"
+    assert sum(taken[0]) > sum(taken[1]) > 0
+    assert any(left_out for _, left_out in held[1]["rows"]), "the last held-out row is for one process alone"
+
+
+def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **options: Any) -> None:
+    """A run whose processes are killed behind checkpoint ``at`` (from 1)."""
+
+    def act(rank: int) -> None:
+        killed_at(pytest.MonkeyPatch(), checkpoint, "save", at, behind=True)
+        run(student, out, texts, *SHORT, checkpoint_seconds=0.0, **options)
+
+    assert several(count, act) == [-signal.SIGKILL] * count
+    assert (out.parent / f"{out.name}.run").is_dir()
+
+
+def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
+    """Begun in two, gone on with in one, then in three in the second stage; and adapters are merged as in one."""
+    one, out = tmp_path / "one", tmp_path / "out"
+    run(student, one, texts, *SHORT, merge=True)
+    stopped(2, 2, student, out, texts, merge=True)
+    stopped(1, 2, student, out, texts, merge=True, resume=True)
+    assert several(3, lambda rank: run(student, out, texts, *SHORT, merge=True, resume=True)) == [0, 0, 0]
+    close(one, out)
+    same_numbers(weights(one), weights(out))
+
+
+def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
+    """Also where one process alone was killed, in the middle of a checkpoint: the other does not wait for it."""
+
+    def act(rank: int) -> None:
+        if rank == 1:
+            killed_at(pytest.MonkeyPatch(), checkpoint, "_tensors", BRIEF + 2, behind=False)
+        run(student, tmp_path / "out", texts, *SHORT, checkpoint_seconds=0.0)
+
+    assert several(2, lambda rank: run(student, tmp_path / "pair", texts, *SHORT)) == [0, 0]
+    assert several(2, act, tmp_path / "printed") == [FAILED, -signal.SIGKILL]
+    assert several(2, lambda rank: run(student, tmp_path / "out", texts, *SHORT, resume=True)) == [0, 0]
+    for file in ("fresh.safetensors", "adapter/adapter_model.safetensors", "training/log.jsonl"):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "pair" / file).read_bytes()
+
+
+def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_path: Path) -> None:
+    """Training of everything, with tied embeddings: three processes on two rows come to what one does without checkpointing."""
+    student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
+    overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=6", "batch=2", "accumulate=2", "evaluate=2")]
+
+    def act(out: str, **options: Any) -> None:
+        train(student, tmp_path / out, Options([str(texts)], share=0.2, **options), overrides=overrides)
+
+    act("one")
+    assert several(3, lambda rank: act("three", gradient_checkpointing=True)) == [0, 0, 0]
+    close(tmp_path / "one", tmp_path / "three")
+    same_numbers(weights(tmp_path / "one"), weights(tmp_path / "three"))
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "diverges": (["--stage", "finetune", "--set", "recipe.finetune.lr=1e30"], "Learn more slowly"),
+    "no such file": (["--held-out", "missing.jsonl"], "missing.jsonl"),
+    "streamed": (["--stage", "transfer", "--stream"], "--stream is for one process, and torchrun has started 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends all processes with exit code 2, also in the middle of training."""
+    arguments, message = MISTAKES[mistake]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *arguments])
+    monkeypatch.chdir(tmp_path)
+    before = fingerprint(student)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
+    printed = (tmp_path / "printed").read_text()
+    assert printed.count(message) == 1, printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "out").exists()
+    assert fingerprint(student) == before
+
+
+def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = [word for stage in ("transfer", "finetune") for word in ("--set", f"recipe.{stage}.steps=1")]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *quick])
+    monkeypatch.chdir(tmp_path)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
+    printed = (tmp_path / "printed").read_text()
+    for said in ("Distilled out", "transfer  1/1", "finetune  1/1", "The teacher's own loss"):
+        assert printed.count(said) == 1, printed
+    assert "Warning" not in printed
+
+
+def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def act(rank: int) -> None:
+        with together():
+            assert by_first(lambda: f"of {rank}") == "of 0"
+            assert said_by_first(float(rank)) == 0.0
+            assert added({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx({"a": 2.0, "b": math.nan}, nan_ok=True)
+            assert whole({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
+            with pytest.raises(OSError, match="No space left"):
+                by_first(full)
+            with pytest.raises(TrainingError, match="cuda:0 is one GPU, and 2 processes need one each: say --device cuda"):
+                take_gpu("cuda:0")
+        assert processes.count() == 1
+
+    assert several(2, act) == [0, 0]
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
+def test_every_row_counts_once(rows: int, accumulate: int, count: int) -> None:
+    """All processes take part as often, and none has more rows at a time than one process alone would have."""
+    accumulate = min(accumulate, rows)
+    data = rows_of(4, lengths=[4] * rows)
+    batch, taken = data.batch(range(rows)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "count", lambda: count)
+        for rank in range(count):
+            patch.setattr(processes, "rank", lambda rank=rank: rank)
+            taken.append(list(shares(batch, accumulate, 7.0)))
+    assert len({len(own) for own in taken}) == 1
+    assert all(1 <= len(share) <= math.ceil(rows / accumulate) for own in taken for share, _ in own)
+    assert {divisor for own in taken for _, divisor in own} <= {7.0, math.inf}
+    counted = [
+        row for of_all in zip(*taken, strict=True) for share, divisor in of_all if divisor == 7.0 for row in share.ids.tolist()
+    ]
+    assert counted == batch.ids.tolist()
