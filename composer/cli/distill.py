@@ -88,8 +88,8 @@ def print_run(report: RunReport, did: str, *, as_json: bool) -> None:
         print_table(rows, headers=("stage", "of", "before", "after"), right=(2, 3))
     for outcome in report.stages:
         typer.echo(f"  {outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s")
-    if report.teacher_loss is not None:
-        typer.echo(f"  The teacher's own loss on the held-out rows is {report.teacher_loss:.4g} nats a token.")
+    if report.loss is not None and report.teacher_loss is not None:
+        typer.echo(f"  The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
     if not rows:
         typer.echo("  Nothing was held out, so nothing was evaluated: it is what the last step made.")
     judged = "Losses are of held-out rows. " if rows else ""

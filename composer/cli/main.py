@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import composer
+from composer.cli.ablate import ablate
 from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
@@ -67,7 +68,24 @@ def about(
     """Linear-attention language models made out of pretrained transformers, one YAML file a head."""
 
 
-COMMANDS = (build, distill, train, merge, evaluate, new, check, show, diff, parts, schema, explain, generate, sample, verify)
+COMMANDS = (
+    build,
+    distill,
+    train,
+    merge,
+    evaluate,
+    ablate,
+    new,
+    check,
+    show,
+    diff,
+    parts,
+    schema,
+    explain,
+    generate,
+    sample,
+    verify,
+)
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)
 

@@ -37,16 +37,18 @@ def distill(
     *,
     which: Which = "all",
     overrides: Sequence[str] = (),
+    recipe: Recipe | None = None,
 ) -> RunReport:
     """Trains the model of a folder, and writes what came of it to ``out``.
 
     Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
-    same numbers. overrides: of the recipe. Raises TrainingError, DataError, SpecError and BuildError.
+    same numbers. recipe: instead of the one that the model was built with; overrides: of the latter. Raises TrainingError,
+    DataError, SpecError and BuildError.
     """
     with together():
         check_device(options.device)
         take_gpu(options.device)
-        described = read_student(model, overrides)
+        described = read_student(model, overrides, recipe)
         stages = stages_of(described.record, described.recipe, which)
         if options.stream:
             _check_streamed(stages, options)
@@ -58,13 +60,18 @@ def _in_memory(run: Run) -> RunReport:
     """All stages, with both models in memory."""
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
-    student, teacher = load_student(run), run.teacher.load(loaded_on(options.device))
+    student, teacher = load_student(run.student, options.device), run.teacher.load(loaded_on(options.device))
     shard(teacher, computing_alone(teacher.model), options.device)
     run.begin()
     journal, outcomes, learned = run.journal(), [], {}
-    teacher_loss, finetune = None, stages.get("finetune")
-    if isinstance(finetune, Finetune) and run.held_out is not None:
-        teacher_loss = loss_of(teacher, run.held_out, 1, finetune.average)
+    finetune = stages.get("finetune")
+
+    def asked(model: ComposedForCausalLM) -> float | None:
+        if not isinstance(finetune, Finetune) or run.held_out is None:
+            return None
+        return loss_of(model.eval(), run.held_out, 1, finetune.average)
+
+    teacher_loss = asked(teacher)
     try:
         for name, stage in stages.items():
             if learned and count() > 1:
@@ -78,13 +85,14 @@ def _in_memory(run: Run) -> RunReport:
         outcomes,
         _changed(learned, student, merge=options.merge),
         adapter=_adapter(stages, student, merge=options.merge),
+        loss=asked(student),
         teacher_loss=teacher_loss,
     )
 
 
 def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
-    student = load_student(run)
+    student = load_student(run.student, run.options.device)
     with torch.no_grad():
         for name, tensor in whole(learned).items():
             student.get_parameter(name).copy_(tensor)

@@ -15,7 +15,7 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
-from composer.training.run import Options, load_model_of, read_student, rows_of
+from composer.training.run import Options, load_student, read_student, rows_of
 from composer.training.teacher import open_teacher
 from composer.training.transfer import attention_of, attention_weights, lessons
 
@@ -60,7 +60,7 @@ def likeness_of(
     if held_out is None:
         raise TrainingError("Nothing is held out, so there is nothing to compare on: say --held-out, or a --share above 0.")
     teacher = open_teacher(described.record, options.teacher).load(options.device)
-    student = load_model_of(described, options.device).eval()
+    student = load_student(described, options.device).eval()
     average = "tokens" if described.recipe.finetune is None else described.recipe.finetune.average
     return Likeness(
         loss=loss_of(student, held_out, 1, average),

@@ -68,10 +68,12 @@ class Options:
 
 
 class RunReport(Closed):
-    """What a run did. teacher_loss: the teacher's own, in nats for each token that is asked for, on the held-out rows."""
+    """What a run did. loss, teacher_loss: of the next token on the held-out rows, in nats, whatever a recipe weighs it with; the
+    mean is the one that the recipe takes. None where nothing is held out, or where no stage learns the next token."""
 
     out: Path
     stages: tuple[Outcome, ...]
+    loss: float | None
     teacher_loss: float | None
     data: dict[str, Any]
 
@@ -120,6 +122,7 @@ class Run:
         changed: Mapping[str, Tensor],
         *,
         adapter: Adapter | None = None,
+        loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> RunReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
@@ -139,7 +142,7 @@ class Run:
         )
         papers = {name: self.folder / name for name in (LOG, CURVE)}
         by_first(lambda: self._write(Trained(changed, adapter, told, papers)))
-        return RunReport(out=self.out, stages=tuple(outcomes), teacher_loss=teacher_loss, data=data)
+        return RunReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE)
@@ -147,8 +150,11 @@ class Run:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def read_student(model: str | os.PathLike[str], overrides: Sequence[str]) -> Student:
-    """What a folder says of the model in it, and the recipe that it is to follow. Raises TrainingError, BuildError, SourceError."""
+def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
+    """What a folder says of the model in it, and the recipe that it is to follow, its own where none is given.
+
+    Raises TrainingError, BuildError and SourceError.
+    """
     folder = Path(model).expanduser()
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
@@ -158,7 +164,7 @@ def read_student(model: str | os.PathLike[str], overrides: Sequence[str]) -> Stu
     source = open_model(folder)
     if source.config.get(ADAPTER_KEY) is not None:
         raise TrainingError(f"{folder} has adapters beside its weights. Merge them first: compose merge {folder}")
-    return Student(source, record, _recipe(record, overrides))
+    return Student(source, record, _recipe(record, overrides) if recipe is None else recipe)
 
 
 def open_run(
@@ -173,7 +179,7 @@ def open_run(
     check_output(target, student.source, force=options.force)
     folder = target.parent / f"{target.name}.run"
     check_standing(folder, resume=options.resume, force=options.force)
-    rows, held_out = _rows(student, options)
+    rows, held_out = rows_of(student, options)
     identity = {
         "model": fingerprint(student.source),
         "teacher": None if teacher is None else {"folder": str(teacher.source.folder), **fingerprint(teacher.source)},
@@ -191,11 +197,11 @@ def open_run(
     return Run(student, teacher, stages, target, options, rows, held_out, folder, identity)
 
 
-def load_student(run: Run) -> ComposedForCausalLM:
+def load_student(student: Student, device: str) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
-    student = load_model(run.student.source.folder, "float32", loaded_on(run.options.device))
-    assert isinstance(student, ComposedForCausalLM), "the record has been looked at"
-    return student
+    loaded = load_model(student.source.folder, "float32", loaded_on(device))
+    assert isinstance(loaded, ComposedForCausalLM), "the record has been looked at"
+    return loaded
 
 
 def prepare(student: ComposedForCausalLM, options: Options) -> None:
@@ -222,8 +228,8 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
     return spec.recipe
 
 
-def _rows(student: Student, options: Options) -> tuple[Rows, Rows | None]:
-    """The rows to learn from, and those to evaluate on."""
+def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
+    """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
     tokenizer = tokenizer_of(student.source.folder)
     longest: int = student.record.trunk["max_positions"]
     own = bool(options.held_out)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from composer.devices import check_device
 from composer.errors import TrainingError
-from composer.spec.recipe import Finetune, Train
-from composer.training.finetune import FinetuneCourse, finetune_unit
+from composer.spec.recipe import Finetune, Recipe, Train
+from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
 from composer.training.rules import check_stage
@@ -18,16 +18,21 @@ STAGE = "train"
 
 
 def train(
-    model: str | os.PathLike[str], out: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = ()
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    options: Options,
+    *,
+    overrides: Sequence[str] = (),
+    recipe: Recipe | None = None,
 ) -> RunReport:
     """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""
     with together():
         check_device(options.device)
         take_gpu(options.device)
-        described = read_student(model, overrides)
+        described = read_student(model, overrides, recipe)
         stage = _stage(described)
         run = open_run(described, None, {STAGE: stage}, out, options)
-        student, learned = load_student(run), _as_finetune(stage)
+        student, learned = load_student(described, options.device), _as_finetune(stage)
         prepare(student, options)
         course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
         run.begin()
@@ -36,7 +41,8 @@ def train(
             outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(journal))
         finally:
             journal.close()
-        return run.finish([outcome], course.units[0].parameters)
+        loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
+        return run.finish([outcome], course.units[0].parameters, loss=loss)
 
 
 def _stage(student: Student) -> Train:

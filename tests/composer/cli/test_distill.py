@@ -57,7 +57,7 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
         for name, before in stage.before.items():
             assert f"{stage.stage} {name} {before:.4g} {stage.after[name]:.4g}" in words
         assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
-    assert "The teacher's own loss on the held-out rows is" in words
+    assert "The next token of held-out rows costs it" in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert "transfer  2/2  loss" in result.stderr
     merged = compose("merge", "tiny-distilled", "-o", "merged")

@@ -46,10 +46,12 @@ MISTAKES = [
 
 def test_the_commands() -> None:
     assert COMMANDS == [
+        "ablate",
         "build",
         "check",
         "diff",
         "distill",
+        "eval",
         "explain",
         "generate",
         "merge",
