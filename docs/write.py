@@ -1,4 +1,5 @@
-"""Writes what follows from the catalogue of parts: the README's table of them, and the JSON schema of specs. ``make docs``."""
+"""Writes what follows from the catalogues: the README's table of parts, the table of tasks, and the JSON schema of specs.
+``make docs``."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from pathlib import Path
 
 from blocks.catalogue import CATALOGUE
 from composer.spec.schema import json_schema
+from composer.tasks.base import Task
+from composer.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[1]
-README, SCHEMA = ROOT / "README.md", ROOT / "specs" / "schema.json"
+README, TASK_TABLE, SCHEMA = ROOT / "README.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
+TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
 def readme(text: str) -> str:
@@ -22,8 +26,21 @@ def readme(text: str) -> str:
         for role, parts in CATALOGUE.items()
         for kind, part in parts.items()
     ]
-    before, header, after = text.partition(HEADER)
-    assert header, "the README has lost the table of parts"
+    return with_rows(text, HEADER, rows)
+
+
+def tasks(text: str) -> str:
+    """The page of tasks with the table that their catalogue says; all else as it is."""
+    rows = []
+    for name, task in TASKS.items():
+        own = [f"`{option}`" for option in task.model_fields if option not in {"kind", *Task.model_fields}]
+        rows.append(f"| `{name}` | {', '.join(own)} | {task.scored} | {task.source} |\n")
+    return with_rows(text, TASK_HEADER, rows)
+
+
+def with_rows(text: str, header: str, rows: list[str]) -> str:
+    before, found, after = text.partition(header)
+    assert found, f"a table has lost its header: {header.splitlines()[0]}"
     return before + header + "".join(rows) + re.sub(r"\A(\|.*\n)*", "", after)
 
 
@@ -34,6 +51,7 @@ def schema() -> str:
 
 def main() -> None:
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
 
 

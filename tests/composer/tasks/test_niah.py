@@ -52,6 +52,19 @@ def test_noise(letters: Writer) -> None:
         assert sample.depth == pytest.approx(before.count("\n") / len(lines))
 
 
+def test_every_place_in_noise_is_as_likely_but_the_last(letters: Writer) -> None:
+    places: dict[tuple[int, int], int] = {}
+    for sample in samples("niah-single-1", letters, 560, samples=200):
+        before, after = parts("niah-single-1", sample)
+        place = before.count(NOISE), after.count(NOISE)
+        places[place] = places.get(place, 0) + 1
+    lines = {sum(place) for place in places}
+    assert max(lines) - min(lines) <= 1  # a key has more or fewer tokens
+    assert all(before < sum((before, after)) for before, after in places)
+    assert len({before for before, _ in places}) == max(lines)
+    assert min(sum(count for (before, _), count in places.items() if before == place) for place in range(min(lines))) > 20
+
+
 @pytest.mark.parametrize("name", ["niah-single-2", "niah-single-3"])
 def test_stories(name: str, letters: Writer) -> None:
     texts = set()

@@ -18,6 +18,7 @@ from composer.errors import TaskError
 from composer.tasks.base import Split, Task, apart, rng_of
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
+from docs.write import TASK_TABLE, tasks
 
 SINGLE = {"passkey", "niah-single-1", "niah-single-2", "niah-single-3", "niah-multikey-1", "niah-multikey-2", "niah-multikey-3"} | {
     "babilong-qa1",
@@ -56,6 +57,26 @@ def test_the_catalogue() -> None:
         assert kind.source
         assert kind.model_fields["learn"].default == ("all" if name == "stories" else "answer")
     assert {*TASKS} - {"babilong-qa3", "babilong-qa4"} == WRITTEN | OTHERS
+
+
+def test_the_page_of_tasks() -> None:
+    page = TASK_TABLE.read_text(encoding="utf-8")
+    assert tasks(page) == page, "docs/tasks.md is not the catalogue as it is: write it anew with `make docs`"
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(TASKS)
+    (row,) = [line for line in page.splitlines() if line.startswith("| `stories` |")]
+    assert tasks(page.replace(row, "| `gone` | | | |")) == page
+
+
+def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
+    for name in sorted({*TASKS} - {"babilong-qa3", "babilong-qa4"}):
+        drawn = task(name, babi, samples=1).drawn(words, 800, "train")
+        if name in IN_WORDS:
+            assert len(list(drawn)) == 1
+        else:
+            with pytest.raises(TaskError, match="The tokenizer cannot write"):
+                list(drawn)
+    said = "can write `passkey`, `recall`, `mqar` and `stories`"
+    assert said in TASK_TABLE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("length", [760, 811, 1024])
