@@ -10,9 +10,10 @@ from typing import Any
 
 from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
+from composer.evaluation.asked import Asked, read_lengths, read_tasks
 from composer.evaluation.harness import check_harness, harness_facts, measured, run_harness
 from composer.evaluation.models import Subject, open_subjects
-from composer.evaluation.options import SAMPLES, Asked, Options, Progress, read_lengths, read_tasks
+from composer.evaluation.options import SAMPLES, Options, Progress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
 from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
