@@ -40,11 +40,11 @@ def evaluate(
     """
     options = options or Options()
     check_device(options.device)
+    _check_numbers(options)
     asked = read_tasks(tasks, options)
     if not (asked or options.harness):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
     lengths = read_lengths(lengths) if asked else ()
-    _check_numbers(options)
     if options.harness:
         check_harness(options)
     subjects = open_subjects(models)

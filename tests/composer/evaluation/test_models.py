@@ -34,7 +34,7 @@ def test_labels() -> None:
     assert named("/a/lawcat", "/b/lawcat", "/b/lola") == ["a/lawcat", "b/lawcat", "lola"]
     assert named("/x/a/l", "/y/a/l", "/y/b/l") == ["x/a/l", "y/a/l", "b/l"]
     assert named("/a/l", "/a/l", "/a/l") == ["l", "l (2)", "l (3)"]
-    assert named("/a/model", hub=("owner/model", "owner/other")) == ["model", "owner/model", "owner/other"]
+    assert named("/a/model", hub=("owner/model", "owner/other")) == ["a/model", "owner/model", "owner/other"]
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=5))
@@ -114,7 +114,7 @@ def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     composer.build_folder("latte-bidirectional", TEACHER, tmp_path / "both")
     with pytest.raises(EvaluationError, match="both is bidirectional: "):
         open_subjects([tmp_path / "both"])
-    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 64, "labels": 2}
+    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 507, "labels": 2}
     spec = {"compose": 1, "name": "judge", "extends": "lawcat", "trunk": trunk}
     (tmp_path / "judge.yaml").write_text(json.dumps(spec))
     composer.build_folder(tmp_path / "judge.yaml", out=tmp_path / "judge", fresh=True, tokenizer=TEACHER)

@@ -206,7 +206,7 @@ def test_progress(folders: dict[str, Path]) -> None:
 
 
 def learned(folder: Path) -> Path:
-    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 507, "position": "learned", "context": 128}
+    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 507, "embedding": "learned", "length": 128}
     spec = {"compose": 1, "name": "learned", "head": {"position": "none", "memory": ["full"]}, "trunk": trunk}
     composer.build_folder(spec, out=folder, fresh=True, tokenizer=TEACHER)
     return folder
