@@ -41,6 +41,8 @@ MISTAKES = [
     ["generate", "nowhere", "--prompt", "once"],
     ["generate", "nowhere"],
     ["verify", "nowhere"],
+    ["eval", "nowhere", "--tasks", "recall", "--lengths", "128"],
+    ["eval", "."],
 ]
 
 
@@ -50,6 +52,7 @@ def test_the_commands() -> None:
         "check",
         "diff",
         "distill",
+        "eval",
         "explain",
         "generate",
         "merge",
