@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
@@ -22,16 +24,30 @@ ERROR_OF = "_stderr"
 """What lm-eval puts behind a metric's name for its standard error."""
 
 
-def check_harness(options: Options) -> None:
-    """Whether lm-eval is there, and has the tasks with their data. Raises EvaluationError."""
+def open_harness(options: Options) -> Any:
+    """lm-eval's manager of tasks, which has those asked for, with their data. Raises EvaluationError.
+
+    Where the folder of one's own has all of them, lm-eval's own, more than ten thousand, are not read.
+    """
+    folder, asked = options.include_path, list(options.harness)
+    if folder is not None and not folder.is_dir():
+        raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
     with _told():
-        manager = _manager(options)
-    for task in options.harness:
+        from lm_eval.tasks import TaskManager
+
+        if folder is not None:
+            manager = TaskManager(include_path=str(folder), include_defaults=False)
+            with suppress(Exception):  # what builds on tasks of lm-eval's own finds them below
+                manager.load(asked)
+                return manager
+        manager = TaskManager(include_path=None if folder is None else str(folder))
+    for task in asked:
         if task not in manager.all_tasks:
-            mine = "" if options.include_path is not None else " Tasks of your own: --include-path FOLDER."
+            mine = "" if folder is not None else " Tasks of your own: --include-path FOLDER."
             raise EvaluationError(f"lm-eval has no task {brief(task)}{nearest(task, manager.all_tasks) or '.'}{mine}")
     with _told():
-        manager.load(list(options.harness))
+        manager.load(asked)
+    return manager
 
 
 def harness_facts(options: Options) -> HarnessFacts:
@@ -44,8 +60,8 @@ def harness_facts(options: Options) -> HarnessFacts:
     return HarnessFacts(tasks=tuple(options.harness), limit=options.samples, files=hashes)
 
 
-def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options) -> dict[str, dict[str, Any]]:
-    """Its results, by task; ``measured`` reads them. Raises EvaluationError."""
+def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options, manager: Any) -> dict[str, dict[str, Any]]:
+    """Its results, by task; ``measured`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
     with _told():
         from lm_eval import evaluator
         from lm_eval.models import huggingface
@@ -57,7 +73,7 @@ def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options
                 pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=max(1, options.batch_tokens // QUESTION)
             ),
             tasks=list(options.harness),
-            task_manager=_manager(options),
+            task_manager=manager,
             limit=options.samples,
             log_samples=False,
             random_seed=options.seed,
@@ -66,7 +82,8 @@ def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options
             fewshot_random_seed=options.seed,
         )
     return {
-        task: {name: value for name, value in figures.items() if _is_figure(value)} for task, figures in answer["results"].items()
+        task: {name: value for name, value in figures.items() if _is_figure(name, value)}
+        for task, figures in answer["results"].items()
     }
 
 
@@ -80,27 +97,21 @@ def measured(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[M
                 yield Measured(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
 
 
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _manager(options: Options) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    folder = options.include_path
-    if folder is not None and not folder.is_dir():
-        raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
-    return TaskManager(include_path=None if folder is None else str(folder))
+def _is_figure(name: str, value: Any) -> bool:
+    """Beside its figures, ``metric,filter``, lm-eval puts names and counts."""
+    return "," in name and isinstance(value, int | float)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """lm-eval with its log kept to itself, and whatever it raises as an EvaluationError."""
+    """lm-eval with its log kept to itself, its bars for terminals, and whatever it raises as an EvaluationError."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
+    bars = sys.stderr if sys.stderr.isatty() else StringIO()
     try:
-        yield
+        with redirect_stdout(bars), redirect_stderr(bars):
+            yield
     except EvaluationError:
         raise
     except ImportError as error:

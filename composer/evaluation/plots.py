@@ -79,7 +79,7 @@ def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> A
         for column, cell in enumerate(every):
             for part in cell.by_depth:
                 scores[round(part.start * DEPTHS), column] = part.mean
-        image = axis.imshow(scores, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+        image = axis.imshow(scores, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axis.set_xticks(range(len(every)), [f"{cell.length:,}" for cell in every], rotation=45)
         axis.set_yticks(range(DEPTHS), [f"{100 * part // DEPTHS} %" for part in range(DEPTHS)])
         axis.set(title=model, xlabel="tokens")

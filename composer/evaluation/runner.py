@@ -10,9 +10,10 @@ from typing import Any
 
 from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
-from composer.evaluation.harness import check_harness, harness_facts, measured, run_harness
+from composer.evaluation.asked import Asked, read_lengths, read_tasks
+from composer.evaluation.harness import harness_facts, measured, open_harness, run_harness
 from composer.evaluation.models import Subject, open_subjects
-from composer.evaluation.options import SAMPLES, Asked, Options, Progress, read_lengths, read_tasks
+from composer.evaluation.options import SAMPLES, Options, Progress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
 from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
@@ -39,19 +40,18 @@ def evaluate(
     """
     options = options or Options()
     check_device(options.device)
+    _check_numbers(options)
     asked = read_tasks(tasks, options)
     if not (asked or options.harness):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
     lengths = read_lengths(lengths) if asked else ()
-    _check_numbers(options)
-    if options.harness:
-        check_harness(options)
+    manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
     _check_room(subjects, asked, lengths)
     _check_texts(subjects, asked, lengths)
     setting = _setting(subjects, asked, lengths, options)
     standing = open_standing(None if options.out is None else options.out.expanduser(), setting, force=options.force)
-    run = _Run(subjects, asked, lengths, options, standing)
+    run = _Run(subjects, asked, lengths, options, standing, manager)
     cells = [cell for subject in subjects for cell in run.subject(subject)]
     report = Report(
         setting=setting,
@@ -80,9 +80,16 @@ class _Run:
     """Models in turn, and how far all of them are."""
 
     def __init__(
-        self, subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int], options: Options, standing: Standing
+        self,
+        subjects: Sequence[Subject],
+        asked: Sequence[Asked],
+        lengths: Sequence[int],
+        options: Options,
+        standing: Standing,
+        manager: Any,
     ) -> None:
-        self.options, self.standing = options, standing
+        """manager: lm-eval's, or None where it is not asked."""
+        self.options, self.standing, self.manager = options, standing, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
             Key(subject.label, one.label, length): drawn(one.task, Writer(subject.tokenizer), length).count
@@ -96,11 +103,11 @@ class _Run:
         """All cells of one model, which is loaded if any of its samples is missing."""
         keys = [Key(subject.label, one.label, length) for one, length in self._cells]
         missing = any(len(self.standing.judged(key)) < self._counts[key] for key in keys)
-        harness = bool(self.options.harness) and self.standing.harness(subject.label) is None
+        harness = self.manager is not None and self.standing.harness(subject.label) is None
         model = subject.load(self.options.dtype, self.options.device) if missing or harness else None
         cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
         if harness:
-            self.standing.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options))
+            self.standing.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options, self.manager))
         return cells
 
     def _cell(self, subject: Subject, model: Any, key: Key, asked: Asked) -> Cell:

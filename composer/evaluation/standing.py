@@ -27,13 +27,14 @@ class Standing:
         self._judged: dict[Key, dict[int, Judged]] = {}
         self._harness: dict[str, Any] = {}
         if folder is not None:
-            for line in _whole_lines(folder / SAMPLES):
-                key = Key(line.pop("model"), line.pop("task"), line.pop("length"))
-                with _undamaged(folder / SAMPLES):
+            with _undamaged(folder / SAMPLES):
+                for line in _whole_lines(folder / SAMPLES):
+                    key = Key(line.pop("model"), line.pop("task"), line.pop("length"))
                     judged = Judged.model_validate(line)
-                self._judged.setdefault(key, {})[judged.index] = judged
-            for line in _whole_lines(folder / HARNESS):
-                self._harness[line["model"]] = line["results"]
+                    self._judged.setdefault(key, {})[judged.index] = judged
+            with _undamaged(folder / HARNESS):
+                for line in _whole_lines(folder / HARNESS):
+                    self._harness[line["model"]] = line["results"]
 
     def judged(self, key: Key) -> dict[int, Judged]:
         """The samples of a cell, by index."""
@@ -146,9 +147,8 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
         whole = contents.rfind(b"\n") + 1
         if whole < len(contents):
             stream.truncate(whole)
-    with _undamaged(path):
-        for line in contents[:whole].splitlines():
-            yield json.loads(line)
+    for line in contents[:whole].splitlines():
+        yield json.loads(line)
 
 
 @contextmanager

@@ -41,6 +41,8 @@ MISTAKES = [
     ["generate", "nowhere", "--prompt", "once"],
     ["generate", "nowhere"],
     ["verify", "nowhere"],
+    ["eval", "nowhere", "--tasks", "recall", "--lengths", "128"],
+    ["eval", "."],
 ]
 
 

@@ -1,0 +1,112 @@
+"""What is asked for: tasks with their options, and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from composer.errors import EvaluationError
+from composer.evaluation.options import SAMPLES, Options
+from composer.evaluation.perplexity import Perplexity
+from composer.spec.places import brief, nearest
+from composer.tasks.base import Task
+from composer.tasks.catalogue import TASKS
+
+KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perplexity}
+"""Everything that a model can be scored on, by name."""
+SAID_FOR_ALL = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
+"""Options that all tasks of an evaluation share."""
+FILES = ("text", "haystack", "babi")
+"""Options of tasks that name files, each with an option of the command that says it for all tasks that take it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task, and what it is called: its name and the options that were said with it."""
+
+    label: str
+    task: Task | Perplexity
+
+
+def read_tasks(said: Sequence[str | Task | Perplexity], options: Options) -> tuple[Asked, ...]:
+    """Tasks by name, with options behind commas: ``passkey,depth=0.5,recall`` are two of them. A task that is one already keeps its
+    own samples and seed. Raises EvaluationError.
+    """
+    asked: list[Asked] = []
+    taken: set[str] = set()
+    for one in said:
+        if not isinstance(one, str):
+            asked.append(Asked(one.name, one))
+            continue
+        for name, own in _parted(one):
+            label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
+            shared = _shared(name, own, options)
+            taken |= shared.keys()
+            asked.append(Asked(label, _validated(label, name, own, shared)))
+    twice = [one.label for place, one in enumerate(asked) if one.label in [before.label for before in asked[:place]]]
+    if twice:
+        raise EvaluationError(f"The task {twice[0]} is asked for twice; say it once, or with other options.")
+    for key in FILES:
+        if getattr(options, key) is not None and key not in taken:
+            able = [name for name, kind in KINDS.items() if key in kind.model_fields]
+            raise EvaluationError(f"--{key}: none of the tasks asked for takes it. Those that do: {', '.join(able)}.")
+    return tuple(asked)
+
+
+def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
+    """Each once, in order. Raises EvaluationError."""
+    if not said:
+        raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
+    if min(said) < 2:
+        raise EvaluationError(f"A length of {min(said)}: a token is predicted from those before it, so say at least 2.")
+    return tuple(sorted(set(said)))
+
+
+def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
+    parted: list[tuple[str, dict[str, str]]] = []
+    for word in (part.strip() for part in said.split(",")):
+        key, found, value = (part.strip() for part in word.partition("="))
+        if not found:
+            if key not in KINDS:
+                raise EvaluationError(f"No task {brief(key)}{nearest(key, KINDS) or '.'} Tasks: {', '.join(KINDS)}.")
+            parted.append((key, {}))
+        elif not parted or not key:
+            raise EvaluationError(f"{brief(word)} follows no task; options stand behind theirs: passkey,depth=0.5,recall.")
+        else:
+            name, options = parted[-1]
+            if key in options:
+                raise EvaluationError(f"{name}: says {key} twice; say it once.")
+            options[key] = value
+    return parted
+
+
+def _shared(name: str, own: Mapping[str, str], options: Options) -> dict[str, Any]:
+    """What the evaluation says for all of its tasks, as far as this one takes it and does not say its own."""
+    known = KINDS[name].model_fields
+    every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
+    return {key: value for key, value in every.items() if key in known and key not in own and value is not None}
+
+
+def _validated(label: str, name: str, own: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
+    kind = KINDS[name]
+    known = [key for key in kind.model_fields if key not in ("kind", "learn", *SAID_FOR_ALL)]
+    for key in own:
+        if key in SAID_FOR_ALL:
+            raise EvaluationError(f"{label}: {key} is the same for all tasks: {SAID_FOR_ALL[key]}.")
+        if key not in known:
+            listed = f"Options: {', '.join(known)}." if known else "It has none."
+            raise EvaluationError(f'{label}: unknown option "{key}"{nearest(key, known) or "."} {listed}')
+    try:
+        return kind.model_validate({**shared, **own})
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        key = str(details["loc"][0]) if details["loc"] else "its options"
+        if details["type"] == "missing":
+            where = f"--{key}" if key in FILES else f"{name},{key}=…"
+            more = " (`stories` has texts of its own, and is scored alike)" if name == "perplexity" else ""
+            raise EvaluationError(f"{name} needs {key}: say {where}{more}.") from error
+        said = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise EvaluationError(f"{label}: {key} = {brief(details['input'])}: {said}.") from error

@@ -1,0 +1,134 @@
+"""`compose eval` prints tables or JSON, refuses mistakes in one message, and goes on from a SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.console
+
+import composer
+from composer.cli import eval as eval_module
+from composer.evaluation import Options, evaluate
+from composer.evaluation.options import Progress
+from composer.evaluation.standing import RESULTS, SAMPLES
+from tests.composer.cli.conftest import Compose
+from tests.composer.evaluation.conftest import TEACHER
+from tests.composer.evaluation.test_runner import timeless
+
+QUICK = ("--tasks", "passkey,recall,pairs=4", "--lengths", "128,96", "--samples", "3")
+ROOT = Path(composer.__file__).parent.parent
+
+
+def test_tables(compose: Compose) -> None:
+    result = compose("eval", TEACHER, TEACHER, "--tasks", "passkey,recall,pairs=4", "--lengths", "300,128", "--samples", 4)
+    assert result.exit_code == 0, result.output
+    words = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert words[0] == "passkey: share of samples answered right"
+    assert words[1] == "model 128 300"
+    assert words[2].startswith("teacher 1.000 ± 0.000 ")
+    assert words[3] == words[2].replace("teacher", "teacher (2)")
+    assert "teacher passkey 128 0/32 samples, 0 s" in " ".join(result.stderr.split())
+    assert "Loading weights" not in result.stderr
+    assert "maximum" not in result.stderr, "lengths beyond the source's are what is asked for"
+    assert os.listdir() == []
+
+
+def test_json_is_the_report(compose: Compose) -> None:
+    result = compose("eval", TEACHER, "--tasks", "recall", "--lengths", "128", "--samples", 3, "--json", "-o", "deep/out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert report == json.loads((Path("deep/out") / RESULTS).read_text())
+    assert [(cell["task"], cell["length"], cell["samples"]) for cell in report["cells"]] == [("recall", 128, 3)]
+
+
+def test_options_reach_the_evaluation(compose: Compose) -> None:
+    text = Path("text.txt")
+    text.write_text("once upon a time there was a kind child . " * 40)
+    options = ["--text", text, "--seed", 5, "--dtype", "float64", "--batch-tokens", 99, "--samples", 2]
+    result = compose("eval", TEACHER, "--tasks", "perplexity", "--tasks", "stories", "--lengths", "32", *options, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    setting = report["setting"]
+    assert [task["label"] for task in setting["tasks"]] == ["perplexity", "stories"]
+    assert (setting["seed"], setting["models"][0]["dtype"], report["batch_tokens"]) == (5, "float64", 99)
+    assert setting["tasks"][1]["options"]["seed"] == 5
+    assert setting["tasks"][0]["options"]["text"] == "text.txt"
+
+
+MISTAKES: dict[str, tuple[list[Any], str]] = {
+    "no models": ([*QUICK], "Missing argument 'MODEL...'"),
+    "no tasks": ([TEACHER, "--lengths", "64"], "name tasks, such as --tasks passkey,recall"),
+    "no lengths": ([TEACHER, "--tasks", "recall"], "--lengths 512,1024"),
+    "a length": ([TEACHER, "--tasks", "recall", "--lengths", "64,long"], "--lengths: 'long' is no number of tokens"),
+    "another length": ([TEACHER, "--tasks", "recall", "--lengths", "-64"], "--lengths: '-64' is no number of tokens"),
+    "a task": ([TEACHER, "--tasks", "recal", "--lengths", "64"], 'No task "recal"; did you mean "recall"?'),
+    "too short": ([TEACHER, "--tasks", "recall", "--lengths", "64"], "needs at least 67 tokens, not 64"),
+    "no text": ([TEACHER, "--tasks", "perplexity", "--lengths", "64"], "say --text"),
+    "no tokenizer": (["wordless", *QUICK], "wordless has no tokenizer"),
+    "no model": (["nowhere", *QUICK], "nowhere"),
+    "include": ([TEACHER, *QUICK, "--include-path", "."], "--include-path is for tasks of lm-eval"),
+    "other files": ([TEACHER, *QUICK, "-o", "wordless"], "so no evaluation wrote it"),
+    "a device": ([TEACHER, *QUICK, "--device", "abacus"], 'no device "abacus"'),
+    "a dtype": ([TEACHER, *QUICK, "--dtype", "int8"], "int8"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake(compose: Compose, name: str) -> None:
+    Path("wordless").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (Path("wordless") / file).symlink_to(TEACHER / file)
+    arguments, message = MISTAKES[name]
+    result = compose("eval", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert (result.stdout, isinstance(result.exception, SystemExit)) == ("", True)
+    assert os.listdir() == ["wordless"]
+
+
+def test_killed_from_outside(tmp_path: Path) -> None:
+    """A program of its own, killed when its first line is on the disk, and started again, comes to what it would have come to."""
+    script = "from composer.cli.entry import main; main()"
+    tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
+    command = [sys.executable, "-c", script, "eval", str(TEACHER), *tasks, "-o"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, out], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    process, lines = start("killed"), tmp_path / "killed" / SAMPLES
+    until = time.monotonic() + 120
+    while not lines.is_file() and time.monotonic() < until:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 0 < lines.read_bytes().count(b"\n") < 96
+    assert not (tmp_path / "killed" / RESULTS).exists()
+    assert start("killed").wait(timeout=120) == 0
+    whole = evaluate([TEACHER], ["passkey,stories"], [128, 256], Options(samples=24, batch_tokens=256))
+    assert timeless(json.loads((tmp_path / "killed" / RESULTS).read_text())) == timeless(whole.model_dump(mode="json"))
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = rich.console.Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
+    with eval_module.watching(quiet=False) as watch:
+        assert watch is not None
+        for done in (0, 3):
+            watch(Progress("mine", "recall", 2048, done=done, total=6, seconds=1.0))
+    shown = screen.export_text()
+    assert "mine  recall  2,048" in shown
+    assert "3/6" in shown
+    with eval_module.watching(quiet=True) as watch:
+        assert watch is None

@@ -1,0 +1,96 @@
+"""What is asked for is read as it is meant, or refused with the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from composer.errors import EvaluationError
+from composer.evaluation.asked import KINDS, read_lengths, read_tasks
+from composer.evaluation.options import Options
+from composer.evaluation.perplexity import Perplexity
+from composer.tasks.babilong import BabilongQa1
+from composer.tasks.niah import TextNiah
+from composer.tasks.passkey import Passkey
+from composer.tasks.recall import Recall
+
+HAY, BABI = Path("hay.txt"), Path("babi")
+
+
+def test_tasks_with_options() -> None:
+    options = Options(samples=7, seed=3)
+    asked = read_tasks(["passkey,form=original, depth=0.5,recall", "recall,pairs=4"], options)
+    assert [one.label for one in asked] == ["passkey,form=original,depth=0.5", "recall", "recall,pairs=4"]
+    assert [one.task for one in asked] == [
+        Passkey(form="original", depth=0.5, samples=7, seed=3),
+        Recall(samples=7, seed=3),
+        Recall(pairs=4, samples=7, seed=3),
+    ]
+
+
+def test_a_hundred_samples_unless_said() -> None:
+    (asked,) = read_tasks(["recall"], Options())
+    assert (asked.task.samples, asked.label) == (100, "recall")
+
+
+def test_a_task_that_is_one_keeps_its_own() -> None:
+    task = Recall(samples=2, seed=9)
+    (asked,) = read_tasks([task], Options(samples=7))
+    assert (asked.task, asked.label) == (task, "recall")
+
+
+def test_files_reach_the_tasks_that_take_them() -> None:
+    options = Options(haystack=HAY, babi=BABI, text=Path("book.txt"))
+    said = ["niah-single-2,passkey,babilong-qa1,perplexity,niah-single-2,haystack=other.txt"]
+    first, second, third, fourth, fifth = (one.task for one in read_tasks(said, options))
+    assert isinstance(first, TextNiah)
+    assert isinstance(third, BabilongQa1)
+    assert isinstance(fourth, Perplexity)
+    assert isinstance(fifth, TextNiah)
+    assert (first.haystack, fifth.haystack) == (HAY, Path("other.txt"))
+    assert second == Passkey(samples=100)
+    assert (third.babi, third.haystack) == (BABI, HAY)
+    assert fourth.text == Path("book.txt")
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "message"),
+    [
+        ("paskey", {}, 'No task "paskey"; did you mean "passkey"? Tasks: passkey, '),
+        ("passkey,form=plane", {}, "passkey,form=plane: form = "),
+        ("passkey,dept=1", {}, 'passkey,dept=1: unknown option "dept"; did you mean "depth"? Options: form, depth.'),
+        ("stories,learn=all", {}, 'unknown option "learn". It has none.'),
+        ("passkey,samples=3", {}, "samples is the same for all tasks: --samples."),
+        ("passkey,length=3", {}, "length is the same for all tasks: --lengths."),
+        ("recall,seed=3", {}, "seed is the same for all tasks: --seed."),
+        ("pairs=3,recall", {}, '"pairs=3" follows no task'),
+        ("recall,=3", {}, '"=3" follows no task'),
+        ("recall,pairs=3,pairs=4", {}, "recall: says pairs twice; say it once."),
+        ("recall,pairs=1", {}, "recall,pairs=1: pairs = "),
+        ("recall,passkey,recall", {}, "The task recall is asked for twice"),
+        ("recall,", {}, 'No task "".'),
+        ("perplexity", {}, "perplexity needs text: say --text (`stories` has texts of its own, and is scored alike)."),
+        ("babilong-qa1", {}, "babilong-qa1 needs babi: say --babi."),
+        ("passkey", {"haystack": HAY}, "--haystack: none of the tasks asked for takes it. Those that do: niah-single-2, "),
+        ("passkey", {"text": HAY}, "--text: none of the tasks asked for takes it. Those that do: perplexity."),
+        ("niah-single-2", {"babi": BABI}, "--babi: none of the tasks asked for takes it. Those that do: babilong-qa1, "),
+        ("niah-single-2,haystack=stories", {"haystack": HAY}, "--haystack: none of the tasks asked for takes it."),
+    ],
+)
+def test_what_is_refused(said: str, options: dict[str, Path], message: str) -> None:
+    with pytest.raises(EvaluationError) as caught:
+        read_tasks([said], Options(**options))
+    assert message in str(caught.value)
+
+
+def test_lengths() -> None:
+    assert read_lengths([512, 64, 512]) == (64, 512)
+    with pytest.raises(EvaluationError, match="--lengths 512,1024"):
+        read_lengths([])
+    with pytest.raises(EvaluationError, match="A length of 1: "):
+        read_lengths([5, 1])
+
+
+def test_every_kind_is_named_as_it_is_said() -> None:
+    assert all(kind.model_fields["kind"].default == name for name, kind in KINDS.items())

@@ -1,0 +1,140 @@
+"""lm-eval asks our models what it asks any other: its accuracy is the one worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from composer.errors import EvaluationError
+from composer.evaluation import Options, evaluate
+from composer.evaluation import runner as runner_module
+from composer.evaluation.standing import HARNESS, RESULTS, TABLE
+from composer.tasks.recall import KEYS, VALUES
+from tests.composer.evaluation.conftest import TEACHER
+
+YAML = """
+task: mine
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: choices
+doc_to_target: label
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A folder with a task of lm-eval, and what it asks: which value was told with a key. One answer in four is wrong."""
+    folder, rng = tmp_path_factory.mktemp("harness"), random.Random(0)
+    asked = []
+    for _ in range(20):
+        keys, values = rng.sample(KEYS, 4), rng.sample(VALUES, 4)
+        told = " ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+        right = rng.randrange(4)
+        label = (right + 1) % 4 if rng.random() < 0.25 else right
+        asked.append({"question": f"{told} {keys[right]}", "choices": values, "label": label})
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (folder / "mine.yaml").write_text(YAML.replace("DATA", json.dumps(str(data))))
+    return folder, asked
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+
+
+def by_hand(model: Any, tokenizer: Any, asked: list[dict[str, Any]]) -> float:
+    """The share of questions whose answer is the likeliest of the choices."""
+    right = 0
+    for one in asked:
+        begin, scores = len(tokenizer(one["question"]).input_ids), []
+        for choice in one["choices"]:
+            ids = torch.tensor(tokenizer(f"{one['question']} {choice}").input_ids)
+            with torch.no_grad():
+                chances = model(ids[None]).logits[0, :-1].log_softmax(-1)
+            scores.append(chances[range(begin - 1, len(ids) - 1), ids[begin:]].sum().item())
+        right += scores.index(max(scores)) == one["label"]
+    return right / len(asked)
+
+
+def test_the_accuracy_is_that_by_hand(
+    questions: tuple[Path, list[dict[str, Any]]], plain: Any, tokenizer: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, asked = questions
+    options = Options(harness=("mine",), include_path=folder, out=tmp_path / "out")
+    report = evaluate([TEACHER, folders["lawcat"]], [], [], options)
+    found = {one.model: one for one in report.harness}
+    expected = {
+        "teacher": by_hand(plain, tokenizer, asked),
+        "lawcat": by_hand(composer.load(folders["lawcat"]), tokenizer, asked),
+    }
+    assert {name: one.value for name, one in found.items()} == pytest.approx(expected)
+    assert 0 < expected["lawcat"] < expected["teacher"] < 1
+    first = found["teacher"]
+    assert (first.task, first.metric, first.filter) == ("mine", "acc", "none")
+    assert first.standard_error == pytest.approx((expected["teacher"] * (1 - expected["teacher"]) / 19) ** 0.5)
+    assert report.setting.harness is not None
+    assert set(report.setting.harness.files) == {"data.jsonl", "mine.yaml"}
+    assert "lm-eval" in report.setting.versions
+    assert f"| teacher | mine | acc | {first.value:.3f} ± " in (tmp_path / "out" / TABLE).read_text()
+
+
+def test_a_model_is_asked_once(
+    questions: tuple[Path, list[dict[str, Any]]], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that stops between two models goes on with the second; --samples limits the questions."""
+    original, calls = runner_module.run_harness, []
+
+    def run(model: Any, *arguments: Any) -> Any:
+        calls.append(type(model).__name__)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(model, *arguments)
+
+    monkeypatch.setattr(runner_module, "run_harness", run)
+    options = Options(harness=("mine",), include_path=questions[0], out=tmp_path, samples=4)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate([TEACHER, folders["softmax"]], ["recall"], [128], options)
+    assert len((tmp_path / HARNESS).read_text().splitlines()) == 1
+    report = evaluate([TEACHER, folders["softmax"]], ["recall"], [128], options)
+    assert calls == ["LlamaForCausalLM", "ComposedForCausalLM", "ComposedForCausalLM"]
+    assert [one.model for one in report.harness] == ["teacher", "softmax"]
+    assert report.harness[0].value == report.harness[1].value
+    assert (report.harness[0].value * 4) % 1 == 0
+    assert [cell.samples for cell in report.cells] == [4, 4]
+    assert json.loads((tmp_path / RESULTS).read_text())["setting"]["harness"]["limit"] == 4
+
+
+def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # lm-eval's own tasks take it many seconds to list; here it has one of them.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "arc.yaml").write_text(YAML.replace("task: mine", "task: arc_easy").replace("DATA", "nowhere.jsonl"))
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(tmp_path / "own" / "manager.py"))
+
+    def message(**options: Any) -> str:
+        with pytest.raises(EvaluationError) as caught:
+            evaluate([TEACHER], [], [], Options(out=tmp_path / "out", **options))
+        assert not (tmp_path / "out").exists()
+        return str(caught.value)
+
+    assert 'no task "mime"; did you mean "mine"?' in message(harness=("mime",), include_path=questions[0])
+    assert 'no task "arc_eazy"; did you mean "arc_easy"? Tasks of your own: --include-path' in message(harness=("arc_eazy",))
+    assert "is no folder" in message(harness=("mine",), include_path=tmp_path / "nowhere")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "broken.yaml").write_text(YAML.replace("task: mine", "task: broken").replace("DATA", "nowhere.jsonl"))
+    assert "lm-eval failed: FileNotFoundError" in message(harness=("broken",), include_path=tmp_path / "broken")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert "lm-eval is not installed: pip install 'attention-composer[lm-eval]'" in message(harness=("mine",))

@@ -1,0 +1,90 @@
+"""Pictures show what the report says: a line a model, a square a depth, nothing for a cell that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+from matplotlib import pyplot
+
+from composer.evaluation.plots import draw
+from composer.evaluation.report import Cell, Report, TaskFacts, make_cell
+from composer.evaluation.table import markdown, tables
+from tests.composer.evaluation.test_report import KEY, judged
+from tests.composer.evaluation.test_standing import setting
+
+
+def cell(model: str, task: str, length: int, **more: Any) -> Cell:
+    scored = "loss" if task == "stories" else "written"
+    failure = more.pop("failure", None)
+    return make_cell(KEY._replace(model=model, task=task, length=length), scored, judged(0.0, 1.0, **more), failure)
+
+
+def report() -> Report:
+    (model,) = setting().models
+    tasks = (
+        TaskFacts(label="passkey,form=original", scored="written", source="", options={}, files={}),
+        TaskFacts(label="stories", scored="loss", source="", options={}, files={}),
+    )
+    labels = ("one", "two|three")
+    facts = tuple(model.model_copy(update={"label": label}) for label in labels)
+    cells = [
+        cell(label, "passkey,form=original", length, depths=(0.0, 0.95))
+        for label in labels
+        for length in (64, 128)
+        if (label, length) != ("one", 128)
+    ]
+    cells.append(cell("one", "passkey,form=original", 128, failure="out of memory"))
+    cells += [cell(label, "stories", length, losses=((1.0, 2.0), (3.0, 4.0))) for label in labels for length in (64, 128)]
+    return Report(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Figures by the names of their files, kept open."""
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(mpl.figure.Figure, "savefig", lambda figure, path, **_: kept.update({Path(path).name: figure}))
+    monkeypatch.setattr(pyplot, "close", lambda _: None)
+    return kept
+
+
+def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
+    paths = draw(report(), tmp_path)
+    assert [path.name for path in paths] == [
+        "accuracy-passkey_form_original.png",
+        "depth-passkey_form_original.png",
+        "loss-stories.png",
+        "position-stories.png",
+    ]
+    (axis,) = figures["accuracy-passkey_form_original.png"].axes
+    lines = [container.lines[0] for container in axis.containers]
+    assert [line.get_xydata().tolist() for line in lines] == [[[64, 0.5]], [[64, 0.5], [128, 0.5]]]
+    first, second, _ = figures["depth-passkey_form_original.png"].axes
+    (one,), (two,) = first.images, second.images
+    assert one.get_array().shape == (10, 1)
+    assert two.get_array().shape == (10, 2)
+    assert two.get_array().filled(-1)[:, 1].tolist() == [0.0, *[-1.0] * 8, 1.0]
+    (axis,) = figures["position-stories.png"].axes
+    assert [line.get_xydata().tolist() for line in axis.lines] == [[[0.5, 2.0], [2.5, 3.0]]] * 2
+    assert [line.get_label() for line in axis.lines] == ["one, 128 tokens", "two|three, 128 tokens"]
+
+
+def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:
+    failed = [one.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for one in report().cells]
+    assert draw(report().model_copy(update={"cells": tuple(failed)}), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tables() -> None:
+    first, second = tables(report())
+    assert first.title == "passkey,form=original: share of samples answered right"
+    assert first.rows == (("one", "0.500 ± 0.354", "out of memory"), ("two|three", "0.500 ± 0.354", "0.500 ± 0.354"))
+    assert second.headers == ("model", "64", "128")
+    text = markdown(report())
+    assert "| one | 0.500 ± 0.354 | out of memory |" in text
+    assert r"| two\|three | " in text
+    assert text.endswith("Mean ± standard error of 2 samples, seed 0.\n")

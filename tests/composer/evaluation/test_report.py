@@ -1,0 +1,79 @@
+"""Means, standard errors, depths and positions are those worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.evaluation.report import BUCKETS, Judged, Key, bucket_size, make_cell
+
+KEY = Key("model", "task", 128)
+
+
+def judged(
+    *scores: float, depths: tuple[float | None, ...] = (), losses: tuple[tuple[float | None, ...], ...] = ()
+) -> list[Judged]:
+    return [
+        Judged(
+            index=place,
+            score=score,
+            tokens=100,
+            depth=depths[place] if depths else None,
+            losses=losses[place] if losses else None,
+            seconds=0.5,
+        )
+        for place, score in enumerate(scores)
+    ]
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=60))
+def test_the_error_of_right_and_wrong_is_binomial(right: list[bool]) -> None:
+    cell = make_cell(KEY, "written", judged(*map(float, right)))
+    share = sum(right) / len(right)
+    assert cell.mean == pytest.approx(share)
+    assert cell.standard_error == pytest.approx(math.sqrt(share * (1 - share) / len(right)), abs=1e-12)
+    assert (cell.samples, cell.seconds, cell.perplexity) == (len(right), 0.5 * len(right), None)
+
+
+def test_the_error_of_shares() -> None:
+    cell = make_cell(KEY, "tokens", judged(0.2, 0.4, 0.9))
+    deviations = (0.5 - 0.2) ** 2 + (0.5 - 0.4) ** 2 + (0.5 - 0.9) ** 2
+    assert (cell.mean, cell.standard_error) == (pytest.approx(0.5), pytest.approx(math.sqrt(deviations / 3) / math.sqrt(3)))
+    assert make_cell(KEY, "tokens", judged(0.2)).standard_error is None
+
+
+def test_perplexity() -> None:
+    assert make_cell(KEY, "loss", judged(1.0, 3.0)).perplexity == pytest.approx(math.exp(2))
+    assert make_cell(KEY, "loss", judged(1e6)).perplexity is None
+
+
+def test_a_cell_that_failed() -> None:
+    cell = make_cell(KEY, "written", judged(1.0, 0.0), "out of memory")
+    assert (cell.mean, cell.standard_error, cell.samples, cell.failure) == (None, None, 2, "out of memory")
+    assert make_cell(KEY, "written", [], "out of memory").samples == 0
+
+
+def test_depths() -> None:
+    cell = make_cell(KEY, "written", judged(1, 0, 1, 1, 0, depths=(0.0, 0.05, 0.1, 1.0, None)))
+    assert [(part.start, part.end, part.mean, part.samples) for part in cell.by_depth] == [
+        (0.0, 0.1, 0.5, 2),
+        (0.1, 0.2, 1.0, 1),
+        (0.9, 1.0, 1.0, 1),
+    ]
+
+
+def test_positions() -> None:
+    cell = make_cell(KEY, "loss", judged(1, 1, losses=((None, 2.0, 4.0), (None, 3.0))))
+    assert [(part.start, part.end, part.nats) for part in cell.by_position] == [(2, 4, 2.5), (4, 6, 4.0)]
+    odd = make_cell(Key("model", "task", 3), "loss", judged(1, losses=((None, 2.0, 4.0),)))
+    assert [(part.start, part.end) for part in odd.by_position] == [(1, 2), (2, 3)]
+
+
+@given(st.integers(1, 10**6))
+def test_buckets(length: int) -> None:
+    size = bucket_size(length)
+    assert -(-length // size) <= BUCKETS
+    assert size == 1 or length > BUCKETS

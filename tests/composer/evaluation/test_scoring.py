@@ -1,0 +1,224 @@
+"""Scores are those of a plain computation with transformers, whatever the batch; memory that ends is met with smaller batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from composer.devices import ran_out_of_memory
+from composer.errors import EvaluationError
+from composer.evaluation import score_cell
+from composer.evaluation.perplexity import Perplexity
+from composer.evaluation.report import Judged, bucket_size
+from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, write
+from composer.tasks.base import Sample
+from composer.tasks.mqar import Mqar
+from composer.tasks.passkey import Passkey
+from composer.tasks.recall import Recall
+from composer.tasks.stories import Stories
+from composer.tasks.writer import Writer
+
+LENGTH = 300  # more than the teacher's 256: some passkeys are lost, so that scores differ
+FULL = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+
+def samples_of(task: Any, tokenizer: Any, length: int = LENGTH) -> list[Sample]:
+    every = drawn(task, Writer(tokenizer), length)
+    return [every.draw(index) for index in range(every.count)]
+
+
+def scores(judged: Sequence[Judged]) -> list[float]:
+    return [one.score for one in judged]
+
+
+def test_written_is_what_transformers_generates(plain: Any, tokenizer: Any) -> None:
+    task = Passkey(samples=12)
+    judged = score_cell(plain, tokenizer, task, LENGTH)
+    for sample, one in zip(samples_of(task, tokenizer), judged, strict=True):
+        prompt = torch.tensor([sample.prompt_ids])
+        limit = len(sample.ids) - prompt.shape[1] + MORE
+        answer = plain.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=limit, do_sample=False)
+        written = tokenizer.decode(answer[0, prompt.shape[1] :], skip_special_tokens=True)
+        assert (one.written, one.score) == (written, task.score(sample, written))
+        assert (one.answers, one.depth, one.tokens) == (sample.answers, sample.depth, len(sample.ids))
+    assert len(set(scores(judged))) == 2, "some are right and some wrong, or this shows nothing"
+
+
+def test_tokens_are_first_choices(plain: Any, tokenizer: Any) -> None:
+    task = Recall(samples=4)
+    judged = score_cell(plain, tokenizer, task, 2 * LENGTH)
+    for sample, one in zip(samples_of(task, tokenizer, 2 * LENGTH), judged, strict=True):
+        with torch.no_grad():
+            chosen = plain(torch.tensor([sample.ids])).logits[0].argmax(-1).tolist()
+        places = [place for place, answer in enumerate(sample.answer) if answer]
+        right = sum(chosen[place - 1] == sample.ids[place] for place in places)
+        assert one.score == pytest.approx(right / len(places), abs=1e-12)
+    assert min(scores(judged)) < 1
+
+
+@pytest.mark.parametrize("task", [Stories(samples=3), Perplexity(text=Path("BOOK"), samples=3)], ids=lambda task: task.name)
+def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, task: Any) -> None:
+    if isinstance(task, Perplexity):
+        task = Perplexity(text=book, samples=3)
+    judged = score_cell(plain, tokenizer, task, LENGTH)
+    for sample, one in zip(samples_of(task, tokenizer), judged, strict=True):
+        ids = torch.tensor([sample.ids])
+        with torch.no_grad():
+            loss = plain(ids, labels=ids.where(ids != tokenizer.bos_token_id, -100)).loss.item()
+        assert one.score == pytest.approx(loss, rel=1e-5)
+
+
+def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
+    task = Perplexity(text=book, samples=1)
+    (one,) = score_cell(plain, tokenizer, task, LENGTH)
+    ids = torch.tensor([samples_of(task, tokenizer)[0].ids])
+    with torch.no_grad():
+        logits = plain(ids).logits[0, :-1]
+    nats = [None, *torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()]
+    size = bucket_size(LENGTH)
+    assert one.losses is not None
+    assert (size, len(one.losses)) == (5, 60)
+    for place, loss in enumerate(one.losses):
+        part = [known for known in nats[place * size : (place + 1) * size] if known is not None]
+        assert loss == pytest.approx(sum(part) / len(part), abs=1e-4)
+
+
+def test_a_softmax_student_scores_as_its_teacher(plain: Any, folders: dict[str, Path], tokenizer: Any) -> None:
+    student = composer.load(folders["softmax"])
+    for task in (Passkey(samples=6), Recall(samples=2)):
+        ours, theirs = (score_cell(model, tokenizer, task, LENGTH) for model in (student, plain))
+        assert [(one.written, one.score) for one in ours] == [(one.written, one.score) for one in theirs]
+
+
+@pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
+@pytest.mark.parametrize("task", [Passkey(samples=5), Recall(samples=5, pairs=4), Mqar(samples=5), Stories(samples=5)])
+def test_the_batch_changes_nothing(plain: Any, folders: dict[str, Path], tokenizer: Any, task: Any, name: str) -> None:
+    model: Any = plain if name == "teacher" else composer.load(folders[name])
+    alone, pairs, together = (score_cell(model, tokenizer, task, 160, batch_tokens=tokens) for tokens in (1, 2 * 160, 1000 * 160))
+    for one, two, three in zip(alone, pairs, together, strict=True):
+        assert one.written == two.written == three.written
+        assert one.score == pytest.approx(two.score, abs=1e-5) == pytest.approx(three.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
+def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Path], tokenizer: Any, name: str) -> None:
+    model: Any = plain if name == "teacher" else composer.load(folders[name])
+    texts = [one.ids[: 30 + 41 * place] for place, one in enumerate(samples_of(Stories(samples=4), tokenizer))]
+    most = [7, 20, 1, 12]
+    alone = [write(model, [text], [count], ())[0] for text, count in zip(texts, most, strict=True)]
+    assert write(model, texts, most, ()) == alone
+    assert [len(text) for text in alone] == most
+    asked = [[place % 3 > 0 for place in range(len(text))] for text in texts]
+    for (right, nats), text, row in zip(judge_tokens(model, texts, asked), texts, asked, strict=True):
+        ((lonely, loss),) = judge_tokens(model, [text], [row])
+        assert (len(nats), right.tolist()) == (sum(row[1:]), lonely.tolist())
+        torch.testing.assert_close(nats, loss, atol=1e-5, rtol=1e-4)
+
+
+class Counting:
+    """A model that writes the next number, and 9 after 9."""
+
+    device = "cpu"
+    generation_config = SimpleNamespace(eos_token_id=[5, 7])
+    calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        self.calls += 1
+        logits = torch.nn.functional.one_hot((input_ids[:, -1:] + 1).clamp(max=9), 10).float()
+        return SimpleNamespace(logits=logits, past_key_values=None)
+
+
+def test_where_writing_ends() -> None:
+    """At a token that ends a text, which is not written, or after so many; and not before the last row is done."""
+    model = Counting()
+    assert write(model, [[0, 1], [3], [6]], [2, 9, 9], {5}) == [[2, 3], [4], [7, 8, 9, 9, 9, 9, 9, 9, 9]]
+    assert model.calls == 9
+    ends = SimpleNamespace(end=[2])
+    assert ends_of(model, ends) == {2, 5, 7}  # pyright: ignore[reportArgumentType]
+    assert ends_of(SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=3)), ends) == {2, 3}  # pyright: ignore
+    assert ends_of(SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None)), ends) == {2}  # pyright: ignore
+
+
+def test_what_a_generation_config_says_does_not_count(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Passkey(samples=2)
+    before = scores(score_cell(plain, tokenizer, task, 200))
+    for name, value in (("repetition_penalty", 50.0), ("do_sample", True), ("temperature", 9.0), ("max_length", 3)):
+        monkeypatch.setattr(plain.generation_config, name, value)
+    assert scores(score_cell(plain, tokenizer, task, 200)) == before == [1.0, 1.0]
+
+
+def limited(most: int, error: Exception) -> Callable[..., Any]:
+    """A hook that lets batches of so many rows through."""
+
+    def hook(_module: Any, _inputs: Any, named: dict[str, Any]) -> None:
+        if len(named["input_ids"]) > most:
+            raise error
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    "error", [FULL, MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")], ids=["cpu", "python", "cuda"]
+)
+@pytest.mark.parametrize("task", [Passkey(samples=7), Recall(samples=7, pairs=4)])
+def test_halves_where_memory_ends(plain: Any, tokenizer: Any, task: Any, error: Exception) -> None:
+    expected = score_cell(plain, tokenizer, task, 160)
+    hook = plain.model.register_forward_pre_hook(limited(2, error), with_kwargs=True)
+    try:
+        found = score_cell(plain, tokenizer, task, 160)
+    finally:
+        hook.remove()
+    assert scores(found) == pytest.approx(scores(expected))
+    hook = plain.model.register_forward_pre_hook(limited(0, error), with_kwargs=True)
+    try:
+        with pytest.raises(CellFailed, match="^out of memory$"):
+            score_cell(plain, tokenizer, task, 160)
+    finally:
+        hook.remove()
+
+
+def test_other_errors_are_not_taken_for_it(plain: Any, tokenizer: Any) -> None:
+    assert not ran_out_of_memory(ValueError("out of memory"))
+    hook = plain.model.register_forward_pre_hook(limited(0, RuntimeError("a shape is wrong")), with_kwargs=True)
+    try:
+        with pytest.raises(RuntimeError, match="a shape is wrong"):
+            score_cell(plain, tokenizer, Recall(samples=1), 160)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("task", [Passkey(samples=1), Recall(samples=1, pairs=4), Stories(samples=1)])
+def test_numbers_that_are_not_finite(folders: dict[str, Path], tokenizer: Any, task: Any) -> None:
+    model: Any = composer.load(folders["softmax"])
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = float("nan")
+    with pytest.raises(CellFailed, match="^not finite$"):
+        score_cell(model, tokenizer, task, 160)
+
+
+def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
+    """Batches are those of a run without an interruption; one that is known is not computed again."""
+    task, told, sizes = Stories(samples=7), [], []
+    expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
+    hook = plain.model.register_forward_pre_hook(
+        lambda _module, _inputs, named: sizes.append(len(named["input_ids"])), with_kwargs=True
+    )
+    try:
+        found = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, known={0, 1, 2}, tell=told.append)
+    finally:
+        hook.remove()
+    assert sizes == [2, 2, 1]
+    assert found == told
+    assert [(one.index, one.score) for one in found] == [(one.index, one.score) for one in expected[3:]]
+
+
+def test_a_tokenizer_that_does_not_fit(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain.config, "vocab_size", 100)
+    with pytest.raises(EvaluationError, match=r"recall: token \d+ is not among the model's 100: the tokenizer does not fit"):
+        score_cell(plain, tokenizer, Recall(samples=1), 160)

@@ -1,0 +1,152 @@
+"""A folder keeps every whole line, gives up half ones, and belongs to one evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.errors import EvaluationError
+from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
+from composer.evaluation.standing import RUN, SAMPLES, Standing, differences, open_standing
+
+KEY = Key("model", "recall", 64)
+
+
+def setting(**changes: Any) -> Setting:
+    model = ModelFacts(
+        label="model",
+        reference="here/model",
+        family="llama",
+        repo_id=None,
+        revision=None,
+        commit=None,
+        config_sha256="1",
+        spec_hash=None,
+        weights={"a": "2"},
+        tokenizer_sha256="3",
+        dtype="float32",
+    )
+    task = TaskFacts(label="recall", scored="tokens", source="", options={"pairs": 4}, files={})
+    whole: dict[str, Any] = {
+        "models": (model,),
+        "tasks": (task,),
+        "lengths": (64,),
+        "samples": 5,
+        "seed": 0,
+        "device": "cpu",
+        "harness": None,
+        "versions": {"torch": "2"},
+    }
+    return Setting(**(whole | changes))
+
+
+def one(index: int, **more: Any) -> Judged:
+    return Judged(index=index, score=0.5, tokens=60, seconds=0.1, **more)
+
+
+def written(folder: Path) -> Standing:
+    standing = open_standing(folder, setting(), force=False)
+    standing.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
+    standing.add(KEY, one(1, losses=(None, 0.125)))
+    standing.add_harness("model", {"mine": {"acc,none": 0.5}})
+    return standing
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    before = written(tmp_path / "out")
+    after = open_standing(tmp_path / "out", setting(), force=False)
+    assert after.judged(KEY) == before.judged(KEY) != {}
+    assert after.judged(Key("model", "recall", 65)) == {}
+    assert (after.harness("model"), after.harness("other")) == ({"mine": {"acc,none": 0.5}}, None)
+
+
+@pytest.mark.parametrize("bytes_lost", [1, 5, 40])
+def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
+    before = written(tmp_path).judged(KEY)
+    path = tmp_path / SAMPLES
+    contents = path.read_bytes()
+    path.write_bytes(contents[:-bytes_lost])
+    again = open_standing(tmp_path, setting(), force=False)
+    assert again.judged(KEY) == {0: before[0]}
+    again.add(KEY, before[1])
+    assert path.read_bytes() == contents
+
+
+def test_a_damaged_line_is_told(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / SAMPLES
+    for damaged in ("{nonsense\n", '{"model": "model"}\n', '{"model": "m", "task": "t", "length": 3, "index": "x"}\n'):
+        path.write_text(damaged + path.read_text())
+        with pytest.raises(EvaluationError, match=f"{SAMPLES} is damaged: .*Begin anew: --force"):
+            open_standing(tmp_path, setting(), force=False)
+    (tmp_path / RUN).write_text("{")
+    with pytest.raises(EvaluationError, match="nothing says what was evaluated"):
+        open_standing(tmp_path, setting(), force=False)
+
+
+def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
+    written(tmp_path)
+    before = (tmp_path / SAMPLES).read_bytes()
+    (model,), (task,) = setting().models, setting().tasks
+    moved = model.model_copy(update={"reference": "elsewhere/model"})
+    assert open_standing(tmp_path, setting(models=(moved,)), force=False).judged(KEY), "a model may move"
+    changed = setting(
+        models=(model.model_copy(update={"weights": {"a": "9"}}),),
+        tasks=(task.model_copy(update={"options": {"pairs": 8}}),),
+        lengths=(64, 128),
+        samples=7,
+    )
+    with pytest.raises(EvaluationError) as caught:
+        open_standing(tmp_path, changed, force=False)
+    message = str(caught.value)
+    for line in (
+        "models model.weights.a: 2 then, 9 now",
+        "tasks recall.options.pairs: 4 then, 8 now",
+        "lengths: 64 then, 64, 128 now",
+        "samples: 5 then, 7 now",
+    ):
+        assert f"\n  {line}\n" in message
+    assert (tmp_path / SAMPLES).read_bytes() == before
+    anew = open_standing(tmp_path, changed, force=True)
+    assert anew.judged(KEY) == {}
+    assert not (tmp_path / SAMPLES).exists()
+    assert json.loads((tmp_path / RUN).read_text())["samples"] == 7
+
+
+def test_differences() -> None:
+    assert list(differences({"a": [{"label": "x"}]}, {"a": [{"label": "x"}, {"label": "y"}]})) == ["a: x then, x, y now"]
+    assert list(differences({"a": None}, {"a": {"b": 1}})) == ["a: nothing then, some now"]
+    many = setting(samples=1, seed=1, device="cuda", lengths=(1,), versions={"torch": "3", "peft": "1"})
+    assert len(list(differences(setting().identity(), many.identity()))) == 6
+    assert list(differences(setting().identity(), setting().identity())) == []
+
+
+def test_what_no_evaluation_wrote_stays(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    for force in (False, True):
+        with pytest.raises(EvaluationError, match=f"holds no {RUN}, so no evaluation wrote it"):
+            open_standing(tmp_path / "out", setting(), force=force)
+    with pytest.raises(EvaluationError, match="is a file"):
+        open_standing(tmp_path / "out" / "thesis.txt", setting(), force=True)
+    written(tmp_path / "mine")
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    open_standing(tmp_path / "mine", setting(seed=1), force=True)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["notes.txt", RUN]
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    standing = open_standing(None, setting(), force=False)
+    standing.add(KEY, one(0))
+    assert standing.judged(KEY) == {0: one(0)}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvaluationError, match="cannot be written to: Not a directory"):
+        open_standing(tmp_path / "file" / "out", setting(), force=False)
