@@ -35,7 +35,7 @@ from composer.training.scratch import train
 from composer.training.unit import Unit
 from tests.checkpoints import fingerprint
 from tests.composer.training.processes import FAILED, killed_at, several
-from tests.composer.training.runs import make_student, make_teacher, rows_of, run
+from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, rows_of, run, write_texts
 from tests.composer.weights.students import weights
 
 STEPS = 20
@@ -195,6 +195,20 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     assert several(3, lambda rank: act("three", gradient_checkpointing=True)) == [0, 0, 0]
     close(tmp_path / "one", tmp_path / "three")
     same_numbers(weights(tmp_path / "one"), weights(tmp_path / "three"))
+
+
+def test_parameters_that_some_rows_do_not_need(teacher: Path, tmp_path: Path) -> None:
+    """Nothing falls out of the window in a short text, so of two processes only one needs the state below it."""
+    memory = [{"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}, {"kind": "sparse", "size": 2}, "state"]
+    spec = SPEC | {"head": SPEC["head"] | {"memory": memory}, "recipe": RECIPE | {"rows": "padded"}}
+    student, texts = make_student(tmp_path / "student", teacher, spec), tmp_path / "texts.jsonl"
+    long, short = "once upon a time there was a cat and it slept home a dog ran", "cat ran"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (long, short) * 4))
+    overrides = [f"recipe.{stage}.{said}" for stage in ("transfer", "finetune") for said in ("steps=6", "batch=2", "accumulate=1")]
+    options: dict[str, Any] = {"held_out": [str(write_texts(tmp_path / "held-out.jsonl", 5))]}
+    run(student, tmp_path / "one", texts, *overrides, **options)
+    assert several(2, lambda rank: run(student, tmp_path / "two", texts, *overrides, **options)) == [0, 0]
+    close(tmp_path / "one", tmp_path / "two")
 
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
