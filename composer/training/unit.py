@@ -64,7 +64,7 @@ class Unit:
 
     def update(self, step: int, steps: int, loss: float) -> float:
         """Take one step down the gradients that are there, and forget them; their norm. Raises TrainingError."""
-        gradients = {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
+        gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
         norm = norm_of(list(gradients.values()))
         self._check(step, loss, norm, gradients)
         if self._stage.clip is not None and norm > self._stage.clip:
@@ -158,3 +158,10 @@ def share_of_rate(stage: Stage, step: int, steps: int) -> float:
         return 1.0
     done = (step - stage.warmup) / max(1, steps - stage.warmup)
     return stage.final + (1 - stage.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Zeros where none of a step's rows needed the parameter: the optimiser would leave it out, and its momentum with it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

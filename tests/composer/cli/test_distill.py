@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from composer.training import checkpoint
+from composer.training import distill as training
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, write_texts
@@ -74,9 +75,14 @@ def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Pa
     assert (stands(), [path.name for path in Path("deep").iterdir()]) == (["deep"], ["out"])
 
 
-def test_options_reach_the_run(compose: Compose, models: dict[str, Path], teacher: Path, texts: Path) -> None:
+def test_options_reach_the_run(
+    compose: Compose, models: dict[str, Path], teacher: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(training, "prepare", lambda student, options: asked.append(options.gradient_checkpointing))
     other = write_texts(Path("held-out.jsonl"), 5, seed=1)
     arguments = ["--held-out", other, "--seed", 3, "--teacher", teacher, "--merge", "--bfloat16", "-o", "out"]
+    arguments.append("--gradient-checkpointing")
     result = compose("distill", models["tiny"], "--data", texts, *QUICK, *arguments, "--json")
     assert result.exit_code == 0, result.output
     record = read_record(Path("out"))
@@ -84,6 +90,7 @@ def test_options_reach_the_run(compose: Compose, models: dict[str, Path], teache
     assert {(stage.seed, stage.teacher) for stage in record.training} == {(3, str(teacher))}
     assert json.loads(result.stdout)["data"]["references"][0]["documents"] == 60, "nothing of the data is held out"
     assert not Path("out/adapter").exists()
+    assert asked == [True]
 
 
 def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 ENDED, FAILED = 0, 1
+PATIENCE = 180.0
 
 
 def forked(child: Callable[[], Any]) -> int:
@@ -35,9 +38,15 @@ def forked(child: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def ending(process: int) -> int:
-    """How a process ended: its exit code, or the negative number of the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+def ending(process: int, last: float = math.inf) -> int:
+    """How a process ended: its exit code, or the negative number of the signal. last: when it is killed."""
+    while True:
+        ended, status = os.waitpid(process, 0 if last == math.inf else os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > last:
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, behind: bool) -> None:
@@ -58,7 +67,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: in
 
 
 def several(count: int, act: Callable[[int], Any], output: Path | None = None) -> list[int]:
-    """How so many processes end that run ``act`` with their rank, as torchrun would start them. output: what they all print."""
+    """How so many processes end that run ``act`` with their rank, as torchrun would start them; one that waits for ever is killed.
+
+    output: what they all print.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -73,4 +85,5 @@ def several(count: int, act: Callable[[int], Any], output: Path | None = None) -
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         act(rank)
 
-    return [ending(process) for process in [forked(lambda rank=rank: child(rank)) for rank in range(count)]]
+    started, last = [forked(lambda rank=rank: child(rank)) for rank in range(count)], time.monotonic() + PATIENCE
+    return [ending(process, last) for process in started]

@@ -7,30 +7,35 @@ import json
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from composer.cli import screen
 from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.recipe import Stage
 from composer.training import checkpoint, loop, processes
 from composer.training import distill as module
 from composer.training.journal import LOG
 from composer.training.processes import added, by_first, said_by_first, shares, take_gpu, together, whole
 from composer.training.run import Options
 from composer.training.scratch import train
+from composer.training.unit import Unit
 from tests.checkpoints import fingerprint
 from tests.composer.training.processes import FAILED, killed_at, several
-from tests.composer.training.runs import make_student, make_teacher, rows_of, run
+from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, rows_of, run, write_texts
 from tests.composer.weights.students import weights
 
 STEPS = 20
@@ -192,6 +197,20 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     same_numbers(weights(tmp_path / "one"), weights(tmp_path / "three"))
 
 
+def test_parameters_that_some_rows_do_not_need(teacher: Path, tmp_path: Path) -> None:
+    """Nothing falls out of the window in a short text, so of two processes only one needs the state below it."""
+    memory = [{"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}, {"kind": "sparse", "size": 2}, "state"]
+    spec = SPEC | {"head": SPEC["head"] | {"memory": memory}, "recipe": RECIPE | {"rows": "padded"}}
+    student, texts = make_student(tmp_path / "student", teacher, spec), tmp_path / "texts.jsonl"
+    long, short = "once upon a time there was a cat and it slept home a dog ran", "cat ran"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (long, short) * 4))
+    overrides = [f"recipe.{stage}.{said}" for stage in ("transfer", "finetune") for said in ("steps=6", "batch=2", "accumulate=1")]
+    options: dict[str, Any] = {"held_out": [str(write_texts(tmp_path / "held-out.jsonl", 5))]}
+    run(student, tmp_path / "one", texts, *overrides, **options)
+    assert several(2, lambda rank: run(student, tmp_path / "two", texts, *overrides, **options)) == [0, 0]
+    close(tmp_path / "one", tmp_path / "two")
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "diverges": (["--stage", "finetune", "--set", "recipe.finetune.lr=1e30"], "Learn more slowly"),
     "no such file": (["--held-out", "missing.jsonl"], "missing.jsonl"),
@@ -225,10 +244,75 @@ def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pyt
     assert "Warning" not in printed
 
 
-def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_a_full_disk_is_told_once(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the first process alone has met it."""
+    options = ["--stage", "transfer", "--set", "recipe.transfer.steps=1", "--share", "0"]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *options])
+    monkeypatch.setattr(checkpoint, "_complete", full)
+    monkeypatch.chdir(tmp_path)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
+    printed = (tmp_path / "printed").read_text()
+    assert printed.count("could not be written") == printed.count("No space left on device. The one before it stands") == 1
+
+
+def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, which knows nothing of it, does not hold it up."""
+    monkeypatch.setattr(screen, "HEARD", 0.3)
+
+    def act(rank: int) -> None:
+        with screen.one_voice():
+            if rank == 1:
+                raise TrainingError("only here")
+            time.sleep(1.0)
+
+    def command(rank: int) -> None:
+        try:
+            act(rank)
+        except typer.Exit as leaving:
+            raise SystemExit(leaving.exit_code) from leaving
+
+    assert several(2, command, tmp_path / "printed") == [0, MISTAKE]
+    assert (tmp_path / "printed").read_text().count("only here") == 1
+
+
+def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Path, tmp_path: Path) -> None:
+    """By its own clock a process would write another number of them, and wait for the others for ever."""
+
+    def act(rank: int) -> None:
+        clock, original = time.monotonic, checkpoint.save
+        saved: list[int] = []
+        patch = pytest.MonkeyPatch()
+        if rank:
+            patch.setattr(loop.time, "monotonic", lambda: 1e6 * clock())
+        patch.setattr(checkpoint, "save", lambda folder, step, *rest: (saved.append(step), original(folder, step, *rest)))
+        run(student, tmp_path / "out", texts, *SHORT, which="transfer")
+        assert saved == [BRIEF]
+
+    assert several(2, act) == [0, 0]
+
+
+def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
+    """And goes on with them."""
+
+    def act(rank: int) -> None:
+        with together():
+            unit = Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.zeros(2))})])
+            checkpoint.save(tmp_path, 1, [unit], {})
+            drawn = torch.rand(3)
+            assert said_by_first(float(drawn[0])) != float(drawn[0]) or rank == 0
+            newest = checkpoint.newest(tmp_path)
+            assert newest is not None
+            checkpoint.restore(newest, [unit])
+            assert torch.equal(torch.rand(3), drawn)
+
+    assert several(2, act) == [0, 0]
+
+
+def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
     def act(rank: int) -> None:
         with together():
             assert by_first(lambda: f"of {rank}") == "of 0"

@@ -63,6 +63,18 @@ def test_a_step_is_adamw_at_the_rate_of_the_schedule() -> None:
     assert weight.grad is None
 
 
+def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
+    """Its momentum goes on, as it does where other processes' rows need it."""
+    left_out, zero, said = parameter(5), parameter(5), stage()
+    for weight, nothing in ((left_out, None), (zero, torch.zeros_like(zero))):
+        unit = unit_of(said, weight=weight)
+        take(unit, 0)
+        weight.grad = nothing
+        unit.update(1, LENGTH, 1.0)
+        take(unit, 2)
+    assert torch.equal(left_out, zero)
+
+
 def test_groups_have_rates_of_their_own() -> None:
     said, slow, fast = stage(clip=None), parameter(5), parameter(5)
     start = slow.detach().clone()

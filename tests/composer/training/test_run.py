@@ -1,0 +1,54 @@
+"""What layers compute twice they compute to the same gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.model.attention import ComposedAttention
+from composer.spec.recipe import Finetune, Lora
+from composer.training import distill as module
+from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
+from composer.training.run import Options, prepare
+from tests.composer.training.runs import gradients, rows_of, run, small_llama, student_of, whole
+
+STAGES = {
+    "adapters": Finetune(lr=1, steps=1, lora=Lora(rank=2)),
+    "trunk": Finetune(lr=1, steps=1, trunk=True),
+    "heads": Finetune(lr=1, steps=1),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, batch, found, calls = STAGES[name], whole(rows_of()), [], []
+    original = ComposedAttention.heads
+    monkeypatch.setattr(ComposedAttention, "heads", lambda self, *given: calls.append(self) or original(self, *given))
+    for twice in (False, True):
+        student = student_of(small_llama().float())
+        if stage.lora is not None:
+            add_adapters(student, stage.lora, 0)
+        prepare(student, Options((), gradient_checkpointing=twice))
+        course = FinetuneCourse(student, finetune_unit(student, stage), stage, None)
+        calls.clear()
+        course.learn(batch, course.count(batch))
+        assert len(calls) == len(student.model.layers) * (1 + twice)
+        calls.clear()
+        course.judge(batch, course.count(batch))
+        assert len(calls) == len(student.model.layers), "where nothing learns there is no way back"
+        found.append(gradients(student))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_it_is_asked_for(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the option, and by nothing that a run must agree in with the one that it goes on with."""
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "prepare", lambda student, options: asked.append(options.gradient_checkpointing))
+    first = run(student, tmp_path / "one", texts, "recipe.finetune.steps=1", which="finetune")
+    other = run(student, tmp_path / "other", texts, "recipe.finetune.steps=1", which="finetune", gradient_checkpointing=True)
+    assert asked == [False, True]
+    assert first.stages[0].after == other.stages[0].after
