@@ -63,6 +63,7 @@ def distill(
             stream=stream,
             merge=merge,
             watch=watch,
+            tell=lambda said: typer.echo(said, err=True),
         )
         report = run(model, target, options, which=stage, overrides=settings or ())
     print_run(report, "Distilled", as_json=as_json)
