@@ -67,6 +67,7 @@ def distill(
             stream=stream,
             merge=merge,
             watch=watch,
+            tell=lambda said: typer.echo(said, err=True),
         )
         report = run(model, target, options, which=stage, overrides=settings or ())
     if speaks:

@@ -21,7 +21,7 @@ from composer.training.processes import count, loaded_on, shard, take_gpu, toget
 from composer.training.rules import check_stage
 from composer.training.run import Options, Run, RunReport, load_student, open_run, prepare, read_student
 from composer.training.stored import StoredModel
-from composer.training.streamed import STAGE, transfer_streamed
+from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.teacher import open_teacher
 from composer.training.transfer import TransferCourse, computing_alone
 from composer.weights.record import Record
@@ -116,6 +116,7 @@ def _streamed(run: Run) -> RunReport:
     assert run.teacher is not None, "it has been opened"
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source)
     assert isinstance(stage, Transfer), "it has been looked at"
+    check_disk(run, stage, student)
     run.begin()
     journal = Journal(run.folder)
     try:

@@ -65,6 +65,8 @@ class Options:
     merge: bool = False
     """Fold adapters into the weights at the end."""
     watch: Callable[[Step], None] | None = None
+    tell: Callable[[str], None] = lambda said: None
+    """Is told in words what a user may want to know, as it happens."""
 
 
 class RunReport(Closed):

@@ -64,11 +64,14 @@ def check_same(folder: Path, identity: Identity) -> None:
 
 
 def begin(folder: Path, identity: Identity) -> None:
-    """Make the folder of a run anew. Raises TrainingError."""
+    """Make the folder of a run anew: it appears with what it is, or not at all. Raises TrainingError."""
+    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        (folder / IDENTITY).write_text(json.dumps(identity, indent=2), encoding="utf-8")
+        for stale in (partial, folder):
+            if stale.exists():
+                shutil.rmtree(stale)
+        partial.mkdir(parents=True)
+        (partial / IDENTITY).write_text(json.dumps(identity, indent=2), encoding="utf-8")
+        partial.rename(folder)
     except OSError as error:
         raise TrainingError(f"The run cannot stand at {folder}: {error.strerror}. Choose another --out.") from error

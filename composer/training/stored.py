@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,7 +25,7 @@ from converters.source import Source
 
 
 class StoredModel:
-    """A folder's tensors by their canonical names; those that are asked for come in float32."""
+    """A folder's tensors by their canonical names; those that are asked for come in float32. fresh: numbers in its heads' own."""
 
     def __init__(self, source: Source) -> None:
         if source.config.get(ADAPTER_KEY) is not None:
@@ -39,6 +40,7 @@ class StoredModel:
         self.trunk = source.trunk
         self.resolved = _resolved(source)
         self.config = ComposedConfig(**config_dict(source.trunk, self.resolved, "float32"))
+        self.fresh = sum(math.prod(source.tensors[name].shape) for name in source.covered.composed.values())
         self._tensors: Mapping[str, shard.Tensor] = {
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }

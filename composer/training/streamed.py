@@ -5,55 +5,39 @@ Each layer learns from the same batches, in the same order, as when all of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, Rows
+from composer.errors import TrainingError
 from composer.model.modeling import ComposedDecoderLayer
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.run import Run
+from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
 from composer.training.transfer import layer_unit, lesson_of, tokens_of, transfer_loss
 from composer.training.unit import Unit
 
-ROWS = 8
-"""Rows that go through a layer of the teacher at a time, on their way to the next."""
 STAGE = "transfer"
-
-
-@dataclass(frozen=True, eq=False)
-class HiddenBatch(Batch):
-    """Rows, and what the layer is handed for them: hidden B T C float32."""
-
-    hidden: Tensor
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return (*super()._tensors(), self.hidden)
-
-
-@dataclass(frozen=True, eq=False)
-class HiddenRows(Rows):
-    """Rows whose hidden states lie in a file, N T C float32. place: N, where in it; -1 for a row that no step takes."""
-
-    hidden: np.ndarray = None  # pyright: ignore[reportAssignmentType] - there is one, behind fields that may be left out
-    place: np.ndarray = None  # pyright: ignore[reportAssignmentType]
-
-    def batch(self, indices: list[int]) -> HiddenBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        plain = super().batch(indices)
-        return HiddenBatch(
-            plain.ids, plain.labels, plain.position, plain.valid, torch.from_numpy(self.hidden[self.place[np.asarray(indices)]])
-        )
+OUTCOME, DIGEST = "outcome", "sha256"
+SAVED = 10
+"""Times that the numbers of the heads' own parameters are on the disk at most: as trained, in a checkpoint with the best of them
+and two moments, in the one that is to take its place, and in the result."""
 
 
 class LayerCourse:
@@ -82,29 +66,63 @@ class LayerCourse:
         return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, "torch")
 
 
+def disk_needed(run: Run, stage: Transfer, student: StoredModel) -> int:
+    """Bytes that the run's folder takes at most: hidden states, those of one set of rows twice, and checkpoints."""
+    spills = _spills(run, stage, student.trunk.hidden_size)
+    return sum(spill.bytes for spill in spills) + max(spill.bytes for spill in spills) + SAVED * 4 * student.fresh
+
+
+def check_disk(run: Run, stage: Transfer, student: StoredModel) -> None:
+    """Tell how much disk the run takes, before it begins. Raises TrainingError where there is less."""
+    needed, above = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
+    # What the run has there already is a part of it, or is removed for it.
+    free = shutil.disk_usage(above).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    rows = len(run.rows) if run.held_out is None else len(run.rows) + len(run.held_out)
+    what = (
+        f"{needed:,} bytes at {run.folder}, for the hidden states of up to {rows:,} rows of {run.rows.sequence:,} tokens and for "
+        "checkpoints"
+    )
+    if needed > free:
+        raise TrainingError(
+            f"Streaming takes up to {what}, and {free:,} are free. Make room, choose an --out on a larger disk, or take fewer "
+            "steps or rows."
+        )
+    run.options.tell(f"Streaming takes up to {what}; {free:,} are free.")
+
+
 def transfer_streamed(
     run: Run, stage: Transfer, student: StoredModel, teacher: StoredModel, journal: Journal
 ) -> tuple[Outcome, dict[str, Tensor]]:
-    """The stage as a whole, and the parameters that it ends with. Layers that are finished are not trained again."""
-    used = _used(run.rows, stage, run.options.seed)
-    spills = [_Spill(run.folder, "rows", run.rows, used)]
-    if run.held_out is not None:
-        spills.append(_Spill(run.folder, "held-out", run.held_out, None))
-    outcomes, learned = [], {}
-    for index in range(teacher.trunk.layers):
-        finished, last = run.folder / f"layer-{index}.safetensors", index == teacher.trunk.layers - 1
+    """The stage as a whole, and the parameters that it ends with. Layers that are finished are not trained again.
+
+    Files of a stopped run that are damaged are made anew, which takes time and changes no number. Raises TrainingError.
+    """
+    setting, count = run.setting(journal), teacher.trunk.layers
+    spills, finished = _spills(run, stage, teacher.trunk.hidden_size), [_read_finished(run, index) for index in range(count)]
+    for spill in spills:
+        wrong = spill.tidy()
+        if wrong is not None:
+            run.options.tell(f"{wrong}, and is made anew.")
+        if spill.at > next((index for index, layer in enumerate(finished) if layer is None), count):
+            spill.clear()  # a layer before it is to be trained
+    for index, done in enumerate(finished):
         for spill in spills:
             spill.begin(teacher)
-        if not finished.is_file() or not (last or all(spill.at > index for spill in spills)):
+        last = index == count - 1
+        if done is None or not (last or all(spill.at > index for spill in spills)):
             above = teacher.layer(index)
-            if not finished.is_file():
-                _finish(finished, *_train(run, stage, index, student, above, spills, journal))
+            if done is None:
+                finished[index] = _train(run, stage, index, student, above, spills, journal)
             for spill in () if last else spills:
-                spill.advance(index, above)
-        learned |= load_file(finished)
-        with safe_open(finished, "pt") as stored:
-            outcomes += [Outcome.model_validate_json(said) for said in (stored.metadata() or {}).values()]
-    return _together(outcomes), learned
+                spill.advance(index, above, _autocast(setting.autocast))
+            del above  # before the next one comes
+    layers = [layer for layer in finished if layer is not None]
+    learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
+    return _together([outcome for _, outcome in layers if outcome is not None]), learned
+
+
+Layer = tuple[Mapping[str, Tensor], Outcome | None]
+"""What a finished layer ends with. No outcome: it has nothing to train."""
 
 
 def _train(
@@ -113,82 +131,32 @@ def _train(
     index: int,
     student: StoredModel,
     teacher: ComposedDecoderLayer,
-    spills: list[_Spill],
+    spills: list[Spill],
     journal: Journal,
-) -> tuple[Unit | None, Outcome | None]:
+) -> Layer:
     """One layer, if it has anything to train."""
-    own = student.layer(index, attention_alone=True)
+    own, outcome = student.layer(index, attention_alone=True), None
     unit = layer_unit(index, own.self_attn, stage)
-    if unit is None:
-        return None, None
-    course = LayerCourse(unit, own, teacher, stage)
-    rows, *held_out = (spill.rows() for spill in spills)
-    return unit, run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
+    if unit is not None:
+        course = LayerCourse(unit, own, teacher, stage)
+        rows, *held_out = (spill.rows() for spill in spills)
+        outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
+    parameters = {} if unit is None else unit.parameters
+    tensors = {name: parameter.detach().clone().contiguous() for name, parameter in parameters.items()}
+    _write_finished(_path(run, index), tensors, outcome)
+    return tensors, outcome
 
 
-class _Spill:
-    """The hidden states of some rows in a file: those that the next layer is handed."""
-
-    def __init__(self, folder: Path, name: str, rows: Rows, used: np.ndarray | None) -> None:
-        self._folder, self._name, self._rows = folder, name, rows
-        self._used = np.arange(len(rows)) if used is None else used
-        self._place = np.full(len(rows), -1)
-        self._place[self._used] = np.arange(len(self._used))
-
-    @property
-    def at(self) -> int:
-        """The layer that is handed what the newest file holds; -1 where there is none."""
-        found = (int(path.stem.rpartition("-")[2]) for path in self._folder.glob(f"{self._name}-*.hidden"))
-        return max(found, default=-1)
-
-    def begin(self, teacher: StoredModel) -> None:
-        """The embeddings, where nothing is there yet."""
-        if self.at < 0:
-            self._fill(0, teacher.trunk.hidden_size, lambda batch, _: teacher.embedded(batch.ids))
-
-    def rows(self) -> HiddenRows:
-        """The rows with what the next layer is handed."""
-        given = {field.name: getattr(self._rows, field.name) for field in fields(Rows)}
-        return HiddenRows(**given, hidden=self._open(self.at), place=self._place)
-
-    @torch.no_grad()
-    def advance(self, index: int, teacher: ComposedDecoderLayer) -> None:
-        """Let all rows go through one layer of the teacher, and forget what it was handed."""
-        if self.at > index:
-            return
-        before = self._open(index)
-
-        def answered(batch: Batch, places: slice) -> Tensor:
-            hidden = torch.from_numpy(np.array(before[places]))
-            lesson = lesson_of(teacher, hidden, tokens_of(batch), "torch")
-            return teacher.after(hidden, lesson.attended)
-
-        self._fill(index + 1, before.shape[2], answered)
-        self._path(index).unlink(missing_ok=True)
-
-    def _fill(self, index: int, width: int, make: Callable[[Batch, slice], Tensor]) -> None:
-        """Write a file; it appears whole or not at all."""
-        target = self._path(index)
-        partial = target.with_suffix(".partial")
-        written = np.memmap(partial, np.float32, "w+", shape=(len(self._used), self._rows.sequence, width))
-        for places in _slices(len(self._used)):
-            written[places] = make(self._rows.batch(self._used[places].tolist()), places).numpy()
-        written.flush()
-        del written
-        partial.rename(target)
-
-    def _open(self, index: int) -> np.memmap:
-        path = self._path(index)
-        width = path.stat().st_size // (4 * len(self._used) * self._rows.sequence)
-        return np.memmap(path, np.float32, "r", shape=(len(self._used), self._rows.sequence, width))
-
-    def _path(self, index: int) -> Path:
-        return self._folder / f"{self._name}-{index}.hidden"
+def _spills(run: Run, stage: Transfer, width: int) -> list[Spill]:
+    spills = [Spill(run.folder, "rows", run.rows, _used(run.rows, stage, run.options.seed), width)]
+    if run.held_out is not None:
+        spills.append(Spill(run.folder, "held-out", run.held_out, np.arange(len(run.held_out)), width))
+    return spills
 
 
-def _slices(count: int) -> Iterator[slice]:
-    for start in range(0, count, ROWS):
-        yield slice(start, min(start + ROWS, count))
+def _autocast(kind: torch.dtype | None) -> AbstractContextManager[object]:
+    """As the loop has it: projections in ``kind``, the hidden states between layers in float32."""
+    return nullcontext() if kind is None else torch.autocast("cpu", dtype=kind)
 
 
 def _used(rows: Rows, stage: Transfer, seed: int) -> np.ndarray:
@@ -197,12 +165,51 @@ def _used(rows: Rows, stage: Transfer, seed: int) -> np.ndarray:
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
 
 
-def _finish(target: Path, unit: Unit | None, outcome: Outcome | None) -> None:
-    """What a layer ends with, in a file that says that it is finished."""
-    tensors = {} if unit is None else {name: parameter.detach().contiguous() for name, parameter in unit.parameters.items()}
-    partial = target.with_suffix(".partial")
-    save_file(tensors, partial, None if outcome is None else {"outcome": outcome.model_dump_json()})
-    partial.rename(target)
+def _path(run: Run, index: int) -> Path:
+    return run.folder / f"layer-{index}.safetensors"
+
+
+def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome | None) -> None:
+    """What a layer ends with, in a file that says that it is finished. Raises TrainingError."""
+    partial, told = target.with_suffix(".partial"), {DIGEST: _digest(tensors)}
+    if outcome is not None:
+        told[OUTCOME] = outcome.model_dump_json()
+    try:
+        save_file(tensors, partial, told)
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.rename(target)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise TrainingError(
+            f"What {target.stem} ends with could not be written to {target.parent}: {error}. Make room, and go on with --resume."
+        ) from error
+
+
+def _read_finished(run: Run, index: int) -> Layer | None:
+    """What a layer ended with, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
+    path = _path(run, index)
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as stored:
+            tensors, told = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
+        if told.get(DIGEST) == _digest(tensors):
+            return tensors, Outcome.model_validate_json(told[OUTCOME]) if OUTCOME in told else None
+    except (OSError, SafetensorError, ValueError):
+        pass
+    run.options.tell(f"{path} is damaged, and is made anew from the layer's last checkpoint.")
+    path.unlink()
+    return None
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names and numbers, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _together(outcomes: list[Outcome]) -> Outcome:

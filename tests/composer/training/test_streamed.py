@@ -1,17 +1,27 @@
-"""A model that is streamed layer by layer ends with the same bits as one that is in memory, also where it was stopped."""
+"""A model that is streamed layer by layer ends with the same bits as one in memory: stopped, killed, damaged, on a full disk."""
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from composer.errors import TrainingError
+from composer.training import streamed
 from composer.training.loop import Step
+from composer.training.spill import Spill
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run
 from tests.composer.training.stages import StoppedError
+from tests.composer.training.test_killed import ending, forked, killed_at, small_files
 from tests.composer.weights.students import weights
 
 MIXED: dict[str, Any] = {
@@ -21,31 +31,59 @@ MIXED: dict[str, Any] = {
     "layers": [{"at": [0, 2], "use": "tiny"}, {"at": [1], "use": "exact"}],
     "recipe": RECIPE,
 }
+STREAM: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_seconds": 0.0}
 
 
-def test_streamed_and_in_memory(texts: Path, tmp_path: Path) -> None:
-    """Stopped in its first, and in its last layer; one in between has nothing to train."""
-    teacher = make_teacher(tmp_path / "teacher", num_hidden_layers=3)
-    student = make_student(tmp_path / "student", teacher, MIXED)
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, of which the one in the middle has nothing to train."""
+    folder = tmp_path_factory.mktemp("three")
+    return make_student(folder / "student", make_teacher(folder / "teacher", num_hidden_layers=3), MIXED)
 
-    def stop(*moment: Any) -> Any:
-        def watch(step: Step) -> None:
-            if (step.stage, step.step) == moment:
-                raise StoppedError
 
-        return watch
+@pytest.fixture(scope="module")
+def wanted(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What it ends with in memory."""
+    out = tmp_path_factory.mktemp("wanted") / "out"
+    run(three, out, texts, which="transfer")
+    return weights(out)
 
-    whole = run(student, tmp_path / "whole", texts, which="transfer")
-    options: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_seconds": 0.0}
+
+def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
+    found = weights(out)
+    assert found.keys() == wanted.keys()
+    assert not out.with_name("out.run").exists()
+    return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
+def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
+    """The folder of a run that ended in the third step of a layer."""
+
+    def watch(step: Step) -> None:
+        if (step.stage, step.step) == (f"transfer {layer}", 3):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(student, out, texts, watch=watch, **options, **STREAM)
+    return out.with_name("out.run")
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool) -> None:
+    """Stopped in its first, and in its last layer. Under autocast projections are in bfloat16, also those of the teacher's walk,
+    and what goes from layer to layer is float32, here as there."""
+    whole = run(three, tmp_path / "whole", texts, which="transfer", autocast=autocast)
     for resume, layer in enumerate((0, 2)):
-        with pytest.raises(StoppedError):
-            run(student, tmp_path / "out", texts, resume=bool(resume), watch=stop(f"transfer {layer}", 3), **options)
-    streamed = run(student, tmp_path / "out", texts, resume=True, **options)
-    assert streamed.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
-    assert list(streamed.stages[0].after) == ["layer 0", "layer 2"]
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "out")
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    assert not (tmp_path / "out.run").exists()
+        stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), autocast=autocast)
+    found = run(three, tmp_path / "out", texts, resume=True, autocast=autocast, **STREAM)
+    assert found.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
+    assert list(found.stages[0].after) == ["layer 0", "layer 2"]
+    assert same(weights(tmp_path / "whole"), tmp_path / "out")
+
+
+def test_autocast_makes_a_difference(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+    run(three, tmp_path / "out", texts, autocast=True, **STREAM)
+    assert not same(wanted, tmp_path / "out")
 
 
 def test_only_transfer_is_streamed(student: Path, texts: Path, tmp_path: Path) -> None:
@@ -53,3 +91,203 @@ def test_only_transfer_is_streamed(student: Path, texts: Path, tmp_path: Path) -
         with pytest.raises(TrainingError, match="Only attention transfer is streamed: say --stage transfer"):
             run(student, tmp_path / "out", texts, which=which, stream=True)
     assert not list(tmp_path.iterdir())
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle."""
+    contents = bytearray(path.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    path.write_bytes(contents)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as stream:
+        stream.write(bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("rows-2.hidden", flip),
+        ("rows-2.hidden", halve),
+        ("rows-2.hidden", Path.unlink),
+        ("held-out-2.hidden", lengthen),
+        ("layer-0.safetensors", flip),
+        ("layer-0.safetensors", halve),
+        ("layer-0.safetensors", Path.unlink),
+    ],
+)
+def test_what_is_damaged_is_made_anew(
+    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
+) -> None:
+    folder, told = stopped(three, tmp_path / "out", texts, 2), []
+    damage(folder / name)
+    run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
+    assert same(wanted, tmp_path / "out")
+    assert [f"{folder / name} is damaged, and is made anew" in said for said in told[1:]] == [True] * (damage != Path.unlink)
+
+
+def test_a_layer_of_which_nothing_is_left_is_trained_again(
+    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]
+) -> None:
+    """From the embeddings on: what the newest file holds is for a later layer."""
+    folder = stopped(three, tmp_path / "out", texts, 2)
+    (folder / "layer-0.safetensors").unlink()
+    shutil.rmtree(folder / "transfer 0")
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    assert same(wanted, tmp_path / "out")
+
+
+def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+    def watch(step: Step) -> None:
+        if (step.stage, step.step) == ("transfer 2", 3):
+            halve(tmp_path / "out.run" / "rows-2.hidden")
+
+    with pytest.raises(TrainingError, match=r"rows-2.hidden cannot be read .*--resume, which makes it anew"):
+        run(three, tmp_path / "out", texts, watch=watch, **STREAM)
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    assert same(wanted, tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_the_disk_is_full_of_hidden_states(
+    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system itself refuses to write more, in the middle of a file: embeddings or not, rows or held-out ones."""
+    original, count = Spill._fill, 0
+
+    def fill(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        with small_files(4096 if count == number else 10**9):
+            original(*arguments)
+
+    monkeypatch.setattr(Spill, "_fill", fill)
+    message = rf"hidden states for layer {(number - 1) // 2} could not .*: File too large. They take .* bytes.*make room.*--resume"
+    with pytest.raises(TrainingError, match=message):
+        run(three, tmp_path / "out", texts, **STREAM)
+    assert not list((tmp_path / "out.run").glob("*.partial"))
+    monkeypatch.undo()
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    assert same(wanted, tmp_path / "out")
+
+
+def test_the_disk_is_full_where_a_layer_ends(
+    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_file(_: Any, path: Path, __: Any) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(streamed, "save_file", save_file)
+    with pytest.raises(TrainingError, match="What layer-0 ends with could not .*: No space left on device. Make room.*--resume"):
+        run(three, tmp_path / "out", texts, **STREAM)
+    assert not list((tmp_path / "out.run").glob("*.partial"))
+    monkeypatch.undo()
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    assert same(wanted, tmp_path / "out")
+
+
+def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said before anything is written, with what is needed; a byte more of free space, and it runs."""
+    told: list[str] = []
+    run(three, tmp_path / "out", texts, tell=told.append, **STREAM)
+    needed = int(told[0].removeprefix("Streaming takes up to ").partition(" bytes")[0].replace(",", ""))
+    shutil.rmtree(tmp_path / "out")
+    usage = shutil.disk_usage(tmp_path)
+    for short in (1, 0):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, short=short: usage._replace(free=needed - short))
+        if short:
+            with pytest.raises(TrainingError, match=rf"takes up to {needed:,} bytes at .*, and {needed - 1:,} are free. Make room"):
+                run(three, tmp_path / "out", texts, **STREAM)
+            assert not list(tmp_path.iterdir())
+        else:
+            folder = stopped(three, tmp_path / "out", texts, 2)
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=max(10**6, needed - held)))
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+
+
+def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, said, original = [], [], Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        taken.append(sum(one.stat().st_size for kind in ("*.hidden", "*[0-9].partial") for one in path.parent.glob(kind)))
+        return original(path, target)
+
+    def needed(*arguments: Any) -> int:
+        said.append(measured(*arguments) - streamed.SAVED * 4 * arguments[2].fresh)
+        return said[-1]
+
+    measured = streamed.disk_needed
+    monkeypatch.setattr(streamed, "disk_needed", needed)
+    monkeypatch.setattr(Path, "rename", rename)
+    run(three, tmp_path / "out", texts, **STREAM)
+    assert max(taken) == said[0]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number", "behind"),
+    [
+        (Spill, "_fill", 1, True),
+        (Spill, "_fill", 3, True),
+        (Spill, "advance", 1, True),
+        (streamed, "save_file", 1, True),
+        (streamed, "_write_finished", 1, True),
+        (streamed, "_write_finished", 3, True),
+    ],
+)
+def test_killed_between_two_files(
+    three: Path,
+    texts: Path,
+    tmp_path: Path,
+    wanted: dict[str, torch.Tensor],
+    owner: Any,
+    name: str,
+    number: int,
+    behind: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def child() -> None:
+        killed_at(monkeypatch, owner, name, number, behind=behind)
+        run(three, tmp_path / "out", texts, **STREAM)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    assert same(wanted, tmp_path / "out")
+
+
+def test_killed_at_any_moment(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
+    choice, kills = random.Random(5), 0
+    for _ in range(4):
+        resume = (tmp_path / "out.run" / "run.json").is_file()
+        process = forked(lambda resume=resume: run(three, tmp_path / "out", texts, resume=resume, **STREAM))
+        time.sleep(choice.uniform(0.1, 1.2))
+        os.kill(process, signal.SIGKILL)
+        kills += ending(process) == -signal.SIGKILL
+    assert kills
+    if not (tmp_path / "out").exists():
+        run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    shutil.rmtree(tmp_path / "out.run", ignore_errors=True)  # killed while it was removed
+    assert same(wanted, tmp_path / "out")
+
+
+def test_killed_before_it_stands(
+    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to go on with yet, and nothing in the way of another beginning."""
+
+    def child() -> None:
+        killed_at(monkeypatch, Path, "rename", 1, behind=False)
+        run(three, tmp_path / "out", texts, **STREAM)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    with pytest.raises(TrainingError, match="There is no run to go on with at .*/out.run. Leave --resume out"):
+        run(three, tmp_path / "out", texts, resume=True, **STREAM)
+    run(three, tmp_path / "out", texts, **STREAM)
+    assert same(wanted, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,167 @@
+"""The hidden states of some rows in a file: those that the next layer of a teacher is handed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from composer.data.packing import Batch, Rows
+from composer.errors import TrainingError
+from composer.model.modeling import ComposedDecoderLayer
+from composer.training.stored import StoredModel
+from composer.training.transfer import lesson_of, tokens_of
+
+TOKENS = 4096
+"""Tokens that go through a layer of the teacher at a time, on their way to the next; one row at least."""
+DIGEST = hashlib.sha256().digest_size
+"""Bytes behind the numbers of a file: their SHA-256."""
+BLOCK = 1 << 22
+"""Bytes of a file that are looked through at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenBatch(Batch):
+    """Rows, and what the layer is handed for them: hidden B T C float32."""
+
+    hidden: Tensor
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (*super()._tensors(), self.hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenRows(Rows):
+    """Rows whose hidden states are read when they are asked for: ``hidden`` gives n T C for the numbers of n rows."""
+
+    hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - behind fields that may be left out
+
+    def batch(self, indices: list[int]) -> HiddenBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        plain = super().batch(indices)
+        return HiddenBatch(plain.ids, plain.labels, plain.position, plain.valid, self.hidden(np.asarray(indices)))
+
+
+class Spill:
+    """used: the numbers of the rows that are asked for. width: C. A file holds rows · T · C float32, and their SHA-256."""
+
+    def __init__(self, folder: Path, name: str, rows: Rows, used: np.ndarray, width: int) -> None:
+        self._folder, self._name, self._rows, self._used = folder, name, rows, used
+        self._shape = (len(used), rows.sequence, width)
+        self._place = np.full(len(rows), -1)
+        self._place[used] = np.arange(len(used))
+
+    @property
+    def bytes(self) -> int:
+        """Of one file. Between two layers there are two of them."""
+        return 4 * math.prod(self._shape) + DIGEST
+
+    @property
+    def at(self) -> int:
+        """The layer that is handed what the newest file holds; -1 where there is none."""
+        return max(self._files(), default=-1)
+
+    def tidy(self) -> str | None:
+        """After a run that was stopped: keep the newest file alone, if it is whole. What was wrong with it, if anything."""
+        for partial in self._folder.glob(f"{self._name}-*.partial"):
+            partial.unlink()
+        files = self._files()
+        for index, path in files.items():
+            if index < self.at:
+                path.unlink()
+        if not files or _whole(self._path(self.at), self.bytes):
+            return None
+        path = self._path(self.at)
+        self.clear()
+        return f"{path} is damaged"
+
+    def clear(self) -> None:
+        """Forget everything: what is asked for is made anew from the embeddings."""
+        for path in self._files().values():
+            path.unlink()
+
+    def begin(self, teacher: StoredModel) -> None:
+        """The embeddings, where nothing is there yet. Raises TrainingError."""
+        if self.at < 0:
+            self._fill(0, lambda batch, _: teacher.embedded(batch.ids))
+
+    def rows(self) -> HiddenRows:
+        """The rows with what the next layer is handed."""
+        given, at = {field.name: getattr(self._rows, field.name) for field in fields(Rows)}, self.at
+        return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
+
+    @torch.no_grad()
+    def advance(self, index: int, teacher: ComposedDecoderLayer, autocast: AbstractContextManager[object]) -> None:
+        """Let all rows go through one layer of the teacher, and forget what it was handed. Raises TrainingError."""
+        if self.at > index:
+            return
+
+        def answered(batch: Batch, places: np.ndarray) -> Tensor:
+            hidden = self._read(index, places)
+            with autocast:
+                lesson = lesson_of(teacher, hidden, tokens_of(batch), "torch")
+                return teacher.after(hidden, lesson.attended)
+
+        self._fill(index + 1, answered)
+        self._path(index).unlink(missing_ok=True)
+
+    def _fill(self, index: int, make: Callable[[Batch, np.ndarray], Tensor]) -> None:
+        """Write a file; it appears whole or not at all."""
+        target, digest = self._path(index), hashlib.sha256()
+        partial = target.with_suffix(".partial")
+        try:
+            # Written, not mapped: on a full disk a map ends the process, where a write says so.
+            with partial.open("wb") as stream:
+                for places in np.array_split(np.arange(len(self._used)), self._parts()):
+                    numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
+                    stream.write(numbers)
+                    digest.update(numbers)
+                stream.write(digest.digest())
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.rename(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise TrainingError(
+                f"The hidden states for layer {index} could not be written to {self._folder}: {error.strerror}. They take "
+                f"{self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
+            ) from error
+
+    def _read(self, index: int, places: np.ndarray) -> Tensor:
+        """n T C of n rows. The file is mapped for as long as that takes, or all that was ever read of it would stay resident."""
+        try:
+            return torch.from_numpy(np.memmap(self._path(index), np.float32, "r", shape=self._shape)[places])
+        except (OSError, ValueError) as error:
+            raise TrainingError(
+                f"{self._path(index)} cannot be read ({error}). Go on with --resume, which makes it anew."
+            ) from error
+
+    def _parts(self) -> int:
+        return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
+
+    def _files(self) -> dict[int, Path]:
+        """By the layer that is handed what is in them."""
+        return {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(f"{self._name}-*.hidden")}
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"{self._name}-{index}.hidden"
+
+
+def _whole(path: Path, size: int) -> bool:
+    """Whether a file has so many bytes, and its numbers are those that were written."""
+    if path.stat().st_size != size:
+        return False
+    digest, left = hashlib.sha256(), size - DIGEST
+    with path.open("rb") as stream:
+        while left:
+            block = stream.read(min(left, BLOCK))
+            digest.update(block)
+            left -= len(block)
+        return stream.read() == digest.digest()
