@@ -109,11 +109,12 @@ def lessons(teacher: ComposedModel, batch: Batch) -> Iterator[Lesson]:
     """What the teacher gives its layers, and what they answer, one after the other."""
     tokens = tokens_of(batch)
     hidden = teacher.before(teacher.embed_tokens(batch.ids), tokens)
-    for layer in teacher.layers:
+    for index, layer in enumerate(teacher.layers):
         assert isinstance(layer, ComposedDecoderLayer)
         lesson = lesson_of(layer, hidden, tokens, teacher.backend)
-        hidden = layer.after(hidden, lesson.attended)
         yield lesson
+        if index + 1 < len(teacher.layers):  # nobody asks for what the last one gives
+            hidden = layer.after(hidden, lesson.attended)
 
 
 def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> Lesson:
