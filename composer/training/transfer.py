@@ -115,9 +115,9 @@ def tokens_of(batch: Batch) -> Tokens:
 def lessons(teacher: ComposedForCausalLM, batch: Batch) -> Iterator[Lesson]:
     """What the teacher gives its layers, and what they answer, one after the other."""
     tokens = tokens_of(batch)
-    hidden = within(teacher, _embedded, batch.ids, tokens)
-    for layer in teacher.model.layers:
-        lesson, hidden = within(layer, _taught, hidden, tokens, teacher.model.backend)
+    hidden, last = within(teacher, _embedded, batch.ids, tokens), len(teacher.model.layers) - 1
+    for index, layer in enumerate(teacher.model.layers):
+        lesson, hidden = within(layer, _taught, hidden, tokens, teacher.model.backend, index == last)
         yield lesson
 
 
@@ -125,10 +125,12 @@ def _embedded(teacher: ComposedForCausalLM, ids: Tensor, tokens: Tokens) -> Tens
     return teacher.model.before(teacher.model.embed_tokens(ids), tokens)
 
 
-def _taught(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> tuple[Lesson, Tensor]:
-    """What the attention answers, and what the next layer is handed."""
+def _taught(
+    teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend, last: bool
+) -> tuple[Lesson, Tensor]:
+    """What the attention answers, and what the next layer is handed, if there is one."""
     lesson = lesson_of(teacher, hidden, tokens, backend)
-    return lesson, teacher.after(hidden, lesson.attended)
+    return lesson, hidden if last else teacher.after(hidden, lesson.attended)
 
 
 def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> Lesson:

@@ -1,0 +1,214 @@
+"""Stage 1 on one CPU thread: the project's step against the same loss through T × T attention, as LoLCATs' own code trains.
+
+    python benchmarks/transfer.py [--rounds 9]
+
+The teacher has the architecture of examples/teacher at width 512: 2 layers, 8 heads of 64, random weights. One row of 1,024 tokens
+goes through it, the heads of `specs/lolcats.yaml` answer the same hidden states, and the loss of each layer is taken back to their
+parameters. *ours* is the course that `compose distill` runs. *quadratic* is plain PyTorch: the teacher's softmax with its weights
+as matrices, the student's T × T form of window and features on the queries, keys and values of the teacher, and the same loss.
+*teacher* is the part of ours that is the teacher's walk alone. Losses and gradients are compared first; a difference ends it. Then
+they take turns, and ratios are medians of each round's own with first and third quartile. CPU time of the thread is beside the time
+on the clock: on a busy machine it is the steadier of the two. Writes benchmarks/results/transfer_cpu.json; exit code 1 below 3×.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from heads import Quadratic
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import composer
+from composer.data.document import Document
+from composer.data.packing import Batch, pack
+from composer.model.modeling import ComposedForCausalLM
+from composer.spec.loading import load_spec
+from composer.training.transfer import TransferCourse, lessons
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "transfer_cpu.json"
+WIDTH, HEAD, LENGTH = 512, 64, 1024
+LEAST = 3.0
+"""Times that ours has to be as fast."""
+CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "cpu": time.thread_time}
+
+
+def config() -> LlamaConfig:
+    """The shipped teacher's, at another width."""
+    own = json.loads((ROOT / "examples" / "teacher" / "config.json").read_text(encoding="utf-8"))
+    scale, heads = WIDTH // own["hidden_size"], WIDTH // HEAD
+    groups = own["num_attention_heads"] // own["num_key_value_heads"]
+    return LlamaConfig(
+        **own
+        | {
+            "hidden_size": WIDTH,
+            "intermediate_size": scale * own["intermediate_size"],
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads // groups,
+            "head_dim": HEAD,
+            "max_position_embeddings": LENGTH,
+        }
+    )
+
+
+class QuadraticStep:
+    """The same step with T × T matrices: layer by layer, softmax for the teacher, the student's form beside it, loss, backward."""
+
+    def __init__(self, source: LlamaForCausalLM, student: ComposedForCausalLM, factor: float) -> None:
+        self.source, self.factor = source, factor
+        heads = (
+            student.get_submodule(f"model.layers.{index}.self_attn.composed.head") for index in range(len(source.model.layers))
+        )
+        own = ({name: parameter.detach().clone() for name, parameter in head.named_parameters()} for head in heads)
+        self.students = [Quadratic(weights) for weights in own]
+
+    def learn(self, ids: Tensor) -> list[Tensor]:
+        """Losses of the layers; their gradients are added to what is there."""
+        losses, trunk, length = [], self.source.model, ids.shape[1]
+        with torch.no_grad():
+            hidden = trunk.embed_tokens(ids)
+            turn = trunk.rotary_emb(hidden, torch.arange(length)[None])
+            causal = torch.full((length, length), -math.inf).triu(1)
+        for index, (layer, student) in enumerate(zip(trunk.layers, self.students, strict=True)):
+            attention = cast("Any", layer).self_attn
+            with torch.no_grad():
+                normed = cast("Any", layer).input_layernorm(hidden)
+                query, key, value = (
+                    projection(normed).unflatten(2, (-1, HEAD))
+                    for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+                )
+                key, value = (states.repeat_interleave(attention.num_key_value_groups, dim=2) for states in (key, value))
+                turned, facing = (_turned(states.transpose(1, 2), *turn) for states in (query, key))
+                weights = (turned @ facing.mT / math.sqrt(HEAD) + causal).softmax(-1, dtype=torch.float32)
+                wanted = (weights @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
+            found = student(query, key, value).flatten(2)
+            loss = self.factor * (found - wanted).square().mean(-1).mean()
+            loss.backward()
+            losses.append(loss.detach())
+            if index + 1 == len(trunk.layers):  # nobody asks for what the last one gives
+                break
+            with torch.no_grad():
+                hidden = hidden + attention.o_proj(wanted)
+                hidden = hidden + cast("Any", layer).mlp(cast("Any", layer).post_attention_layernorm(hidden))
+        return losses
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for student in self.students for parameter in student.parameters()]
+
+
+def _turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return states * cosine[:, None] + torch.cat((-second, first), dim=-1) * sine[:, None]
+
+
+def ready() -> tuple[TransferCourse, QuadraticStep, ComposedForCausalLM, Batch]:
+    """Both sides on the same weights, and a row of random tokens."""
+    torch.manual_seed(0)
+    source = LlamaForCausalLM(config()).requires_grad_(False).eval()
+    student, teacher = (cast("ComposedForCausalLM", composer.build(spec, source)).eval() for spec in ("lolcats", "softmax"))
+    for name, parameter in student.named_parameters():
+        if name.endswith("_weight"):  # maps as they are while they learn: no longer the identity
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    recipe = load_spec("lolcats").recipe
+    assert recipe is not None
+    assert recipe.transfer is not None
+    quadratic = QuadraticStep(source, student, recipe.transfer.mse)
+    ids = torch.randint(3, source.config.vocab_size, (LENGTH,)).int().numpy()
+    rows = pack([Document(ids, ids >= 0)], LENGTH, how="packed")
+    course = TransferCourse(student, teacher.requires_grad_(False), recipe.transfer)
+    return course, quadratic, teacher, rows.batch([0])
+
+
+def differences(course: TransferCourse, quadratic: QuadraticStep, batch: Batch) -> dict[str, float]:
+    """Of losses and gradients, each relative to the largest number of its kind."""
+    ours, theirs = course.learn(batch, course.count(batch)), quadratic.learn(batch.ids)
+    found = {"loss": max(float(abs(one - other) / other) for one, other in zip(ours.values(), theirs, strict=True))}
+    by_name = {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
+    for index, student in enumerate(quadratic.students):
+        names = ("feature_map.query_weight", "feature_map.key_weight", "window.weight")
+        for name, other in zip(names, (*student.maps, student.factor), strict=True):
+            one = by_name[f"model.layers.{index}.self_attn.composed.head.{name}"]
+            assert one.grad is not None
+            assert other.grad is not None
+            found[f"layer {index} {name}"] = float((one.grad - other.grad).abs().max() / other.grad.abs().max())
+    return found
+
+
+def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedForCausalLM, batch: Batch, rounds: int) -> Any:
+    """Seconds of each in each round on each clock, after one round to warm up."""
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": lambda: course.learn(batch, course.count(batch)),
+        "quadratic": lambda: quadratic.learn(batch.ids),
+        "teacher": lambda: list(lessons(teacher.model, batch)),
+    }
+    parameters = [*quadratic.parameters(), *(parameter for unit in course.units for parameter in unit.parameters.values())]
+    seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contestants} for clock in CLOCKS}
+    for round_ in range(rounds + 1):
+        for name, run in contestants.items():
+            began = {clock: read() for clock, read in CLOCKS.items()}
+            run()
+            for clock, read in CLOCKS.items():
+                if round_:
+                    seconds[clock][name].append(read() - began[clock])
+            for parameter in parameters:
+                parameter.grad = None
+    return seconds
+
+
+def summary(samples: list[float]) -> list[float]:
+    """Median, first and third quartile."""
+    first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return [median, first, third]
+
+
+def main() -> None:
+    """Compare, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    course, quadratic, teacher, batch = ready()
+    found = differences(course, quadratic, batch)
+    if max(found.values()) > 1e-3:
+        sys.exit(f"They do not compute the same: {found}")
+    seconds = in_turn(course, quadratic, teacher, batch, options.rounds)
+    cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    ratios = {
+        clock: summary([one / other for one, other in zip(of["quadratic"], of["ours"], strict=True)])
+        for clock, of in seconds.items()
+    }
+    result = {
+        "machine": {"cpu": cpu and cpu[1], "torch": torch.__version__, "threads": 1, "dtype": "float32"},
+        "tokens_and_rounds": [LENGTH, options.rounds],
+        "relative_differences": found,
+        "seconds": {clock: {name: summary(samples) for name, samples in of.items()} for clock, of in seconds.items()},
+        "quadratic / ours": ratios,
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    console, table = Console(), Table("", "tokens/s", "tokens in a CPU second", "ms", "CPU ms")
+    for name in seconds["clock"]:
+        clock, used = (result["seconds"][of][name] for of in CLOCKS)
+        cells = [f"{LENGTH / clock[0]:,.0f}", f"{LENGTH / used[0]:,.0f}"]
+        table.add_row(name, *cells, *(f"{1e3 * a:,.0f} ({1e3 * b:,.0f} to {1e3 * c:,.0f})" for a, b, c in (clock, used)))
+    console.print(table, f"largest relative difference: {max(found.values()):.1e}")
+    for clock, (median, first, third) in ratios.items():
+        console.print(f"quadratic / ours, {clock}: {median:.2f} ({first:.2f} to {third:.2f})")
+    if ratios["cpu"][0] < LEAST:
+        sys.exit(f"below {LEAST}")
+
+
+if __name__ == "__main__":
+    main()
