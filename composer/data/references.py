@@ -159,6 +159,8 @@ def _checked(model: type[Model], given: dict[str, Any], options: dict[str, str],
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         key = ".".join(map(str, details["loc"])) or "its options"
+        if details["type"] == "missing":
+            raise DataError(f"{text}: needs {key}: {text},{key}=…") from error
         said = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         shown = f" = {brief(details['input'])}" if details["loc"] else ""
         raise DataError(f"{text}: {key}{shown}: {said}") from error

@@ -40,9 +40,15 @@ class Echo(Closed):
             yield Document(ids, np.arange(length) == length - 1)
 
 
+class Quote(Echo):
+    """One that cannot do without a file."""
+
+    book: Path
+
+
 @pytest.fixture(autouse=True)
 def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "composer.tasks.catalogue", SimpleNamespace(TASKS={"echo": Echo}))
+    monkeypatch.setitem(sys.modules, "composer.tasks.catalogue", SimpleNamespace(TASKS={"echo": Echo, "quote": Quote}))
 
 
 @pytest.fixture(scope="session")
