@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from composer.ablation.plan import Step
-from composer.ablation.runner import Workers
-from composer.ablation.steps import Figures, run_step
+from composer.ablation.runner import Start, Workers
+from composer.ablation.steps import FAILURE, LOCK, Figures, run_step
 from composer.errors import AblationError
 
+LOCAL, AUTO = "local", "auto"
 
-def ray_workers(address: str | None, *, gpus: float = 0) -> Workers:
-    """One task of Ray for each step. address: of a cluster, ``auto`` for the one that this machine belongs to, or None to start
-    one here. gpus: that each step takes. Raises AblationError where Ray is not there."""
+
+def ray_workers(address: str, *, gpus: float = 0) -> Start:
+    """A task of Ray for each step. address: of a cluster, ``auto`` for the one that this machine belongs to, or ``local`` to start
+    one on this machine that ends with the ablation. gpus: that each step takes. Raises AblationError where Ray is not there."""
     try:
         import ray
     except ImportError as error:
         raise AblationError("Ray is not installed: pip install 'attention-composer[ray]', or leave --ray out.") from error
-    try:
-        ray.init(address=None if address == "local" else address, ignore_reinit_error=True, log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
-        raise AblationError(f"There is no Ray cluster at {address}: {error}") from error
-    task = ray.remote(num_gpus=gpus)(run_step)
 
-    def run(steps: Sequence[Step], folder: Path) -> Iterator[tuple[Step, Figures]]:
-        waiting = {task.remote(step, folder.resolve()): step for step in steps}
-        while waiting:
-            (done, *_), _ = ray.wait(list(waiting))
-            yield waiting.pop(done), ray.get(done)
+    @contextmanager
+    def start() -> Iterator[Workers]:
+        options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = "that this machine belongs to" if address == AUTO else f"at {address}"
+            raise AblationError(f"There is no Ray cluster {where}: {str(error).splitlines()[0]}") from error
+        try:
+            yield _Cluster(ray, gpus)
+        finally:
+            ray.shutdown()
 
-    return run
+    return start
+
+
+class _Cluster:
+    def __init__(self, ray: Any, gpus: float) -> None:
+        self._ray, self._task = ray, ray.remote(num_gpus=gpus)(run_there)
+        self._waiting: dict[Any, Step] = {}
+
+    def start(self, step: Step, folder: Path) -> None:
+        self._waiting[self._task.remote(step, folder.resolve(), Path.cwd())] = step
+
+    def ended(self) -> tuple[Step, Figures]:
+        (done, *_), _ = self._ray.wait(list(self._waiting))
+        step = self._waiting.pop(done)
+        try:
+            return step, self._ray.get(done)
+        except self._ray.exceptions.RayTaskError:  # the step itself has raised it
+            raise
+        except self._ray.exceptions.RayError as error:
+            return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}
+
+
+def run_there(step: Step, folder: Path, here: Path) -> Figures:
+    """A step on a machine of the cluster. here: the folder that relative names in the request start from."""
+    if not (folder / LOCK).is_file() or not here.is_dir():
+        missing = here if (folder / LOCK).is_file() else folder
+        where = f"{missing} is not there on {socket.gethostname()}"
+        return {FAILURE: f"{where}: all machines of the cluster have to see it at the same path"}
+    os.chdir(here)
+    return run_step(step, folder)

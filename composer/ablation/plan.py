@@ -8,51 +8,53 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import composer
-from composer.api import resolve_spec
-from composer.data.reading import files_of
-from composer.data.references import FileData, parse_reference
+from composer.ablation.identity import common_to_all
+from composer.api import build_folder
 from composer.errors import AblationError
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
-from composer.spec.recipe import Recipe
+from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
-from composer.training.standing import fingerprint
-from composer.weights.contents import sha256
-from composer.weights.dimensions import dimensions
-from converters.source import Source
+from composer.training.rules import check_held_out
 
 Kind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
-ORDER: tuple[Kind, ...] = ("build", "transfer", "compare", "finetune", "train", "evaluate")
-"""A step comes after all of those before its own kind."""
+STAGES: tuple[Kind, ...] = ("transfer", "finetune", "train")
+"""Steps that train."""
+MODELS: tuple[Kind, ...] = ("build", *STAGES)
+"""Steps whose result is a model."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What all variants have in common. source: None builds each on its own trunk, from nothing.
 
-    data, held_out, share: as ``composer.data`` reads them. tasks, lengths, samples: as ``composer.evaluation`` does.
+    data, held_out, share: as ``composer.data`` reads them. tasks, lengths, samples, and files (of tasks that read one: text,
+    haystack, babi): as ``composer.evaluation`` does. teacher: left out, the source. tokenizer: for what is built from nothing.
     """
 
     source: str | None
     data: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()
     share: float = 0.05
+    teacher: str | None = None
     tasks: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     samples: int = 100
     seeds: tuple[int, ...] = (0,)
     tokenizer: str | None = None
-    """For what is built from nothing."""
     files: dict[str, Path] = field(default_factory=dict)
-    """Of tasks that read one: text, haystack, babi."""
     device: str = "cpu"
     autocast: bool = False
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows to compare on."""
+        return bool(self.data) and bool(self.held_out or self.share)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Variant:
     name: str
     spec: Spec
     values: dict[str, Any]
+
+    @property
+    def recipe(self) -> Recipe:
+        """Empty where the spec has none."""
+        return self.spec.recipe or Recipe()
 
 
 @dataclass(frozen=True)
@@ -94,22 +101,36 @@ def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[V
     """Each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
     found = [variant for said in specs for variant in _variants(said, overrides)]
     names = [variant.name for variant in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise AblationError(f'Two variants are called "{twice[0]}": say each spec once, or give one another `name`.')
     return found
 
 
-def plan(variants: Sequence[Variant], request: Request, source: Source | None) -> list[Chain]:
-    """The chains, variant by variant. Raises AblationError, SpecError and DataError before anything is done."""
-    data = {"data": [_identity(said) for said in request.data], "held_out": [_identity(said) for said in request.held_out]}
-    origin = None if source is None else fingerprint(source)
-    return [_chain(variant, seed, request, source, {"source": origin, **data}) for variant in variants for seed in request.seeds]
+def stages_of(variant: Variant, request: Request) -> dict[Kind, Stage]:
+    """What its recipe trains of a model of this origin, in order; nothing where there are no data. Raises AblationError where the
+    recipe is for another origin."""
+    if not request.data:
+        return {}
+    recipe = variant.recipe
+    taught = {"transfer": recipe.transfer, "finetune": recipe.finetune}
+    alone = {"train": recipe.train}
+    wanted, other = (taught, alone) if request.source is not None else (alone, taught)
+    said: dict[Any, Stage] = {kind: stage for kind, stage in wanted.items() if stage is not None}
+    beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
+    if beside and not said:
+        what = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
+        raise AblationError(
+            f'The recipe of "{variant.name}" has but {" and ".join(beside)}, for {what}. Say what to train: '
+            f"--set recipe.{next(iter(wanted))}.lr=… --set recipe.{next(iter(wanted))}.steps=…"
+        )
+    return said
 
 
-def distinct(chains: Sequence[Chain], kind: Kind) -> list[Step]:
-    """The steps of a kind, each once."""
-    return list({step.key: step for chain in chains for step in chain.steps if step.kind == kind}.values())
+def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Chain]:
+    """The chains, variant by variant. folder: where the steps will stand. Raises ComposerError before anything is done."""
+    common = common_to_all(request)
+    return [chain for variant in variants for chain in _chains(variant, request, folder, common)]
 
 
 def _variants(said: str, overrides: Sequence[str]) -> Iterator[Variant]:
@@ -120,56 +141,72 @@ def _variants(said: str, overrides: Sequence[str]) -> Iterator[Variant]:
     values = spec.vary.grid | spec.vary.zip
     named = dict(zip(variant_names(spec.vary), rows(spec.vary), strict=True))
     for name, variant in expand(said, overrides).items():
-        yield Variant(variant.name, variant, {path: _plain(values[path][index]) for path, index in named[name]})
+        yield Variant(variant.name, variant, {path: values[path][index] for path, index in named[name]})
 
 
-def _chain(variant: Variant, seed: int, request: Request, source: Source | None, common: dict[str, Any]) -> Chain:
-    recipe = variant.spec.recipe or Recipe()
-    meant = resolve_spec(variant.spec, None if source is None else dimensions(source.trunk)).hash
-    steps: list[Step] = []
+def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[str, Any]) -> Iterator[Chain]:
+    stages = stages_of(variant, request)
+    check_held_out(stages, held_out=request.holds_out)
+    built = build_folder(
+        variant.spec,
+        request.source,
+        folder / "build",
+        fresh=request.source is None,
+        tokenizer=request.tokenizer,
+        force=True,
+        dry_run=True,
+    )
+    if request.data and variant.spec.recipe is None and built.untrained:
+        raise AblationError(
+            f'"{variant.name}" has no recipe, and {len(built.untrained):,} of its parameters are untrained here, such as '
+            f"{built.untrained[0]}. Say how to train them: --set recipe.{_first(request)}.lr=… --set "
+            f"recipe.{_first(request)}.steps=…; build it from a model that has them trained; or say --set 'recipe={{}}' to take "
+            "every variant without a recipe as it is built."
+        )
+    for seed in request.seeds:
+        yield Chain(variant, seed, tuple(_steps(variant, seed, request, stages, built.spec_hash, common)))
 
-    def add(kind: Kind, **decides: Any) -> None:
-        before = steps[-1] if steps else None
-        told = {"after": before and before.key, "composer": composer.__version__, **decides}
-        steps.append(Step(kind, _key(kind, told), before, variant, request, seed))
 
-    rows_of = {name: getattr(recipe, name) for name in ("sequence", "rows")}
-    trained = {"share": request.share, "seed": seed, "device": request.device, "autocast": request.autocast, **common, **rows_of}
-    add("build", spec=meant, source=common["source"], seed=seed, tokenizer=request.tokenizer)
-    stages = ("transfer", "finetune") if source is not None else ("train",)
-    if request.data:
-        for kind in stages:
-            stage = getattr(recipe, kind)
-            if kind == "finetune":
-                add("compare", **trained)
-            if stage is not None:
-                add(kind, recipe=stage.model_dump(mode="json"), **trained)
+def _first(request: Request) -> str:
+    return "train" if request.source is None else "transfer"
+
+
+def _steps(
+    variant: Variant, seed: int, request: Request, stages: Mapping[Kind, Stage], meaning: str, common: Mapping[str, Any]
+) -> Iterator[Step]:
+    """Each behind the one before; the second stage does not wait for the comparison, which makes no model."""
+    recipe, device = variant.recipe, request.device.partition(":")[0]
+    last: Step | None = None
+
+    def made(kind: Kind, **decides: Any) -> Step:
+        told = {"after": last and last.key, "versions": common["versions"], **decides}
+        return Step(kind, _key(kind, told), last, variant, request, seed)
+
+    data = {name: common[name] for name in ("data", "held_out", "teacher")}
+    data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.autocast}
+    data |= {"sequence": recipe.sequence, "rows": recipe.rows}
+    last = made("build", spec=meaning, seed=seed, source=common["source"], tokenizer=common["tokenizer"])
+    yield last
+    if "transfer" in stages:
+        last = made("transfer", recipe=stages["transfer"].model_dump(mode="json"), **data)
+        yield last
+    if request.source is not None and request.holds_out:
+        yield made("compare", average=average_of(recipe), **data)
+    for kind in STAGES[1:]:
+        if kind in stages:
+            last = made(kind, recipe=stages[kind].model_dump(mode="json"), **data)
+            yield last
     if request.tasks:
-        files = {name: [str(path), _hash_of(path)] for name, path in request.files.items()}
-        add("evaluate", tasks=request.tasks, lengths=request.lengths, samples=request.samples, files=files)
-    return Chain(variant, seed, tuple(steps))
+        yield made(
+            "evaluate", tasks=common["tasks"], lengths=sorted(request.lengths), samples=request.samples, device=request.device
+        )
+
+
+def average_of(recipe: Recipe) -> Literal["tokens", "rows"]:
+    """What its losses are means over."""
+    return "tokens" if recipe.finetune is None else recipe.finetune.average
 
 
 def _key(kind: str, decides: dict[str, Any]) -> str:
-    text = json.dumps({"kind": kind, **decides}, sort_keys=True, default=str)
+    text = json.dumps({"kind": kind, **decides}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _identity(said: str) -> list[Any]:
-    """What a reference reads: as it is said, and what stands in its files."""
-    reference = parse_reference(said)
-    files = files_of(reference) if isinstance(reference, FileData) else ()
-    return [said, [sha256(path) for path in files]]
-
-
-def _hash_of(path: Path) -> list[str]:
-    """Of a file, or of all in a folder. Raises AblationError."""
-    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-    try:
-        return [sha256(one) for one in files]
-    except OSError as error:
-        raise AblationError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

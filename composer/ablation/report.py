@@ -8,22 +8,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from blocks.part import Closed
-from composer.ablation.plan import Chain, Request
+from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
 
-Kind = Literal["mse", "divergence", "before", "after", "score"]
+Kind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
+TITLES: dict[Kind, str] = {
+    "before": "perplexity before stage 2",
+    "after": "perplexity",
+    "mse": "attention MSE",
+    "divergence": "attention KL",
+}
 
 
 class Figure(Closed):
-    """mean and, over two seeds or more, the standard deviation of a figure. values: one a seed."""
+    """mean and, over two seeds or more, the standard deviation of a figure (n - 1). values: one a seed that has it, by seed."""
 
     mean: float
     spread: float | None
-    values: tuple[float, ...]
+    values: dict[int, float]
 
 
 class Column(Closed):
-    """A figure that variants are compared by. length: of the samples, for the score of a task."""
+    """A figure that variants are compared by. task, length (of its samples): of a task's score, or of the perplexity on it."""
 
     kind: Kind
     task: str | None = None
@@ -32,27 +38,24 @@ class Column(Closed):
     @property
     def title(self) -> str:
         """As a table has it."""
-        return TITLES.get(self.kind) or f"{self.task} {self.length:,}"
-
-
-TITLES = {
-    "mse": "attention MSE",
-    "divergence": "attention KL",
-    "before": "perplexity before stage 2",
-    "after": "perplexity",
-}
+        if self.length is None:
+            return TITLES[self.kind]
+        return f"{self.task} {self.length:,}" + (" perplexity" if self.kind == "perplexity" else "")
 
 
 class VariantReport(Closed):
-    """values: what its row of the sweep says, by path. spec_hash: of what it means; seconds: of all its steps, over all seeds."""
+    """values: what its row of the sweep says, by path. spec_hash: of what it means. trained: its stages. figures: by the title of a
+    column; failures: by seed. seconds: of all its steps, shared ones too, over all seeds."""
 
     name: str
     values: dict[str, Any]
     spec: dict[str, Any]
+    spec_hash: str | None
+    trained: tuple[str, ...]
     figures: dict[str, Figure]
-    """By the title of a column."""
+    teacher_perplexity: float | None
+    """On the same held-out rows, a mean over seeds."""
     failures: dict[int, str]
-    """By seed."""
     seconds: float
 
 
@@ -62,9 +65,13 @@ class AblationReport(Closed):
     format: Literal[1] = 1
     request: dict[str, Any]
     columns: tuple[Column, ...]
-    teacher_perplexity: float | None
     variants: tuple[VariantReport, ...]
     versions: dict[str, str]
+
+    @property
+    def failed(self) -> bool:
+        """Whether any variant did, with any seed."""
+        return any(variant.failures for variant in self.variants)
 
 
 def make_report(
@@ -73,70 +80,93 @@ def make_report(
     """From what the steps found, by their names."""
     found = {(chain.variant.name, chain.seed): _found(chain, results) for chain in chains}
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
-    columns.sort(key=lambda column: get_args(Kind).index(column.kind))
+    columns.sort(key=lambda column: get_args(Kind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
-    teachers = [figures["teacher_loss"] for figures in results.values() if figures.get("teacher_loss") is not None]
+    said = {key: value for key, value in vars(request).items() if key != "files"}
     return AblationReport(
-        request={key: value for key, value in vars(request).items() if key != "files"}
-        | {name: str(path) for name, path in request.files.items()},
+        request=said | {name: str(path) for name, path in request.files.items()},
         columns=tuple(columns),
-        teacher_perplexity=_perplexity(statistics.fmean(teachers)) if teachers else None,
         variants=tuple(
-            VariantReport(
-                name=variant.name,
-                values=variant.values,
-                spec=variant.spec.model_dump(mode="json", exclude_unset=True),
-                figures={
-                    column.title: _figure(values)
-                    for column in columns
-                    if (
-                        values := [
-                            found[variant.name, seed][column] for seed in request.seeds if column in found[variant.name, seed]
-                        ]
-                    )
-                },
-                failures={
-                    chain.seed: figures[FAILURE]
-                    for chain in chains
-                    if chain.variant is variant and FAILURE in (figures := results[chain.steps[-1].name])
-                },
-                seconds=sum(
-                    results[name].get("seconds", 0.0)
-                    for name in {step.name for chain in chains if chain.variant is variant for step in chain.steps}
-                ),
-            )
+            _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns)
             for variant in variants
         ),
         versions=dict(versions),
     )
 
 
+def _variant(
+    variant: Variant,
+    chains: Sequence[Chain],
+    results: Mapping[str, Figures],
+    found: Mapping[tuple[str, int], Mapping[Column, float]],
+    columns: Sequence[Column],
+) -> VariantReport:
+    steps = {step.name: results[step.name] for chain in chains for step in chain.steps}
+    by_column = {
+        column: {chain.seed: own[column] for chain in chains if column in (own := found[variant.name, chain.seed])}
+        for column in columns
+    }
+    failures = {chain.seed: [why for step in chain.steps if (why := results[step.name].get(FAILURE))] for chain in chains}
+    teachers = [figures["teacher_loss"] for figures in steps.values() if figures.get("teacher_loss") is not None]
+    return VariantReport(
+        name=variant.name,
+        values=variant.values,
+        spec=variant.spec.model_dump(mode="json", exclude_unset=True),
+        spec_hash=next((figures["spec_hash"] for figures in steps.values() if "spec_hash" in figures), None),
+        trained=tuple(step.kind for step in chains[0].steps if step.kind in STAGES),
+        figures={column.title: _figure(values) for column, values in by_column.items() if values},
+        teacher_perplexity=_perplexity(statistics.fmean(teachers)) if teachers else None,
+        failures={seed: "; ".join(dict.fromkeys(whys)) for seed, whys in failures.items() if whys},
+        seconds=round(sum(figures.get("seconds", 0.0) for figures in steps.values()), 2),
+    )
+
+
 def _found(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
     """The figures of one variant and seed."""
     found: dict[Column, float] = {}
+    learns = any(step.kind in ("finetune", "train") for step in chain.steps)
     for step in chain.steps:
         figures = results[step.name]
-        if FAILURE in figures:
-            break
-        if step.kind == "compare":
-            found[Column(kind="before")] = _perplexity(figures["loss"])
-            layers = figures["layers"]
-            found[Column(kind="mse")] = statistics.fmean(layer["mse"] for layer in layers)
-            if all(layer["divergence"] is not None for layer in layers):
-                found[Column(kind="divergence")] = statistics.fmean(layer["divergence"] for layer in layers)
+        if step.kind == "evaluate":
+            found |= _scores(figures)
+        elif FAILURE in figures:
+            continue
+        elif step.kind == "compare":
+            found |= _likeness(figures)
+            if not learns and figures["loss"] is not None:
+                found[Column(kind="after")] = _perplexity(figures["loss"])
         elif step.kind in ("finetune", "train") and figures["loss"] is not None:
             found[Column(kind="after")] = _perplexity(figures["loss"])
-        elif step.kind == "evaluate":
-            for cell in figures["cells"]:
-                if cell["mean"] is not None:
-                    found[Column(kind="score", task=cell["task"], length=cell["length"])] = cell["mean"]
+    return found
+
+
+def _likeness(figures: Figures) -> dict[Column, float]:
+    layers = figures["layers"]
+    found = {Column(kind="mse"): statistics.fmean(layer["mse"] for layer in layers)}
+    if all(layer["divergence"] is not None for layer in layers):
+        found[Column(kind="divergence")] = statistics.fmean(layer["divergence"] for layer in layers)
+    if figures["loss"] is not None:
+        found[Column(kind="before")] = _perplexity(figures["loss"])
+    return found
+
+
+def _scores(figures: Figures) -> dict[Column, float]:
+    """Those that there are: where one cell fails, the others stand."""
+    found: dict[Column, float] = {}
+    for cell in figures.get("cells", ()):
+        if cell["mean"] is not None and cell["scored"] == "loss":
+            found[Column(kind="perplexity", task=cell["task"], length=cell["length"])] = _perplexity(cell["mean"])
+        elif cell["mean"] is not None:
+            found[Column(kind="score", task=cell["task"], length=cell["length"])] = cell["mean"]
     return found
 
 
 def _perplexity(nats: float) -> float:
+    """As large as numbers are, at most."""
     return math.exp(min(nats, 700.0))
 
 
-def _figure(values: Sequence[float]) -> Figure:
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return Figure(mean=statistics.fmean(values), spread=spread, values=tuple(values))
+def _figure(values: Mapping[int, float]) -> Figure:
+    numbers = list(values.values())
+    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Figure(mean=statistics.fmean(numbers), spread=spread, values=dict(values))

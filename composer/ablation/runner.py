@@ -1,69 +1,146 @@
-"""All steps of an ablation, kind by kind, in one process, in several, or on a cluster."""
+"""All steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
-from composer.ablation.plan import ORDER, Chain, Step, distinct
+from composer.ablation.plan import Chain, Step
 from composer.ablation.steps import FAILURE, Figures, found, run_step
+from composer.errors import AblationError
 
-Workers = Callable[[Sequence[Step], Path], Iterator[tuple[Step, Figures]]]
-"""Runs steps that do not depend on each other, and tells of each as it ends."""
-Told = Callable[[Step, Figures, int, int], None]
-"""A step that has ended, what it found, and how many of all steps are done."""
+
+class Workers(Protocol):
+    """What runs steps that do not depend on each other."""
+
+    def start(self, step: Step, folder: Path) -> None:
+        """Run it now or later."""
+        ...
+
+    def ended(self) -> tuple[Step, Figures]:
+        """The next of those that have been started, once it has ended."""
+        ...
+
+
+Start = Callable[[], AbstractContextManager[Workers]]
+Told = Callable[[Step | None, Figures, int, int], None]
+"""A step that has ended and what it found (None: nothing has, yet), and how many of all steps are done."""
 
 
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: Told | None = None) -> dict[str, Figures]:
     """What every step found, by its name. A step behind one that failed is not run, and fails for that reason."""
+    steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     results: dict[str, Figures] = {}
-    total = len({step.name for chain in chains for step in chain.steps})
-    for kind in ORDER:
-        steps = distinct(chains, kind)
-        ready: list[Step] = []
-        for step in steps:
-            before = results[step.after.name] if step.after else {}
-            if FAILURE in before:
-                results[step.name] = {FAILURE: before[FAILURE]}
-            elif (done := found(step, folder)) is not None:
-                results[step.name] = done
-            else:
-                ready.append(step)
-        for step, figures in workers(ready, folder):
-            results[step.name] = figures
-            if tell is not None:
-                tell(step, figures, len(results), total)
+    waiting: dict[str, list[Step]] = {}
+    under_way = 0
+
+    def ready(step: Step) -> None:
+        nonlocal under_way
+        before = results[step.after.name] if step.after is not None else {}
+        done = {FAILURE: before[FAILURE]} if FAILURE in before else found(step, folder)
+        if done is None:
+            workers.start(step, folder)
+            under_way += 1
+        else:
+            ended(step, done)
+
+    def ended(step: Step, figures: Figures) -> None:
+        results[step.name] = figures
+        for follower in waiting.pop(step.name, ()):
+            ready(follower)
+
+    first: list[Step] = []
+    for name in dict.fromkeys(step.name for chain in chains for step in chain.steps):
+        step = steps[name]
+        (first if step.after is None else waiting.setdefault(step.after.name, [])).append(step)
+    for step in first:
+        ready(step)
+    if tell is not None:
+        tell(None, {}, len(results), len(steps))
+    while under_way:
+        step, figures = workers.ended()
+        under_way -= 1
+        ended(step, figures)
+        if tell is not None:
+            tell(step, figures, len(results), len(steps))
     return results
 
 
-def one_process(steps: Sequence[Step], folder: Path) -> Iterator[tuple[Step, Figures]]:
-    """One after the other."""
-    for step in steps:
-        yield step, run_step(step, folder)
+class _Queue:
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Step, Path]] = []
+
+    def start(self, step: Step, folder: Path) -> None:
+        self._waiting.append((step, folder))
+
+    def ended(self) -> tuple[Step, Figures]:
+        step, folder = self._waiting.pop(0)
+        return step, run_step(step, folder)
 
 
-def processes(count: int) -> Workers:
-    """So many at a time on this machine, each with one thread."""
+@contextmanager
+def one_process() -> Iterator[Workers]:
+    """One after the other, here."""
+    yield _Queue()
 
-    def run(steps: Sequence[Step], folder: Path) -> Iterator[tuple[Step, Figures]]:
-        if not steps:
-            return
+
+class _Pool:
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+        self._waiting: dict[Future[Figures], Step] = {}
+
+    def start(self, step: Step, folder: Path) -> None:
+        self._waiting[self._executor.submit(run_step, step, folder)] = step
+
+    def ended(self) -> tuple[Step, Figures]:
+        done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
+        step = self._waiting.pop(done)
+        try:
+            return step, done.result()
+        except BrokenProcessPool as error:
+            raise AblationError(
+                "A process was killed from outside, perhaps for want of memory: take fewer --jobs. What is done stays; say the "
+                "same again."
+            ) from error
+
+
+def processes(count: int) -> Start:
+    """So many at a time on this machine, each with one thread. They end with the process that started them, however it ends."""
+
+    @contextmanager
+    def start() -> Iterator[Workers]:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(count, len(steps)), context, initializer=_one_thread) as pool:
-            waiting = {pool.submit(run_step, step, folder): step for step in steps}
-            try:
-                for future in as_completed(waiting):
-                    yield waiting[future], future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        stop = context.Event()
+        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop,))
+        try:
+            yield _Pool(executor)
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            executor.shutdown(cancel_futures=True)
 
-    return run
+    return start
 
 
-def _one_thread() -> None:
-    """Several processes with several threads each would wait for one another."""
+def _begin(stop: Any) -> None:
+    """Several processes with several threads each would wait for one another; and none goes on where nobody waits for it."""
     import torch
 
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it was started by one"
+    for over in (stop.wait, parent.join):
+        threading.Thread(target=_leave_after, args=(over,), daemon=True).start()
+
+
+def _leave_after(over: Callable[[], Any]) -> None:
+    over()
+    os._exit(1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.ablation.plan import Kind, Step
+from composer.ablation.identity import files_for
+from composer.ablation.plan import MODELS, Kind, Step
 from composer.api import build_folder
+from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
 from composer.spec.recipe import Recipe
 
@@ -20,8 +24,8 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 """What a step found, as JSON has it. ``seconds`` is how long it took."""
 FAILURE = "failure"
-MODELS: tuple[Kind, ...] = ("build", "transfer", "finetune", "train")
-"""Steps whose result is a model."""
+LOCK = ".lock"
+"""The file that says that steps stand in a folder. Who works on a step holds one byte of it."""
 
 
 def found(step: Step, folder: Path) -> Figures | None:
@@ -31,20 +35,44 @@ def found(step: Step, folder: Path) -> Figures | None:
 
 
 def run_step(step: Step, folder: Path) -> Figures:
-    """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``."""
-    done = found(step, folder)
-    if done is not None:
-        return done
-    began = time.monotonic()
-    try:
-        figures = RUN[step.kind](step, folder)
-    except ComposerError as error:
-        return {FAILURE: str(error)}
-    figures["seconds"] = round(time.monotonic() - began, 2)
-    partial = folder / f".{step.name}.partial"
-    partial.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(folder / f"{step.name}.json")
-    return figures
+    """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``.
+
+    Raises OSError where the folder cannot be written to.
+    """
+    with _alone(step, folder):
+        done = found(step, folder)
+        if done is not None:
+            return done
+        for stale in folder.glob(f".{step.name}.*.partial"):  # of a build that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        began = time.monotonic()
+        try:
+            figures = RUN[step.kind](step, folder)
+        except ComposerError as error:
+            figures = {FAILURE: str(error)}
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            figures = {FAILURE: f"out of memory on {step.request.device}"}
+        figures["seconds"] = round(time.monotonic() - began, 2)
+        if FAILURE not in figures:
+            write_whole(folder / f"{step.name}.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+        return figures
+
+
+@contextmanager
+def _alone(step: Step, folder: Path) -> Iterator[None]:
+    """Wait until no other process works on this step: another ablation of the same folder may."""
+    with (folder / LOCK).open("r+b") as stream:
+        fcntl.lockf(stream, fcntl.LOCK_EX, 1, int(step.key[:15], 16))
+        yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there as a whole or not at all. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def model_of(step: Step | None, folder: Path) -> Path:
@@ -74,7 +102,9 @@ def _trained(step: Step, folder: Path) -> Figures:
     from composer.training.distill import distill
     from composer.training.scratch import train
 
-    out, recipe = folder / step.name, step.variant.spec.recipe or Recipe()
+    out, whole = folder / step.name, step.variant.recipe
+    # No more of the recipe than decides the step: whichever variant it is that goes on with it, it is the same run.
+    recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
     if out.exists():  # a kill between the result and its figures
         shutil.rmtree(out)
     options = _options(step, resume=(folder / f"{step.name}.run" / "run.json").is_file())
@@ -98,7 +128,7 @@ def _trained(step: Step, folder: Path) -> Figures:
 def _compare(step: Step, folder: Path) -> Figures:
     from composer.training.likeness import likeness_of
 
-    found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.spec.recipe or Recipe())
+    found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe)
     return found.model_dump(mode="json")
 
 
@@ -108,12 +138,14 @@ def _evaluate(step: Step, folder: Path) -> Figures:
 
     request = step.request
     report = evaluate(
-        {step.variant.name: model_of(step.after, folder)},
+        {"student": model_of(step.after, folder)},
         request.tasks,
         request.lengths,
-        Evaluated(samples=request.samples, out=folder / step.name, device=request.device, **request.files),  # pyright: ignore[reportArgumentType] - files are paths
+        Evaluated(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
     )
-    return {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
+    figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
+    failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
+    return figures | ({FAILURE: "; ".join(failed)} if failed else {})
 
 
 def _options(step: Step, *, resume: bool = False) -> Options:
@@ -124,6 +156,7 @@ def _options(step: Step, *, resume: bool = False) -> Options:
         data=request.data,
         held_out=request.held_out,
         share=request.share,
+        teacher=request.teacher,
         seed=step.seed,
         device=request.device,
         autocast=request.autocast,

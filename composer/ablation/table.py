@@ -10,6 +10,8 @@ from typing import Any
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 
 MISSING = "–"
+LONGEST = 40
+"""Characters of a value of the sweep; the report has it whole."""
 
 
 def cells(report: AblationReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -33,10 +35,20 @@ def remarks(report: AblationReport) -> list[str]:
     seeds = report.request["seeds"]
     if len(seeds) > 1:
         said.append(f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}), ± the standard deviation.")
-    if report.teacher_perplexity is not None:
-        said.append(f"The teacher's own perplexity on the held-out rows is {_number(report.teacher_perplexity)}.")
+    said += _on_teachers(report)
+    if report.request["data"]:
+        said += [f"{variant.name}: nothing of it is trained." for variant in report.variants if not variant.trained]
     said += [f"{variant.name}, seed {seed}: {message}" for variant in report.variants for seed, message in variant.failures.items()]
     return said
+
+
+def _on_teachers(report: AblationReport) -> list[str]:
+    """One line where all variants have the same held-out rows, else one each."""
+    known = {variant.name: variant.teacher_perplexity for variant in report.variants if variant.teacher_perplexity is not None}
+    told = "The teacher's own perplexity on the held-out rows"
+    if len(known) == len(report.variants) and len({_number(one) for one in known.values()}) == 1:
+        return [f"{told} is {_number(next(iter(known.values())))}."]
+    return [f"{told} of {name} is {_number(one)}." for name, one in known.items()]
 
 
 def draw(report: AblationReport, target: Path) -> None:
@@ -70,7 +82,7 @@ def draw(report: AblationReport, target: Path) -> None:
 
 
 def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
-    values = [_value(variant.values[path]) if path in variant.values else MISSING for path in paths]
+    values = [_cut(_value(variant.values[path])) if path in variant.values else MISSING for path in paths]
     return (variant.name, *values, *(_said(variant.figures.get(column.title)) for column in columns))
 
 
@@ -78,7 +90,11 @@ def _value(value: Any) -> str:
     """In a line, as YAML's flow style has it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_value(one)}" for key, one in value.items()) + "}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _said(figure: Figure | None) -> str:

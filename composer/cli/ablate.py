@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from composer.cli.options import SOURCE, Bfloat16, HeldOut, HeldShare, Json, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, without_bars
 from composer.data.loading import SHARE
 from composer.errors import AblationError
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
     from composer.ablation.plan import Step
-    from composer.ablation.runner import Workers
+    from composer.ablation.report import AblationReport
+    from composer.ablation.runner import Start, Told
     from composer.ablation.steps import Figures
+
+FAILED = 1
+"""Exit code where a variant failed and the others were reported."""
 
 
 def ablate(
@@ -27,10 +33,17 @@ def ablate(
     source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="From nothing, each on its own trunk.")] = False,
     tokenizer: Annotated[str | None, typer.Option(metavar="MODEL", help="With --fresh: whose tokenizer to take.")] = None,
-    data: Annotated[list[str] | None, typer.Option(metavar="REF", help="To train on, as `compose distill` takes it.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="REF", help="To train on, as `compose distill` takes it. May be repeated.")
+    ] = None,
     held_out: HeldOut = None,
     share: HeldShare = SHARE,
-    tasks: Annotated[str | None, typer.Option(metavar="TASK,…", help="To score on, as `compose eval` takes them.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="The model to learn from and compare with; left out, that of --from.")
+    ] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option(metavar="TASK,…", help="To score on, as `compose eval` takes them. May be repeated.")
+    ] = None,
     lengths: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of a sample of a task.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Of each task at each length.")] = 100,
     seeds: Annotated[str, typer.Option(metavar="N,…", help="Each variant is built and trained with each of them.")] = "0",
@@ -49,25 +62,25 @@ def ablate(
     """Build, train and score every variant of a sweep.
 
     Each step is named by all that decides its result and done once: variants share what they begin alike with, and a call that was
-    stopped goes on when it is said again.
+    stopped goes on when it is said again. A variant that fails is reported and leaves the others; the exit code is then 1.
     """
     if (source is None) != fresh:
-        raise AblationError("Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.")
+        both = " One of the two, not both." if fresh else ""
+        raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
     if ray is not None and jobs is not None:
         raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
     from composer.ablation.ablate import ablate as run
     from composer.ablation.plan import Request
-    from composer.ablation.table import cells, remarks
-    from composer.cli.screen import without_bars
 
-    without_bars()
+    _quiet()
     files = {name: path for name, path in (("text", text), ("haystack", haystack), ("babi", babi)) if path is not None}
     request = Request(
         source=source,
         data=tuple(data or ()),
         held_out=tuple(held_out or ()),
         share=share,
-        tasks=() if tasks is None else (tasks,),
+        teacher=teacher,
+        tasks=tuple(tasks or ()),
         lengths=_numbers(lengths, "--lengths"),
         samples=samples,
         seeds=_numbers(seeds, "--seeds"),
@@ -76,7 +89,17 @@ def ablate(
         device=device,
         autocast=bfloat16,
     )
-    report = run(specs, request, out, overrides=settings or (), workers=_workers(jobs, ray, device), tell=_teller(quiet=as_json))
+    workers = _workers(jobs, ray, device)
+    with watching(quiet=as_json) as tell:
+        report = run(specs, request, out, overrides=settings or (), workers=workers, tell=tell)
+    _print(report, out, as_json=as_json)
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
+    from composer.ablation.table import cells, remarks
+
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
@@ -85,39 +108,71 @@ def ablate(
     print_table(rows, headers=headers, right=range(len(headers) - len(report.columns), len(headers)), wrap=False)
     for remark in remarks(report):
         typer.echo(f"  {remark}")
-    if any(variant.failures for variant in report.variants):
-        raise typer.Exit(1)
 
 
-def _workers(jobs: int | None, ray: str | None, device: str) -> Workers:
+def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
+    """Raises AblationError where there is no Ray, and ComposerError where this machine has no such device."""
     from composer.ablation.runner import one_process, processes
 
     if ray is not None:
         from composer.ablation.cluster import ray_workers
 
         return ray_workers(ray, gpus=0 if device == "cpu" else 1)
-    count = jobs or (len(os.sched_getaffinity(0)) if device == "cpu" else 1)
+    from composer.devices import check_device
+
+    check_device(device)
+    count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
     return one_process if count == 1 else processes(count)
 
 
-def _teller(*, quiet: bool) -> Callable[[Step, Figures, int, int], None] | None:
-    """A line on stderr as each step ends."""
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Told | None]:
+    """How an ablation goes, on stderr: a bar on a terminal, a line as each step ends elsewhere."""
     if quiet:
-        return None
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def tell(step: Step, figures: Figures, done: int, total: int) -> None:
-        said = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
-        typer.echo(f"{done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {said}", err=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        steps = bar.add_task("", total=None)
 
-    return tell
+        def tell(step: Step | None, figures: Figures, done: int, total: int) -> None:
+            bar.update(steps, completed=done, total=total)
+            if step is not None:
+                bar.update(steps, description=_said(step, figures))
+
+        yield tell
+
+
+def _line(step: Step | None, figures: Figures, done: int, total: int) -> None:
+    if step is not None:
+        typer.echo(f"{done}/{total}  {_said(step, figures)}", err=True)
+    elif done:
+        typer.echo(f"{done}/{total}  found done", err=True)
+
+
+def _said(step: Step, figures: Figures) -> str:
+    how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
+    return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    without_bars()
+    logging.set_verbosity_error()  # it would warn of lengths beyond the source's, which are what is asked for here
 
 
 def _numbers(said: str | None, option: str) -> tuple[int, ...]:
     """Each once. Raises AblationError."""
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in (said or "").split(",") if part.strip()))
-    except ValueError as error:
-        raise AblationError(f"{option} {said}: expected whole numbers between commas, such as 0,1,2.") from error
-    if any(number < 0 for number in found) or (said is not None and not found):
-        raise AblationError(f"{option} {said}: expected numbers of 0 or more.")
-    return found
+    words = [word.strip() for word in (said or "").split(",")]
+    if said is None:
+        return ()
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise AblationError(f"{option} {said}: expected whole numbers between commas, such as 1,2,3.")
+    return tuple(dict.fromkeys(map(int, words)))

@@ -48,7 +48,8 @@ def evaluate(
     manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
     _check_room(subjects, asked, lengths)
-    _check_texts(subjects, asked, lengths)
+    for subject in subjects:
+        check_texts(subject.tokenizer, subject.source.trunk.vocabulary_size, asked, lengths)
     setting = _setting(subjects, asked, lengths, options)
     standing = open_standing(None if options.out is None else options.out.expanduser(), setting, force=options.force)
     run = _Run(subjects, asked, lengths, options, standing, manager)
@@ -165,42 +166,47 @@ def _check_room(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Se
             )
 
 
-def _check_texts(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int]) -> None:
-    """Whether every task can be written in every model's tokens at every length: all samples of the shortest, for what fits there
+def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[Asked], lengths: Sequence[int]) -> None:
+    """Whether every task can be written in a model's tokens at every length: all samples of the shortest, for what fits there
     fits into more, and the first of each other one. Raises TaskError and EvaluationError."""
-    for subject in subjects:
-        writer = Writer(subject.tokenizer)
-        for one in asked:
-            for length in lengths:
-                samples = drawn(one.task, writer, length)
-                for index in range(samples.count if length == lengths[0] else 1):
-                    check_tokens([samples.draw(index)], subject.source.trunk.vocabulary_size, one.label)
+    writer = Writer(tokenizer)
+    for one in asked:
+        for length in lengths:
+            samples = drawn(one.task, writer, length)
+            for index in range(samples.count if length == lengths[0] else 1):
+                check_tokens([samples.draw(index)], vocabulary, one.label)
 
 
 def _setting(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int], options: Options) -> Setting:
     return Setting(
         models=tuple(subject.facts(options.dtype) for subject in subjects),
-        tasks=tuple(_facts(one) for one in asked),
+        tasks=tuple(task_facts(one) for one in asked),
         lengths=tuple(lengths),
         samples=options.samples or SAMPLES,
         seed=options.seed,
         device=options.device,
         harness=harness_facts(options) if options.harness else None,
-        versions=_versions((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
+        versions=versions_of((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
     )
 
 
-def _facts(asked: Asked) -> TaskFacts:
+def task_facts(asked: Asked) -> TaskFacts:
+    """A task with all that decides its samples."""
     task = asked.task
-    named = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
     return TaskFacts(
         label=asked.label,
         scored=task.scored,
         source=task.source,
         options=task.model_dump(mode="json"),
-        files={f"{key}/{path.name}": sha256(path) for key, value in named.items() for path in _files(value)},
+        files={name: sha256(path) for name, path in named_files(task).items()},
         provenance=_provenance(task),
     )
+
+
+def named_files(task: Task | Perplexity) -> dict[str, Path]:
+    """The files that a task's options name, by option and name."""
+    named = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
+    return {f"{key}/{path.name}": path for key, value in named.items() for path in _files(value)}
 
 
 def _provenance(task: Any) -> Any:
@@ -214,7 +220,7 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("*.txt")) if path.is_dir() else [path]
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """Of the packages that are installed as such."""
     found = {}
     for package in packages:

@@ -15,14 +15,13 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
+from composer.training.rules import without_weights
 from composer.training.run import Options, load_student, read_student, rows_of
 from composer.training.teacher import open_teacher
 from composer.training.transfer import attention_of, attention_weights, lessons
 
 ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
-WEIGHTS = 1e-3
-"""What the sum of a token's weights may be off 1 by."""
 
 
 class Attention(Closed):
@@ -31,13 +30,15 @@ class Attention(Closed):
     mse: float
     """Of what the heads give, over its numbers."""
     divergence: float | None
-    """KL(teacher ‖ student) of the weights, in nats. None where the student's are no distribution: it is not normalised."""
+    """KL(teacher ‖ student) of the weights, in nats. None where one of them has no weights: its answers are not normalised, or are
+    no weighed means of the values. A weight of 0 counts as float32's smallest normal number, so that it costs no more than 87."""
 
 
 class Likeness(Closed):
-    """loss, teacher_loss: of the next token on held-out rows, in nats, as the recipe takes the mean. layers: by index."""
+    """loss, teacher_loss: of the next token on held-out rows, in nats, as the recipe takes the mean; the first is None where the
+    student sees that token. layers: by index."""
 
-    loss: float
+    loss: float | None
     teacher_loss: float
     layers: tuple[Attention, ...]
 
@@ -62,8 +63,9 @@ def likeness_of(
     teacher = open_teacher(described.record, options.teacher).load(options.device)
     student = load_student(described, options.device).eval()
     average = "tokens" if described.recipe.finetune is None else described.recipe.finetune.average
+    causal = described.record.resolved.direction == "causal"
     return Likeness(
-        loss=loss_of(student, held_out, 1, average),
+        loss=loss_of(student, held_out, 1, average) if causal else None,
         teacher_loss=loss_of(teacher, held_out, 1, average),
         layers=attention_likeness(student, teacher, held_out),
     )
@@ -73,7 +75,8 @@ def likeness_of(
 def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: Rows) -> tuple[Attention, ...]:
     """Layer by layer, on the first ``ROWS`` rows."""
     layers = len(student.model.layers)
-    errors, divergences, tokens, normalised = [0.0] * layers, [0.0] * layers, 0, [True] * layers
+    errors, divergences, tokens = [0.0] * layers, [0.0] * layers, 0
+    known = [has_weights(student, index) and has_weights(teacher, index) for index in range(layers)]
     for part in islice(rows.in_order(1), ROWS):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
@@ -81,17 +84,23 @@ def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalL
             own, theirs = (attention_of(one.model, index) for one in (student, teacher))
             found, _ = own.heads(lesson.hidden, lesson.tokens, {}, student.model.backend)
             errors[index] += _total((found - lesson.heads).float().square().flatten(2).mean(-1), batch)
+            if not known[index]:
+                continue
             wanted = attention_weights(theirs, lesson.hidden, lesson.tokens, teacher.model.backend)
             weights = attention_weights(own, lesson.hidden, lesson.tokens, student.model.backend)
-            sums = weights.sum(-1)[batch.valid]
-            normalised[index] &= bool(((sums - 1).abs() < WEIGHTS).all()) and bool((weights > -WEIGHTS).all())
             tiny = torch.finfo(weights.dtype).tiny
             ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
             divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
     return tuple(
-        Attention(mse=error / tokens, divergence=divergence / tokens if whole else None)
-        for error, divergence, whole in zip(errors, divergences, normalised, strict=True)
+        Attention(mse=error / tokens, divergence=divergence / tokens if weighed else None)
+        for error, divergence, weighed in zip(errors, divergences, known, strict=True)
     )
+
+
+def has_weights(model: ComposedForCausalLM, index: int) -> bool:
+    """Whether the answers of a layer's heads are weighed means of the values, with the same weights for all values."""
+    resolved = model.config.resolved()
+    return all(without_weights(resolved.heads[group.head]) is None for group in resolved.layers[index])
 
 
 def _total(of_tokens: Tensor, batch: Batch) -> float:

@@ -51,14 +51,14 @@ def check_transfer(resolved: Resolved, stage: Stage) -> None:
             "--stage finetune"
         )
     for name, head in resolved.heads.items():
-        if stage.cross_entropy and (why := _without_weights(head)):
+        if stage.cross_entropy and (why := without_weights(head)):
             raise TrainingError(
                 f'recipe.transfer.cross_entropy compares attention weights, and the head "{name}" has none: {why}. '
                 "Set cross_entropy to 0 and compare what it answers: mse"
             )
 
 
-def _without_weights(head: HeadSpec) -> str | None:
+def without_weights(head: HeadSpec) -> str | None:
     """Why a head's answer is no weighed mean of the values, in words; None where it is."""
     if head.value_position is not None:
         return "its values are turned by their position"

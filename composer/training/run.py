@@ -232,18 +232,25 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
 
 def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
     """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
+    trunk = student.record.trunk
     tokenizer = tokenizer_of(student.source.folder)
-    longest: int = student.record.trunk["max_positions"]
+    return both_sides(tokenizer, trunk["vocabulary_size"], trunk["max_positions"], student.recipe, options)
+
+
+def both_sides(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: Options
+) -> tuple[Rows, Rows | None]:
+    """The same for any model. vocabulary: how many embeddings it has; longest: tokens that it was made for."""
     own = bool(options.held_out)
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> Rows:
         return load_rows(
             references,
             tokenizer,
-            student.recipe.sequence or min(LONGEST_ROW, longest),
+            recipe.sequence or min(LONGEST_ROW, longest),
             split=split,
-            vocabulary=student.record.trunk["vocabulary_size"],
-            how=student.recipe.rows,
+            vocabulary=vocabulary,
+            how=recipe.rows,
             longest=longest,
             share=share,
             seed=options.seed,

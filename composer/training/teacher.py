@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from composer.api import build, load
 from composer.errors import TrainingError
@@ -47,14 +49,19 @@ def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
     teacher = open_language_model(reference, None if Path(reference).expanduser().is_dir() else revision)
+    check_fits(teacher, record.trunk)
+    return teacher
+
+
+def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
+    """Whether it can teach a student with this trunk. Raises TrainingError."""
     for name, words in SIZES.items():
-        theirs, ours = getattr(teacher.source.trunk, name), record.trunk[name]
+        theirs, ours = getattr(teacher.source.trunk, name), trunk[name]
         if theirs != ours:
             raise TrainingError(
-                f"The teacher {reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
+                f"The teacher {teacher.reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
                 "Name the model that the student was built from, or one of the same sizes."
             )
-    return teacher
 
 
 def open_language_model(reference: str, revision: str | None = None) -> Teacher:

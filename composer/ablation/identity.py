@@ -1,0 +1,70 @@
+"""What decides the results of an ablation beside a variant's own spec: models, data and tasks, by what is in their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.data.reading import files_of
+from composer.data.references import FileData, TaskData, parse_reference, tasks
+from composer.evaluation.asked import Asked, read_lengths, read_tasks
+from composer.evaluation.options import Options
+from composer.evaluation.runner import named_files, task_facts, versions_of
+from composer.training.standing import fingerprint
+from composer.weights.contents import sha256
+from composer.weights.sources import open_model, tokenizer_folder
+from converters.source import TOKENIZER, Source, small_files
+
+if TYPE_CHECKING:
+    from composer.ablation.plan import Request
+
+PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft", "safetensors")
+
+
+def common_to_all(request: Request) -> dict[str, Any]:
+    """As JSON has it. Data of the Hub count by what is said of them, all files by their contents, weights as ``fingerprint`` has
+    them. Raises ComposerError where something of it cannot be read."""
+    source = None if request.source is None else model_identity(open_model(request.source))
+    return {
+        "versions": versions_of(PACKAGES),
+        "source": source,
+        "teacher": source if request.teacher is None else model_identity(open_model(request.teacher)),
+        "tokenizer": None if request.tokenizer is None else _tokenizer(tokenizer_folder(request.tokenizer)),
+        "data": [data_identity(said) for said in request.data],
+        "held_out": [data_identity(said) for said in request.held_out],
+        "tasks": [task_facts(one).model_dump(mode="json") for one in asked_of(request)],
+    }
+
+
+def model_identity(source: Source) -> dict[str, Any]:
+    """Of weights, config and tokenizer."""
+    return {**fingerprint(source), "tokenizer": _tokenizer(source.folder)}
+
+
+def data_identity(said: str) -> dict[str, Any]:
+    """Of a reference: as it is said, and what stands in its files. Raises DataError."""
+    reference = parse_reference(said)
+    if isinstance(reference, FileData):
+        files = {str(path): path for path in files_of(reference)}
+    elif isinstance(reference, TaskData):
+        files = named_files(tasks()[reference.name].model_validate(reference.options))
+    else:
+        files = {}
+    return {"said": said, "files": {name: sha256(path) for name, path in files.items()}}
+
+
+def asked_of(request: Request) -> tuple[Asked, ...]:
+    """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
+    if not request.tasks:
+        return ()
+    read_lengths(request.lengths)
+    return read_tasks(request.tasks, Options(samples=request.samples, **files_for(request)))
+
+
+def files_for(request: Request) -> dict[str, Any]:
+    """Options of the evaluation that name files."""
+    return dict(request.files)
+
+
+def _tokenizer(folder: Path) -> dict[str, str]:
+    return {name: sha256(folder / name) for name in small_files(folder, TOKENIZER)}
