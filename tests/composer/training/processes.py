@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 ENDED, FAILED = 0, 1
-PATIENCE = 180.0
+PATIENCE = 600.0
+"""Seconds, also where other programs leave these little of the machine."""
 
 
 def forked(child: Callable[[], Any]) -> int:

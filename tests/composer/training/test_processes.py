@@ -14,15 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from composer.cli import screen
-from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
@@ -33,26 +30,24 @@ from composer.training.processes import added, by_first, said_by_first, shares, 
 from composer.training.run import Options
 from composer.training.scratch import train
 from composer.training.unit import Unit
-from tests.checkpoints import fingerprint
 from tests.composer.training.processes import FAILED, killed_at, several
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, rows_of, run, write_texts
 from tests.composer.weights.students import weights
 
 STEPS = 20
-# Rows that two processes cannot share evenly: 3 in each part of stage 1, 5 in stage 2.
+# Rows that two processes cannot share evenly.
 LONG = (
     f"recipe.transfer.steps={STEPS}",
-    "recipe.transfer.batch=6",
+    "recipe.transfer.batch=3",
+    "recipe.transfer.accumulate=1",
     "recipe.transfer.evaluate=10",
-    "recipe.transfer.cross_entropy=0.1",
     f"recipe.finetune.steps={STEPS}",
     "recipe.finetune.batch=5",
     "recipe.finetune.evaluate=10",
     "recipe.finetune.distill=0.5",
 )
 BRIEF = 3
-SHORT = tuple(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune"))
-MISTAKE = 2
+SHORT = (*(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")), "recipe.transfer.cross_entropy=0.1")
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -141,7 +136,8 @@ def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any
         assert all(".composed." in name or share == 0.5 for name, share in one.items())
         assert all(share + other[name] == 1 and 0 < share < 1 for name, share in one.items())
     taken = [tuple(rows for rows, left_out in told["rows"] if not left_out) for told in held]
-    assert taken[0][:12].count(3) == 0, "of a part of 3 rows, each takes some"
+    assert [rows.count(3) for rows in taken] == [STEPS, 0], "of 5 rows, the first takes 3"
+    assert 1 in taken[1]
     assert sum(taken[0]) > sum(taken[1]) > 0
     assert any(left_out for _, left_out in held[1]["rows"]), "the last held-out row is for one process alone"
 
@@ -211,74 +207,6 @@ def test_parameters_that_some_rows_do_not_need(teacher: Path, tmp_path: Path) ->
     close(tmp_path / "one", tmp_path / "two")
 
 
-MISTAKES: dict[str, tuple[list[str], str]] = {
-    "diverges": (["--stage", "finetune", "--set", "recipe.finetune.lr=1e30"], "Learn more slowly"),
-    "no such file": (["--held-out", "missing.jsonl"], "missing.jsonl"),
-    "streamed": (["--stage", "transfer", "--stream"], "--stream is for one process, and torchrun has started 2"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends all processes with exit code 2, also in the middle of training."""
-    arguments, message = MISTAKES[mistake]
-    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *arguments])
-    monkeypatch.chdir(tmp_path)
-    before = fingerprint(student)
-    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
-    printed = (tmp_path / "printed").read_text()
-    assert printed.count(message) == 1, printed
-    assert "Traceback" not in printed
-    assert not (tmp_path / "out").exists()
-    assert fingerprint(student) == before
-
-
-def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = [word for stage in ("transfer", "finetune") for word in ("--set", f"recipe.{stage}.steps=1")]
-    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *quick])
-    monkeypatch.chdir(tmp_path)
-    assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
-    printed = (tmp_path / "printed").read_text()
-    for said in ("Distilled out", "transfer  1/1", "finetune  1/1", "The teacher's own loss"):
-        assert printed.count(said) == 1, printed
-    assert "Warning" not in printed
-
-
-def full(*arguments: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_is_told_once(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the first process alone has met it."""
-    options = ["--stage", "transfer", "--set", "recipe.transfer.steps=1", "--share", "0"]
-    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *options])
-    monkeypatch.setattr(checkpoint, "_complete", full)
-    monkeypatch.chdir(tmp_path)
-    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
-    printed = (tmp_path / "printed").read_text()
-    assert printed.count("could not be written") == printed.count("No space left on device. The one before it stands") == 1
-
-
-def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first, which knows nothing of it, does not hold it up."""
-    monkeypatch.setattr(screen, "HEARD", 0.3)
-
-    def act(rank: int) -> None:
-        with screen.one_voice():
-            if rank == 1:
-                raise TrainingError("only here")
-            time.sleep(1.0)
-
-    def command(rank: int) -> None:
-        try:
-            act(rank)
-        except typer.Exit as leaving:
-            raise SystemExit(leaving.exit_code) from leaving
-
-    assert several(2, command, tmp_path / "printed") == [0, MISTAKE]
-    assert (tmp_path / "printed").read_text().count("only here") == 1
-
-
 def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Path, tmp_path: Path) -> None:
     """By its own clock a process would write another number of them, and wait for the others for ever."""
 
@@ -310,6 +238,10 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
             assert torch.equal(torch.rand(3), drawn)
 
     assert several(2, act) == [0, 0]
+
+
+def full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:

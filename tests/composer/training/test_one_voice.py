@@ -1,0 +1,87 @@
+"""Of several processes one speaks: results, progress and mistakes are told once, and a mistake ends all with exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from composer.cli import screen
+from composer.cli.main import main
+from composer.errors import TrainingError
+from composer.training import checkpoint
+from tests.checkpoints import fingerprint
+from tests.composer.training.processes import several
+
+MISTAKE = 2
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "diverges": (["--stage", "finetune", "--set", "recipe.finetune.lr=1e30"], "Learn more slowly"),
+    "no such file": (["--held-out", "missing.jsonl"], "missing.jsonl"),
+    "streamed": (["--stage", "transfer", "--stream"], "--stream is for one process, and torchrun has started 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends all processes with exit code 2, also in the middle of training."""
+    arguments, message = MISTAKES[mistake]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *arguments])
+    monkeypatch.chdir(tmp_path)
+    before = fingerprint(student)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
+    printed = (tmp_path / "printed").read_text()
+    assert printed.count(message) == 1, printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "out").exists()
+    assert fingerprint(student) == before
+
+
+def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = [word for stage in ("transfer", "finetune") for word in ("--set", f"recipe.{stage}.steps=1")]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *quick])
+    monkeypatch.chdir(tmp_path)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
+    printed = (tmp_path / "printed").read_text()
+    for said in ("Distilled out", "transfer  1/1", "finetune  1/1", "The teacher's own loss"):
+        assert printed.count(said) == 1, printed
+    assert "Warning" not in printed
+
+
+def full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_once(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the first process alone has met it."""
+    options = ["--stage", "transfer", "--set", "recipe.transfer.steps=1", "--share", "0"]
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *options])
+    monkeypatch.setattr(checkpoint, "_complete", full)
+    monkeypatch.chdir(tmp_path)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
+    printed = (tmp_path / "printed").read_text()
+    assert printed.count("could not be written") == printed.count("No space left on device. The one before it stands") == 1
+
+
+def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, which knows nothing of it, does not hold it up."""
+    monkeypatch.setattr(screen, "HEARD", 0.3)
+
+    def act(rank: int) -> None:
+        with screen.one_voice():
+            if rank == 1:
+                raise TrainingError("only here")
+            time.sleep(1.0)
+
+    def command(rank: int) -> None:
+        try:
+            act(rank)
+        except typer.Exit as leaving:
+            raise SystemExit(leaving.exit_code) from leaving
+
+    assert several(2, command, tmp_path / "printed") == [0, MISTAKE]
+    assert (tmp_path / "printed").read_text().count("only here") == 1
