@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 for spec in ${SPECS:-lolcats lawcat}; do
     compose build "examples/$spec-small.yaml" --from "$teacher" -o "$out/$spec" --force
-    compose distill "$out/$spec" --data stories,samples=1500 --data passkey,samples=3000 --data recall,samples=1500 \
+    compose distill "$out/$spec" --data stories,samples=1500 --data passkey,samples=4000 --data recall,samples=1200 \
         -o "$out/$spec-distilled" --force
     students+=("$out/$spec-distilled")
 done
