@@ -17,10 +17,10 @@ from torch import Tensor
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedDecoderLayer
-from composer.training.stored import StoredModel
+from composer.training.stored import StoredModel, read_rows
 from composer.training.transfer import lesson_of, tokens_of
 
-TOKENS = 4096
+TOKENS = 1024
 """Tokens that go through a layer of the teacher at a time, on their way to the next; one row at least."""
 DIGEST = hashlib.sha256().digest_size
 """Bytes behind the numbers of a file: their SHA-256."""
@@ -135,13 +135,14 @@ class Spill:
             ) from error
 
     def _read(self, index: int, places: np.ndarray) -> Tensor:
-        """n T C of n rows. The file is mapped for as long as that takes, or all that was ever read of it would stay resident."""
+        """n T C of n rows."""
+        path, (_, *row) = self._path(index), self._shape
         try:
-            return torch.from_numpy(np.memmap(self._path(index), np.float32, "r", shape=self._shape)[places])
-        except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"{self._path(index)} cannot be read ({error}). Go on with --resume, which makes it anew."
-            ) from error
+            return torch.from_numpy(
+                read_rows(path, 0, np.empty((len(places), math.prod(row)), np.float32), places).reshape(-1, *row)
+            )
+        except OSError as error:
+            raise TrainingError(f"{path} cannot be read ({error}). Go on with --resume, which makes it anew.") from error
 
     def _parts(self) -> int:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -58,14 +59,28 @@ class StoredModel:
         """The embeddings of ids, B T C: their rows alone are read."""
         stored = self._tensors[EMBEDDING]
         kinds, where = np.unique(ids.numpy(), return_inverse=True)
-        table = np.memmap(stored.file, np.uint8, "r", stored.start, (stored.shape[0], stored.bytes // stored.shape[0]))
-        rows = as_tensor(np.ascontiguousarray(table[kinds]).reshape(-1).data, stored.dtype).view(len(kinds), -1)
+        table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
+        rows = as_tensor(read_rows(stored.file, stored.start, table, kinds).reshape(-1).data, stored.dtype).view(len(kinds), -1)
         return rows.float()[torch.from_numpy(where).view(ids.shape)]
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]
         held = np.fromfile(stored.file, np.uint8, stored.bytes, offset=stored.start)
         return as_tensor(held.data, stored.dtype).view(stored.shape).float()
+
+
+def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """``into``, n rows of some width, filled with those at ``places`` of a table that begins ``start`` bytes into a file.
+
+    Read, not mapped: a map makes large pieces around each row resident, and ends the process where the file has become shorter.
+    Raises OSError where it has.
+    """
+    with path.open("rb", buffering=0) as stream:
+        for row, place in zip(into, places.tolist(), strict=True):
+            stream.seek(start + row.nbytes * place)
+            if stream.readinto(row) != row.nbytes:
+                raise OSError(f"it ends before row {place:,}")
+    return into
 
 
 def _resolved(source: Source) -> Resolved:

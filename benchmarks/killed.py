@@ -1,0 +1,131 @@
+"""Kill a run at ten random moments with SIGKILL, go on with --resume after each, and compare what it ends with bit for bit.
+
+    python benchmarks/killed.py [--kills 10] [--seed 0]
+
+Attention transfer in memory, fine-tuning in memory, and streamed attention transfer of `examples/lolcats-small.yaml` on the shipped
+teacher, a few steps each. Every run is a copy of this process (a fork: nothing is imported anew) and takes a checkpoint after each
+step. A moment is drawn evenly over about twice the time that a run takes divided by the number of kills, so that the kills fall all
+over it, from its first file to its last. Where a run comes to its end before it is killed, its result is compared and it begins
+again, until all kills are done. Writes benchmarks/results/killed.json; exit code 1 where any number differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+
+from composer import build_folder
+from composer.training.distill import distill
+from composer.training.run import Options
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "killed.json"
+STEPS, BATCH, SAMPLES = 12, 2, 60
+KINDS: dict[str, tuple[Literal["transfer", "finetune"], bool]] = {
+    "transfer in memory": ("transfer", False),
+    "finetune in memory": ("finetune", False),
+    "transfer streamed": ("transfer", True),
+}
+"""By what is reported: the stage, and whether it is streamed."""
+
+
+def run(model: Path, out: Path, kind: str, *, resume: bool) -> None:
+    which, stream = KINDS[kind]
+    options = Options([f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0)
+    distill(model, out, options, which=which, overrides=[f"recipe.{which}.steps={STEPS}", f"recipe.{which}.batch={BATCH}"])
+
+
+def forked(model: Path, out: Path, kind: str) -> int:
+    """The process id of a copy of this process that begins the run or goes on with it."""
+    resume = out.with_name(f"{out.name}.run").exists()
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        run(model, out, kind, resume=resume)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """All that a finished run has learned: what stands in its folder as tensors."""
+    return {
+        f"{path.name}/{name}": tensor for path in sorted(out.rglob("*.safetensors")) for name, tensor in load_file(path).items()
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def steps_taken(folder: Path) -> int:
+    """Lines of the log that tell of a step: how far a killed run had come."""
+    log = folder / "log.jsonl"
+    return log.read_text(encoding="utf-8").count('"norm"') if log.is_file() else 0
+
+
+def killed(model: Path, folder: Path, kind: str, kills: int, choice: random.Random) -> dict[str, Any]:
+    began = time.monotonic()
+    run(model, folder / "whole", kind, resume=False)
+    taken, expected = time.monotonic() - began, weights(folder / "whole")
+    out, moments, compared, different = folder / "out", [], 0, 0
+    while True:
+        done = len(moments) == kills
+        process = forked(model, out, kind)
+        if not done:
+            time.sleep(choice.uniform(0.0, 2 * taken / kills))
+            os.kill(process, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if code == -signal.SIGKILL:
+            moments.append(steps_taken(folder / "out.run"))
+            if not out.exists():
+                continue
+        elif code:
+            sys.exit(f"{kind}: a run that was to go on ended with {code}")
+        # It came to its end: by itself, or it was killed while it tidied up.
+        shutil.rmtree(folder / "out.run", ignore_errors=True)
+        compared += 1
+        different += not same(expected, weights(out))
+        shutil.rmtree(out)
+        if done:
+            return {"kills": kills, "steps_logged_when_killed": moments, "ends_compared": compared, "different": different}
+
+
+def main() -> None:
+    """Kill, go on, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    choice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="killed-"))
+    try:
+        build_folder(str(ROOT / "examples" / "lolcats-small.yaml"), ROOT / "examples" / "teacher", folder / "model")
+        found = {}
+        for kind in KINDS:
+            (folder / kind).mkdir()
+            found[kind] = killed(folder / "model", folder / kind, kind, options.kills, choice)
+            print(f"{kind}: {found[kind]}", flush=True)
+    finally:
+        shutil.rmtree(folder)
+    RESULTS.write_text(json.dumps({"seed": options.seed, "steps": STEPS, "kinds": found}, indent=1) + "\n")
+    if any(one["different"] for one in found.values()):
+        sys.exit("a run ended with other numbers")
+
+
+if __name__ == "__main__":
+    main()
