@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
     def start() -> Iterator[Workers]:
         options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = "that this machine belongs to" if address == AUTO else f"at {address}"
             raise AblationError(f"There is no Ray cluster {where}: {str(error).splitlines()[0]}") from error

@@ -107,7 +107,7 @@ def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[V
     return found
 
 
-def stages_of(variant: Variant, request: Request) -> dict[Kind, Stage]:
+def stages_of(variant: Variant, request: Request) -> dict[str, Stage]:
     """What its recipe trains of a model of this origin, in order; nothing where there are no data. Raises AblationError where the
     recipe is for another origin."""
     if not request.data:
@@ -116,7 +116,7 @@ def stages_of(variant: Variant, request: Request) -> dict[Kind, Stage]:
     taught = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     alone = {"train": recipe.train}
     wanted, other = (taught, alone) if request.source is not None else (alone, taught)
-    said: dict[Any, Stage] = {kind: stage for kind, stage in wanted.items() if stage is not None}
+    said = {kind: stage for kind, stage in wanted.items() if stage is not None}
     beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
     if beside and not said:
         what = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
@@ -145,8 +145,6 @@ def _variants(said: str, overrides: Sequence[str]) -> Iterator[Variant]:
 
 
 def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[str, Any]) -> Iterator[Chain]:
-    stages = stages_of(variant, request)
-    check_held_out(stages, held_out=request.holds_out)
     built = build_folder(
         variant.spec,
         request.source,
@@ -156,6 +154,8 @@ def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[st
         force=True,
         dry_run=True,
     )
+    stages = stages_of(variant, request)
+    check_held_out(stages, held_out=request.holds_out)
     if request.data and variant.spec.recipe is None and built.untrained:
         raise AblationError(
             f'"{variant.name}" has no recipe, and {len(built.untrained):,} of its parameters are untrained here, such as '
@@ -172,7 +172,7 @@ def _first(request: Request) -> str:
 
 
 def _steps(
-    variant: Variant, seed: int, request: Request, stages: Mapping[Kind, Stage], meaning: str, common: Mapping[str, Any]
+    variant: Variant, seed: int, request: Request, stages: Mapping[str, Stage], meaning: str, common: Mapping[str, Any]
 ) -> Iterator[Step]:
     """Each behind the one before; the second stage does not wait for the comparison, which makes no model."""
     recipe, device = variant.recipe, request.device.partition(":")[0]

@@ -142,7 +142,8 @@ def _found(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
 
 def _likeness(figures: Figures) -> dict[Column, float]:
     layers = figures["layers"]
-    found = {Column(kind="mse"): statistics.fmean(layer["mse"] for layer in layers)}
+    found: dict[Column, float] = {}
+    found[Column(kind="mse")] = statistics.fmean(layer["mse"] for layer in layers)
     if all(layer["divergence"] is not None for layer in layers):
         found[Column(kind="divergence")] = statistics.fmean(layer["divergence"] for layer in layers)
     if figures["loss"] is not None:

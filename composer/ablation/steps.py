@@ -46,6 +46,7 @@ def run_step(step: Step, folder: Path) -> Figures:
         for stale in folder.glob(f".{step.name}.*.partial"):  # of a build that was killed
             shutil.rmtree(stale, ignore_errors=True)
         began = time.monotonic()
+        figures: Figures
         try:
             figures = RUN[step.kind](step, folder)
         except ComposerError as error:

@@ -1,0 +1,241 @@
+"""A sweep from specs to its report: what is shared runs once, what was stopped goes on to the same, what fails leaves the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer
+from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE, ablate
+from composer.ablation.plan import Request, Step
+from composer.ablation.report import AblationReport
+from composer.ablation.runner import processes
+from composer.ablation.steps import Figures
+from composer.errors import AblationError
+from composer.training import checkpoint
+from composer.training import distill as distilling
+from composer.training.distill import distill
+from composer.training.run import Options
+from composer.weights.record import read_record
+from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, request_for, stored, write_spec
+from tests.composer.training.processes import ending, forked
+from tests.composer.training.runs import make_student
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two variants that differ in the second stage."""
+    return write_spec(tmp_path_factory.mktemp("specs") / "s.yaml", vary=SECOND_STAGES)
+
+
+@pytest.fixture(scope="module")
+def whole(sweep: str, asked: Request, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AblationReport, list[str]]:
+    """The folder, the report, and what ran, of an ablation that nothing has stopped."""
+    told: list[str] = []
+    out = tmp_path_factory.mktemp("whole") / "out"
+    report = ablate([sweep], asked, out, tell=listener(told))
+    return out, report, told
+
+
+def listener(told: list[str]) -> Callable[[Step | None, Figures, int, int], None]:
+    def tell(step: Step | None, _figures: Figures, done: int, total: int) -> None:
+        assert done <= total
+        if step is not None:
+            told.append(step.kind)
+
+    return tell
+
+
+def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """Its figures are those of the same stages run by hand."""
+    out, report, told = whole
+    assert Counter(told) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
+    assert sorted(path.name for path in out.iterdir()) == sorted([PLOT, REPORT, STEPS, TABLE])
+    assert AblationReport.model_validate_json((out / REPORT).read_text()) == report
+    assert [variant.name for variant in report.variants] == ["tiny-slow", "tiny-fast"]
+    titles = ["perplexity before stage 2", "perplexity", "attention MSE", "attention KL", "mqar,pairs=2 12"]
+    assert [column.title for column in report.columns] == titles
+    slow, fast = report.variants
+    assert all(title in slow.figures for title in titles)
+    for title in (titles[0], titles[2], titles[3]):
+        assert slow.figures[title] == fast.figures[title]
+    assert slow.figures["perplexity"] != fast.figures["perplexity"]
+    student = make_student(tmp_path / "student", teacher, TINY)
+    ran = distill(student, tmp_path / "distilled", Options([str(texts)], share=0.2))
+    assert ran.loss is not None
+    assert slow.figures["perplexity"].mean == pytest.approx(2.718281828459045**ran.loss, rel=1e-6)
+    assert ran.teacher_loss is not None
+    assert slow.teacher_perplexity == pytest.approx(2.718281828459045**ran.teacher_loss, rel=1e-6)
+    assert (slow.trained, slow.failures) == (("transfer", "finetune"), {})
+    assert slow.spec_hash == read_record(student).spec_hash  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_said_again_it_does_nothing(
+    whole: tuple[Path, AblationReport, list[str]], sweep: str, asked: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with other samples no more than to score them: the folder grows, nothing in it is done again."""
+    out, report, _ = whole
+    told: list[str] = []
+    assert ablate([sweep], asked, out, tell=listener(told)) == report
+    assert told == []
+    monkeypatch.setattr(distilling, "distill", None)
+    ablate([sweep], replace(asked, samples=3), out, tell=listener(told))
+    assert told == ["evaluate", "evaluate"]
+    assert ablate([sweep], asked, out) == report
+
+
+@pytest.mark.parametrize("stop", ["between steps", "in a step of training", "in the first of it", "before figures"])
+def test_what_was_stopped_goes_on(
+    stop: str,
+    whole: tuple[Path, AblationReport, list[str]],
+    sweep: str,
+    asked: Request,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed with SIGKILL at different places; the second of the variants alone then goes on with what both share."""
+    out = tmp_path / "out"
+
+    def child() -> None:
+        if stop == "between steps":
+            ablate([sweep], asked, out, tell=lambda step, *_: step is not None and step.kind == "transfer" and die())
+        elif stop == "before figures":
+            from composer.ablation import steps
+
+            original = steps.write_whole
+            monkeypatch.setattr(steps, "write_whole", lambda path, text: die() if "finetune" in path.name else original(path, text))
+            ablate([sweep], asked, out)
+        else:
+            kind = "finetune" if stop == "in a step of training" else "transfer"
+            original = checkpoint.save
+
+            def save(folder: Path, *arguments: Any) -> None:
+                original(folder, *arguments)
+                if folder.name == kind:
+                    die()
+
+            monkeypatch.setattr(checkpoint, "save", save)
+            original_options = Options.__init__
+            monkeypatch.setattr(
+                Options, "__init__", lambda self, **said: original_options(self, **{**said, "checkpoint_seconds": 0.0})
+            )
+            ablate([sweep], asked, out)
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    assert not (out / REPORT).exists()
+    left = [path.name for path in (out / STEPS).iterdir() if path.suffix == ".run"]
+    assert bool(left) is ("training" in stop or "first" in stop)
+    told: list[str] = []
+    fast = ablate([f"{sweep}:fast"], asked, out, tell=listener(told))
+    assert ("transfer" in told) is (stop == "in the first of it")
+    assert fast.variants[0].figures == whole[1].variants[1].figures
+    ablate([sweep], asked, out)
+    assert stored(out) == stored(whole[0])
+    assert not [path for path in (out / STEPS).iterdir() if path.suffix == ".run" or path.name.endswith(".partial")]
+
+
+def test_what_fails_leaves_the_others(
+    sweep: str, asked: Request, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate that ends in NaN, and heads that nothing can be transferred to: both are said, and tried again."""
+    diverging = write_spec(
+        tmp_path / "d.yaml", name="diverging", recipe={**RECIPE, "transfer": {"lr": 1e30, "steps": 4, "clip": None}}
+    )
+    softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}, "recipe": RECIPE}
+    specs, out = [diverging, f"{sweep}:slow", write_spec(tmp_path / "f.yaml", softmax)], tmp_path / "out"
+    report = ablate(specs, asked, out)
+    assert report.failed
+    nan, fine, fixed = report.variants
+    assert "layer" in nan.failures[0]
+    assert "no fresh parameters, so attention transfer has nothing to train" in fixed.failures[0]
+    assert fine == whole[1].variants[0].model_copy(update={"seconds": fine.seconds})
+    assert (nan.figures, fixed.figures) == ({}, {})
+    table = (out / TABLE).read_text()
+    assert "| diverging | – | – | – | – | – | – |" in table
+    assert f"diverging, seed 0: {nan.failures[0]}" in table
+    told: list[str] = []
+    assert ablate(specs, asked, out, tell=listener(told)).failed
+    assert told == ["transfer", "transfer"]
+    shutil.rmtree(out / STEPS / next(path.name for path in (out / STEPS).iterdir() if path.suffix == ".run"))
+    mended = ablate(specs, asked, out, overrides=["recipe.transfer.lr=0.01", "recipe.transfer.clip=1"])
+    assert set(mended.variants[0].figures) == set(fine.figures)
+    assert list(mended.variants[0].failures) == []
+
+
+def test_seeds(asked: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
+    """Each is a run of its own."""
+    request = replace(asked, seeds=(0, 4), tasks=(), lengths=())
+    (slow,) = ablate([f"{sweep}:slow"], request, tmp_path / "out").variants
+    figure = slow.figures["perplexity"]
+    assert set(figure.values) == {0, 4}
+    assert figure.values[0] == whole[1].variants[0].figures["perplexity"].mean
+    assert figure.values[4] != figure.values[0]
+    assert figure.mean == sum(figure.values.values()) / 2
+    assert figure.spread == pytest.approx(abs(figure.values[4] - figure.values[0]) / 2**0.5)
+
+
+def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
+    """Each variant on its own trunk."""
+    vary = {"grid": {"trunk.layers": [1, 2]}, "names": ["one", "two"]}
+    spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}}, vary=vary)
+    report = ablate([spec], request_for(None, texts, tokenizer=str(teacher)), tmp_path / "out")
+    assert not report.failed
+    assert [column.title for column in report.columns] == ["perplexity", "mqar,pairs=2 12"]
+    one, two = report.variants
+    assert one.figures["perplexity"] != two.figures["perplexity"]
+    assert (one.trained, one.teacher_perplexity) == (("train",), None)
+
+
+def test_without_data_nothing_is_trained(asked: Request, tmp_path: Path) -> None:
+    report = ablate([write_spec(tmp_path / "s.yaml")], replace(asked, data=()), tmp_path / "out")
+    assert [column.kind for column in report.columns] == ["score"]
+    assert report.variants[0].trained == ()
+    assert "trained" not in (tmp_path / "out" / TABLE).read_text()
+
+
+def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """It trains nothing: it is built, compared with the teacher that is named, and scored."""
+    lolcats = {
+        "compose": 1,
+        "name": "cats",
+        "extends": "lolcats",
+        "head": {"feature_map": {"kind": "hedgehog", "dim": 4}},
+        "recipe": RECIPE,
+    }
+    built = tmp_path / "built"
+    composer.build_folder(write_spec(tmp_path / "cats.yaml", lolcats), teacher, built)
+    trained = tmp_path / "trained"
+    distill(built, trained, Options([str(texts)], share=0.2), which="transfer")
+    lola = {"compose": 1, "name": "lola-small", "extends": "lola", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}}}
+    request = request_for(trained, texts, teacher=str(teacher))
+    report = ablate([write_spec(tmp_path / "lola.yaml", lola)], request, tmp_path / "out", overrides=["recipe={sequence: 16}"])
+    (variant,) = report.variants
+    assert not report.failed
+    assert (variant.trained, "perplexity" in variant.figures, "mqar,pairs=2 12" in variant.figures) == ((), True, True)
+    assert variant.figures["perplexity"] == variant.figures["perplexity before stage 2"]
+    assert "lola-small: nothing of it is trained." in (tmp_path / "out" / TABLE).read_text()
+
+
+def test_several_processes_come_to_the_same(whole: Any, sweep: str, asked: Request, tmp_path: Path) -> None:
+    told: list[str] = []
+    ablate([sweep], asked, tmp_path / "out", workers=processes(2), tell=listener(told))
+    assert Counter(told) == Counter(whole[2])
+    assert stored(tmp_path / "out") == stored(whole[0])
+
+
+def test_a_strangers_folder(sweep: str, asked: Request, tmp_path: Path) -> None:
+    (tmp_path / "out" / STEPS).mkdir(parents=True)
+    with pytest.raises(AblationError, match="holds something else than an ablation"):
+        ablate([sweep], asked, tmp_path / "out")
+    assert list((tmp_path / "out" / STEPS).iterdir()) == []

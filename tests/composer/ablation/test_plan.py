@@ -1,0 +1,204 @@
+"""Steps have the same name exactly where the same is done: what decides a result is in it, names and papers are not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.ablation.plan import Request, read_variants
+from composer.errors import AblationError, BuildError, SpecError, TrainingError
+from tests.checkpoints import edit_config, edit_tensors
+from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, chains_of, names, write_spec
+from tests.composer.training.runs import SPEC, make_teacher
+
+ALL = {"build", "transfer", "compare", "finetune", "evaluate"}
+TRAINED = ALL - {"build"}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {kind for kind in before if before[kind] != after[kind]}
+
+
+def one(spec: str, request: Request, folder: Path, *overrides: str) -> dict[str, str]:
+    """The keys of a single spec's steps with the first seed."""
+    return names(next(iter(chains_of([spec], request, folder, *overrides).values())))
+
+
+def test_variants_that_differ_in_the_second_stage_share_the_first(asked: Request, tmp_path: Path) -> None:
+    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], asked, tmp_path)
+    assert [step.kind for step in chains["tiny-slow", 0].steps] == ["build", "transfer", "compare", "finetune", "evaluate"]
+    assert changed(names(chains["tiny-slow", 0]), names(chains["tiny-fast", 0])) == {"finetune", "evaluate"}
+
+
+RECIPES: dict[str, tuple[list[str], set[str]]] = {
+    "first stage": (["recipe.transfer.lr=2e-2"], TRAINED),
+    "second stage": (["recipe.finetune.steps=3"], {"finetune", "evaluate"}),
+    "how its losses are averaged": (["recipe.finetune.average=rows"], {"compare", "finetune", "evaluate"}),
+    "rows": (["recipe.rows=padded"], TRAINED),
+    "length of rows": (["recipe.sequence=12"], TRAINED),
+    "heads": (["head.memory.0.size=3"], ALL),
+    "name": (["name=other"], set()),
+    "paper": (["paper=arXiv:1706.03762"], set()),
+    "data in words": (["recipe.data=Alpaca"], set()),
+    "a default said": (["recipe.finetune.batch=2", "recipe.finetune.weight_decay=0.0"], set()),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_of_the_spec_decides(asked: Request, tmp_path: Path, name: str) -> None:
+    overrides, expected = RECIPES[name]
+    spec = write_spec(tmp_path / "s.yaml")
+    assert changed(one(spec, asked, tmp_path), one(spec, asked, tmp_path, *overrides)) == expected
+
+
+REQUESTS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "seed": ({"seeds": (3,)}, ALL),
+    "share": ({"share": 0.25}, TRAINED),
+    "device": ({"device": "cuda"}, TRAINED),
+    "another device of the kind": ({"device": "cpu:0"}, {"evaluate"}),
+    "precision": ({"autocast": True}, TRAINED),
+    "a slice of the data": ({"data": ("DATA,limit=20",)}, TRAINED),
+    "held-out data": ({"held_out": ("DATA",)}, TRAINED),
+    "samples": ({"samples": 5}, {"evaluate"}),
+    "lengths": ({"lengths": (12, 16)}, {"evaluate"}),
+    "options of a task": ({"tasks": ("mqar,pairs=3",)}, {"evaluate"}),
+    "order of lengths": ({"lengths": (12,)}, set()),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_what_of_the_request_decides(asked: Request, texts: Path, tmp_path: Path, name: str) -> None:
+    changes, expected = REQUESTS[name]
+    for key in ("data", "held_out"):
+        if key in changes:
+            changes = changes | {key: tuple(said.replace("DATA", str(texts)) for said in changes[key])}
+    spec = write_spec(tmp_path / "s.yaml")
+    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, **changes), tmp_path)) == expected
+
+
+def _weights(teacher: Path) -> None:
+    edit_tensors(teacher / "model.safetensors", lambda tensors: tensors["model.norm.weight"].add_(1))
+
+
+FILES: dict[str, tuple[Callable[[Path, Path], object], set[str]]] = {
+    "weights": (lambda teacher, _: _weights(teacher), ALL),
+    "config": (lambda teacher, _: edit_config(teacher, rms_norm_eps=1e-4), ALL),
+    "tokenizer": (lambda teacher, _: (teacher / "tokenizer_config.json").write_text('{"unk_token": "cat"}'), ALL),
+    "data": (lambda _, folder: (folder / "data.jsonl").write_text('{"text": "once upon a time"}\n' * 9), TRAINED),
+    "text of a task": (lambda _, folder: (folder / "text.txt").write_text("it slept and ran home " * 30), {"evaluate"}),
+    "text that a task names": (lambda _, folder: (folder / "own.txt").write_text("a dog ran " * 30), {"evaluate"}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, name: str) -> None:
+    """Their contents do, under the same names."""
+    own = shutil.copytree(teacher, tmp_path / "teacher")
+    shutil.copy(texts, tmp_path / "data.jsonl")
+    for text in ("text.txt", "own.txt"):
+        (tmp_path / text).write_text("once upon a time there was a cat " * 20)
+    request = Request(
+        source=str(own),
+        data=(str(tmp_path / "data.jsonl"),),
+        tasks=("perplexity", f"perplexity,text={tmp_path / 'own.txt'}"),
+        lengths=(8,),
+        files={"text": tmp_path / "text.txt"},
+    )
+    spec = write_spec(tmp_path / "s.yaml")
+    before = one(spec, request, tmp_path)
+    change, expected = FILES[name]
+    change(own, tmp_path)
+    assert changed(before, one(spec, request, tmp_path)) == expected
+
+
+def test_another_teacher_decides(asked: Request, tmp_path: Path) -> None:
+    spec, other = write_spec(tmp_path / "s.yaml"), make_teacher(tmp_path / "other", seed=1)
+    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, teacher=str(other)), tmp_path)) == TRAINED
+    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, teacher=asked.source), tmp_path)) == set()
+
+
+def test_what_is_left_out_is_no_step(asked: Request, tmp_path: Path) -> None:
+    spec = write_spec(tmp_path / "s.yaml")
+    assert set(one(spec, replace(asked, data=()), tmp_path)) == {"build", "evaluate"}
+    assert set(one(spec, replace(asked, tasks=()), tmp_path)) == ALL - {"evaluate"}
+    assert set(one(spec, replace(asked, share=0.0), tmp_path)) == ALL - {"compare"}
+    assert set(one(spec, asked, tmp_path, "recipe.transfer=null")) == ALL - {"transfer"}
+    assert set(one(spec, asked, tmp_path, "recipe.finetune=null")) == ALL - {"finetune"}
+
+
+def test_a_sweep_over_a_stage_and_none(asked: Request, tmp_path: Path) -> None:
+    """`null` leaves the first stage out; the variant with it shares its steps with the spec that says it."""
+    vary = {"grid": {"recipe.transfer": [None, {"lr": 0.05}]}}
+    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=vary)], asked, tmp_path)
+    assert [chain.variant.values for chain in chains.values()] == [{"recipe.transfer": None}, {"recipe.transfer": {"lr": 0.05}}]
+    without, with_it = map(names, chains.values())
+    assert "transfer" not in without
+    assert without["build"] == with_it["build"]
+    assert with_it == one(write_spec(tmp_path / "alone.yaml"), asked, tmp_path, "recipe.transfer.lr=0.05")
+
+
+def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
+    request = Request(source=None, data=(str(texts),), tokenizer=str(teacher))
+    spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}})
+    before = one(spec, request, tmp_path)
+    assert set(before) == {"build", "train"}
+    assert changed(before, one(spec, request, tmp_path, "recipe.train.lr=1")) == {"train"}
+    assert changed(before, one(spec, request, tmp_path, "trunk.layers=2")) == {"build", "train"}
+
+
+def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
+    sweep, single = write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES), write_spec(tmp_path / "t.yaml", name="alone")
+    assert [variant.name for variant in read_variants([f"{sweep}:fast", single])] == ["tiny-fast", "alone"]
+    assert [variant.values for variant in read_variants([sweep])] == [{"recipe.finetune.lr": 1e-2}, {"recipe.finetune.lr": 2e-2}]
+    with pytest.raises(AblationError, match='Two variants are called "tiny-fast"'):
+        read_variants([sweep, f"{sweep}:fast"])
+
+
+def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
+    """A head without parameters of its own needs no recipe, nor does one whose parameters the source has trained."""
+    softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
+    assert set(one(write_spec(tmp_path / "s.yaml", softmax), asked, tmp_path)) == {"build", "compare", "evaluate"}
+    assert set(one(write_spec(tmp_path / "t.yaml", SPEC), asked, tmp_path, "recipe={}")) == {"build", "compare", "evaluate"}
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "no recipe": ({"recipe": None}, {}, AblationError, '"tiny" has no recipe, and 6 of its parameters are untrained here'),
+    "of another origin": (
+        {"recipe": {"train": {"lr": 1e-2, "steps": 2}}},
+        {},
+        AblationError,
+        'The recipe of "tiny" has but `train`, for a model from nothing (--fresh). Say what to train: --set recipe.transfer.lr=',
+    ),
+    "of a source": (
+        {"trunk": TRUNK},
+        {"source": None, "tokenizer": "TEACHER"},
+        AblationError,
+        "has but `transfer` and `finetune`, for a model that has a teacher (--from)",
+    ),
+    "nothing held out": (
+        {"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "patience": 1}}},
+        {"share": 0.0},
+        TrainingError,
+        "recipe.transfer has patience, which goes by held-out rows",
+    ),
+    "a trunk": ({"trunk": TRUNK}, {}, SpecError, "trunk"),
+    "no trunk": ({}, {"source": None, "tokenizer": "TEACHER"}, SpecError, "trunk"),
+    "a tokenizer": ({}, {"tokenizer": "TEACHER"}, BuildError, "a source brings its own tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(asked: Request, teacher: Path, tmp_path: Path, name: str) -> None:
+    said, changes, kind, message = MISTAKES[name]
+    if changes.get("tokenizer"):
+        changes = changes | {"tokenizer": str(teacher)}
+    with pytest.raises(kind) as raised:
+        chains_of([write_spec(tmp_path / "s.yaml", TINY | said)], replace(asked, **changes), tmp_path)
+    assert message in str(raised.value)
+    assert not (tmp_path / "steps").exists()

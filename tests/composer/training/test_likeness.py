@@ -1,0 +1,152 @@
+"""How like its teacher a student is: means over real tokens, against plain attention over whole T × T matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.data.packing import How
+from composer.errors import TrainingError
+from composer.spec.recipe import Recipe
+from composer.training.likeness import ROWS, attention_likeness, has_weights, likeness_of
+from composer.training.run import Options
+from composer.training.transfer import attention_of
+from tests.composer.training.by_hand import documents, lolcats_weights, projected, projections, softmax_weights
+from tests.composer.training.runs import make_student, rows_of, run, small_llama, student_of, teacher_of, whole
+
+WINDOW = 4
+
+
+def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
+    """For each layer, the mean squared error of the heads' answers and the mean of Σ a log(a / â), over real tokens."""
+    batch = whole(rows)
+    width = attention_of(student.model, 0).head_dim
+    sums = [[0.0, 0.0] for _ in source.model.layers]
+    for row, start, end in documents(batch):
+        for index, own in enumerate(projected(source, batch.ids[row, start:end][None])):
+            hidden, attention = own["hidden"][0], attention_of(student.model, index)
+            wanted = softmax_weights(source.model.layers[index].self_attn, hidden, width)
+            found = lolcats_weights(attention, hidden, WINDOW)
+            value = projections(attention, hidden, width)[2]
+            answers = torch.einsum("hts,shd->thd", found - wanted, value)
+            sums[index][0] += float(answers.square().mean((1, 2)).sum())
+            ratios = (wanted / found).where(wanted > 0, 1.0).log()
+            sums[index][1] += float((wanted * ratios).sum(-1).mean(0).sum())
+    tokens = int(batch.valid.sum())
+    return [(error / tokens, divergence / tokens) for error, divergence in sums]
+
+
+@pytest.mark.parametrize("how", ["packed", "padded"])
+@torch.no_grad()
+def test_by_hand(how: How) -> None:
+    source, rows = small_llama(), rows_of(how=how)
+    student = student_of(source)
+    found = attention_likeness(student, teacher_of(source), rows)
+    for layer, (error, divergence) in zip(found, by_hand(student, source, rows), strict=True):
+        assert layer.mse == pytest.approx(error, rel=1e-5)
+        assert layer.divergence == pytest.approx(divergence, rel=1e-4)
+        assert layer.mse > 1e-3
+        assert divergence > 1e-2
+
+
+@torch.no_grad()
+def test_softmax_is_its_teacher() -> None:
+    source, rows = small_llama(), rows_of()
+    for layer in attention_likeness(student_of(source, "softmax"), teacher_of(source), rows):
+        assert layer.mse == pytest.approx(0, abs=1e-12)
+        assert layer.divergence == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "weighed"),
+    [
+        ("lolcats", [], True),
+        ("latte", [], False),
+        ("latte", ["head.value_position=null"], True),
+        ("gla", [], False),
+        ("delta", [], False),
+        ("lola", [], False),
+        ("lola", ["head.memory.1.keep=recent"], True),
+    ],
+)
+def test_heads_without_weights_have_no_divergence(spec: str, overrides: list[str], weighed: bool) -> None:
+    source, rows = small_llama(), rows_of(lengths=(7, 9))
+    student = student_of(source, spec, *overrides)
+    layers = attention_likeness(student, teacher_of(source), rows)
+    assert has_weights(student, 0) is weighed
+    assert [layer.divergence is not None for layer in layers] == [weighed, weighed]
+    assert all(layer.mse > 0 for layer in layers)
+
+
+def test_a_teacher_without_weights_has_none_either() -> None:
+    source = small_llama()
+    (layer, _) = attention_likeness(student_of(source, "softmax"), student_of(source, "delta"), rows_of(lengths=(7,)))
+    assert layer.divergence is None
+
+
+def test_no_mass_at_all_is_a_number() -> None:
+    """ReLU's features can all be 0: the answer is then 0, and the divergence as large as float32 allows."""
+    source = small_llama()
+    spec = {"compose": 1, "name": "relu", "head": {"position": "rope", "feature_map": "relu", "memory": ["state"]}}
+    for layer in attention_likeness(student_of(source, spec), teacher_of(source), rows_of()):
+        assert layer.divergence is not None
+        assert 1 < layer.divergence < 88
+
+
+def test_no_more_rows_than_it_says() -> None:
+    source = small_llama()
+    student, teacher = student_of(source), teacher_of(source)
+    many = rows_of(4, lengths=(4,) * (ROWS + 3), how="padded")
+    few = rows_of(4, lengths=(4,) * ROWS, how="padded")
+    assert len(many) == ROWS + 3
+    assert attention_likeness(student, teacher, many) == attention_likeness(student, teacher, few)
+
+
+@pytest.fixture(scope="module")
+def softmax(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
+    return make_student(tmp_path_factory.mktemp("softmax") / "student", teacher, spec)
+
+
+RECIPE = Recipe(sequence=16)
+
+
+def test_losses_of_a_folder(softmax: Path, student: Path, texts: Path) -> None:
+    options = Options([str(texts)], share=0.2)
+    same = likeness_of(softmax, options, recipe=RECIPE)
+    assert same.loss == pytest.approx(same.teacher_loss, rel=1e-6)
+    assert same.mse == pytest.approx(0, abs=1e-10)
+    other = likeness_of(student, options)
+    assert other.teacher_loss == same.teacher_loss
+    assert other.loss != pytest.approx(other.teacher_loss, rel=1e-5)
+    assert other.mse == sum(layer.mse for layer in other.layers) / 2 > 1e-4
+    rows = likeness_of(softmax, options, recipe=Recipe.model_validate({"sequence": 16, "rows": "padded", "finetune": AVERAGED}))
+    tokens = likeness_of(softmax, options, recipe=Recipe.model_validate({"sequence": 16, "rows": "padded"}))
+    assert rows.teacher_loss != pytest.approx(tokens.teacher_loss, rel=1e-4)
+
+
+AVERAGED = {"lr": 1e-2, "steps": 1, "average": "rows"}
+
+
+def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) -> None:
+    """The loss is the one that the second stage begins with; after it the report has the model's own."""
+    compared = likeness_of(student, Options([str(texts)], share=0.2))
+    report = run(student, tmp_path / "out", texts, which="finetune")
+    assert report.stages[0].before["model"] == pytest.approx(compared.loss, rel=1e-5)
+    assert report.loss == pytest.approx(report.stages[0].after["model"], rel=1e-5)
+    assert report.teacher_loss == pytest.approx(compared.teacher_loss, rel=1e-6)
+
+
+def test_who_sees_the_next_token_has_no_loss_of_it(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    spec = {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"position": "rope", "memory": ["full"]}}
+    found = likeness_of(make_student(tmp_path / "both", teacher, spec), Options([str(texts)], share=0.2), recipe=RECIPE)
+    assert found.loss is None
+    assert found.mse > 0
+
+
+def test_nothing_held_out(softmax: Path, texts: Path) -> None:
+    with pytest.raises(TrainingError, match="Nothing is held out, so there is nothing to compare on"):
+        likeness_of(softmax, Options([str(texts)], share=0.0), recipe=RECIPE)
