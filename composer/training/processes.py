@@ -2,7 +2,8 @@
 
 Parameters are shared out layer by layer (FSDP: Zhao et al. 2023, arXiv:2304.11277; torch's second form of it, ``fully_shard``), and
 each process takes a share of the rows. Losses are sums divided by what is counted over all rows, so gradients are added up, not
-averaged. In one process there is no group, and every function gives back what it is given.
+averaged. All processes see the same folders, and the first writes there. In one process there is no group, and every function gives
+back what it is given.
 """
 
 from __future__ import annotations
