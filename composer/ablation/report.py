@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -82,9 +83,9 @@ def make_report(
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
     columns.sort(key=lambda column: get_args(Kind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
-    said = {key: value for key, value in vars(request).items() if key != "files"}
+    said = vars(request) | {"files": {name: str(path) for name, path in request.files.items()}}
     return AblationReport(
-        request=said | {name: str(path) for name, path in request.files.items()},
+        request=_as_json(said),
         columns=tuple(columns),
         variants=tuple(
             _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns)
@@ -110,7 +111,7 @@ def _variant(
     teachers = [figures["teacher_loss"] for figures in steps.values() if figures.get("teacher_loss") is not None]
     return VariantReport(
         name=variant.name,
-        values=variant.values,
+        values=_as_json(variant.values),
         spec=variant.spec.model_dump(mode="json", exclude_unset=True),
         spec_hash=next((figures["spec_hash"] for figures in steps.values() if "spec_hash" in figures), None),
         trained=tuple(step.kind for step in chains[0].steps if step.kind in STAGES),
@@ -160,6 +161,10 @@ def _scores(figures: Figures) -> dict[Column, float]:
         elif cell["mean"] is not None:
             found[Column(kind="score", task=cell["task"], length=cell["length"])] = cell["mean"]
     return found
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
 
 
 def _perplexity(nats: float) -> float:

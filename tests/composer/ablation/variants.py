@@ -29,9 +29,9 @@ def write_spec(path: Path, document: dict[str, Any] | None = None, **changes: An
     return str(path)
 
 
-def request_for(teacher: Path | None, texts: Path, **changes: Any) -> Request:
+def request_for(source: Path | None, texts: Path, **changes: Any) -> Request:
     tasks = {"tasks": ("mqar,pairs=2",), "lengths": (12,), "samples": 4}
-    return Request(**{"source": None if teacher is None else str(teacher), "data": (str(texts),), "share": 0.2, **tasks, **changes})
+    return Request(**{"source": None if source is None else str(source), "data": (str(texts),), "share": 0.2, **tasks, **changes})
 
 
 def chains_of(specs: Sequence[str], request: Request, folder: Path, *overrides: str) -> dict[tuple[str, int], Chain]:
