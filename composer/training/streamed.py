@@ -5,12 +5,13 @@ Each layer learns from the same batches, in the same order, as when all of them 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +114,11 @@ def transfer_streamed(
             above = teacher.layer(index)
             if done is None:
                 finished[index] = _train(run, stage, index, student, above, spills, journal)
+                _give_back()
             for spill in () if last else spills:
                 spill.advance(index, above, _autocast(setting.autocast))
             del above  # before the next one comes
+            _give_back()
     layers = [layer for layer in finished if layer is not None]
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
     return _together([outcome for _, outcome in layers if outcome is not None]), learned
@@ -163,6 +166,12 @@ def _used(rows: Rows, stage: Transfer, seed: int) -> np.ndarray:
     """The rows that the stage's steps take."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
+
+
+def _give_back() -> None:
+    """Hand the system what was freed: glibc keeps pieces of what a layer took, and the next one may not fit into them."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _path(run: Run, index: int) -> Path:
