@@ -125,9 +125,7 @@ def _embedded(teacher: ComposedForCausalLM, ids: Tensor, tokens: Tokens) -> Tens
     return teacher.model.before(teacher.model.embed_tokens(ids), tokens)
 
 
-def _taught(
-    teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend, last: bool
-) -> tuple[Lesson, Tensor]:
+def _taught(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend, last: bool) -> tuple[Lesson, Tensor]:
     """What the attention answers, and what the next layer is handed, if there is one."""
     lesson = lesson_of(teacher, hidden, tokens, backend)
     return lesson, hidden if last else teacher.after(hidden, lesson.attended)

@@ -93,7 +93,8 @@ def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.Monke
     os.mkdir("void")
     assert told("storys.jsonl") == 'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? Tasks: echo, quote'
     assert told("ecko") == 'no file, folder or task "ecko"; did you mean "echo"? Tasks: echo, quote'
-    assert told("some/where.txt") == 'no file, folder or task "some/where.txt". Data of the Hub are hub:owner/name. Tasks: echo, quote'
+    nowhere = 'no file, folder or task "some/where.txt". Data of the Hub are hub:owner/name. Tasks: echo, quote'
+    assert told("some/where.txt") == nowhere
     assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in told("void")
     assert 'no file fits the pattern "x*.jsonl"' in told("x*.jsonl")
     assert f'"{tmp_path / "stories.jsonl"}"' in told(str(tmp_path / "storie.jsonl"))
