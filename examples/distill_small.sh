@@ -13,4 +13,4 @@ for spec in ${SPECS:-lolcats lawcat}; do
         -o "$out/$spec-distilled" --force
     students+=("$out/$spec-distilled")
 done
-compose eval "$teacher" "${students[@]}" --tasks stories,passkey,recall --lengths 256 --samples 200 -o "$out/scores" --force
+compose eval "$teacher" "${students[@]}" --tasks stories,passkey,recall --lengths 256,512,1024 --samples 100 -o "$out/scores" --force
