@@ -16,6 +16,8 @@ from composer.ablation.steps import FAILURE, LOCK, Figures, run_step
 from composer.errors import AblationError
 
 LOCAL, AUTO = "local", "auto"
+PATIENCE = 10.0
+"""Seconds in which a cluster has to answer."""
 
 
 def ray_workers(address: str, *, gpus: float = 0) -> Start:
@@ -29,6 +31,8 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
     @contextmanager
     def start() -> Iterator[Workers]:
         options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+        if address not in (LOCAL, AUTO):
+            _check_answers(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -40,6 +44,18 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
             ray.shutdown()
 
     return start
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes. Raises AblationError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE):
+            pass
+    except (OSError, ValueError) as error:
+        raise AblationError(
+            f"There is no Ray cluster at {address} ({error}): expected HOST:PORT, ray://HOST:PORT, {AUTO} or {LOCAL}."
+        ) from error
 
 
 class _Cluster:

@@ -106,7 +106,10 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "a spec": (["lolcat", "--from", "teacher", *DATA, "-o", "out"], 'did you mean "lolcats"'),
     "a spec twice": ([SWEEP, SWEEP, "--from", "teacher", *DATA, "-o", "out"], 'Two variants are called "tiny-slow"'),
     "a task": ([SWEEP, "--from", "teacher", "--tasks", "recal", "--lengths", "64", "-o", "out"], 'No task "recal"'),
-    "a task's words": ([SWEEP, "--from", "teacher", "--tasks", "passkey", "--lengths", "64", "-o", "out"], "The tokenizer cannot write"),
+    "a task's words": (
+        [SWEEP, "--from", "teacher", "--tasks", "passkey", "--lengths", "64", "-o", "out"],
+        "The tokenizer cannot write",
+    ),
     "too short": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "--lengths", "8", "-o", "out"], "mqar"),
     "nothing to do": ([SWEEP, "--from", "teacher", "-o", "out"], "say --data to train them on, --tasks to score them on"),
     "no lengths": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "-o", "out"], "--lengths 512,1024"),

@@ -1,0 +1,145 @@
+"""Steps run once, each behind the one before it; processes end with whoever started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer
+from composer.ablation import runner, steps
+from composer.ablation.plan import Chain, Request, Step
+from composer.ablation.runner import one_process, processes, run_chains
+from composer.ablation.steps import FAILURE, LOCK, Figures
+from composer.errors import AblationError
+from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
+
+ROOT = Path(composer.__file__).parent.parent
+
+
+class Recorded:
+    """Ends steps in the order in which they were started, or against it."""
+
+    def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "") -> None:
+        self.ran: list[Step] = []
+        self._done = {done}
+        self._waiting: list[Step] = []
+        self._backwards, self._failing = backwards, failing
+
+    def start(self, step: Step, folder: Path) -> None:
+        assert step.after is None or step.after.name in self._done
+        self._waiting.append(step)
+
+    def ended(self) -> tuple[Step, Figures]:
+        step = self._waiting.pop(-1 if self._backwards else 0)
+        self.ran.append(step)
+        self._done.add(step.name)
+        return step, {FAILURE: "no"} if step.kind == self._failing else {"of": step.name}
+
+
+@pytest.fixture
+def chains(asked: Request, tmp_path: Path) -> list[Chain]:
+    return list(chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], asked, tmp_path).values())
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_each_once_and_in_order(chains: list[Chain], tmp_path: Path, backwards: bool) -> None:
+    workers, told = Recorded(backwards=backwards), []
+    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: told.append((step, done, total)))
+    names = {step.name for chain in chains for step in chain.steps}
+    assert len(names) == 7
+    assert sorted(step.name for step in workers.ran) == sorted(names)
+    assert results == {name: {"of": name} for name in names}
+    assert told == [(None, 0, 7), *((step, done, 7) for done, step in enumerate(workers.ran, 1))]
+
+
+def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
+    workers = Recorded(failing="finetune")
+    results = run_chains(chains, tmp_path, workers)
+    assert [step.kind for step in workers.ran] == ["build", "transfer", "compare", "finetune", "finetune"]
+    assert [results[chain.steps[-1].name] for chain in chains] == [{FAILURE: "no"}] * 2
+
+
+def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
+    name = chains[0].steps[0].name
+    (tmp_path / f"{name}.json").write_text('{"found": true}')
+    workers, told = Recorded(done=name), []
+    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: told.append(done))
+    assert results[name] == {"found": True}
+    assert told == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / LOCK).touch()
+    original = runner.wait
+
+    def kill(*arguments: Any, **options: Any) -> Any:
+        for child in _children(os.getpid()):
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(child, signal.SIGKILL)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(runner, "wait", kill)
+    with pytest.raises(AblationError, match="take fewer --jobs") as raised, processes(1)() as workers:
+        run_chains(chains[:1], tmp_path, workers)
+    assert isinstance(raised.value.__cause__, BrokenProcessPool)
+
+
+def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
+    """A program whose processes are at work is killed: they end, too."""
+    code = (
+        "import sys, time; from pathlib import Path; from composer.ablation.runner import processes\n"
+        "if __name__ == '__main__':\n"
+        "    with processes(1)() as workers:\n"
+        "        workers._executor.submit(time.sleep, 600)\n"
+        "        while not workers._executor._processes: time.sleep(0.1)\n"
+        "        print(list(workers._executor._processes)[0], flush=True); time.sleep(600)\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        worker = int(program.stdout.readline())
+        until = time.monotonic() + 120
+        while _threads(worker) < 3 and time.monotonic() < until:  # until it watches over its parent
+            time.sleep(0.1)
+        program.kill()
+    while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < until:
+        if " Z " in Path(f"/proc/{worker}/stat").read_text():
+            break
+        time.sleep(0.1)
+    else:
+        assert not Path(f"/proc/{worker}").exists()
+
+
+def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / LOCK).touch()
+    for kind in steps.RUN:
+        monkeypatch.setitem(steps.RUN, kind, lambda step, folder: {"process": os.getpid()})
+    with one_process() as workers:
+        results = run_chains(chains, tmp_path, workers)
+    assert {figures["process"] for figures in results.values()} == {os.getpid()}
+
+
+def _children(process: int) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == process:
+                yield int(path.parent.name)
+        except (OSError, ValueError):
+            continue
+
+
+def _threads(process: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{process}/task"))
+    except OSError:
+        return 0
