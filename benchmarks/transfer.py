@@ -152,7 +152,7 @@ def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedF
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: course.learn(batch, course.count(batch)),
         "quadratic": lambda: quadratic.learn(batch.ids),
-        "teacher": lambda: list(lessons(teacher.model, batch)),
+        "teacher": lambda: list(lessons(teacher, batch)),
     }
     parameters = [*quadratic.parameters(), *(parameter for unit in course.units for parameter in unit.parameters.values())]
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contestants} for clock in CLOCKS}

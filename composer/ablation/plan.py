@@ -113,8 +113,8 @@ def stages_of(variant: Variant, request: Request) -> dict[str, Stage]:
     if not request.data:
         return {}
     recipe = variant.recipe
-    taught = {"transfer": recipe.transfer, "finetune": recipe.finetune}
-    alone = {"train": recipe.train}
+    taught: dict[str, Stage | None] = {"transfer": recipe.transfer, "finetune": recipe.finetune}
+    alone: dict[str, Stage | None] = {"train": recipe.train}
     wanted, other = (taught, alone) if request.source is not None else (alone, taught)
     said = {kind: stage for kind, stage in wanted.items() if stage is not None}
     beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
