@@ -31,6 +31,8 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
     @contextmanager
     def start() -> Iterator[Workers]:
         options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+        if address == LOCAL:  # it would tell its makers that it runs
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address not in (LOCAL, AUTO):
             _check_answers(address)
         try:

@@ -107,7 +107,7 @@ def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[V
     return found
 
 
-def stages_of(variant: Variant, request: Request) -> dict[str, Stage]:
+def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     """What its recipe trains of a model of this origin, in order; nothing where there are no data. Raises AblationError where the
     recipe is for another origin."""
     if not request.data:

@@ -219,7 +219,7 @@ def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Pa
     distill(built, trained, Options([str(texts)], share=0.2), which="transfer")
     lola = {"compose": 1, "name": "lola-small", "extends": "lola", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}}}
     request = request_for(trained, texts, teacher=str(teacher))
-    report = ablate([write_spec(tmp_path / "lola.yaml", lola)], request, tmp_path / "out", overrides=["recipe={sequence: 16}"])
+    report = ablate([write_spec(tmp_path / "lola.yaml", lola)], request, tmp_path / "out")
     (variant,) = report.variants
     assert not report.failed
     assert (variant.trained, "perplexity" in variant.figures, "mqar,pairs=2 12" in variant.figures) == ((), True, True)
