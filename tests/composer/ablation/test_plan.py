@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from composer.ablation import identity
 from composer.ablation.plan import Request, read_variants
 from composer.errors import AblationError, BuildError, SpecError, TrainingError
 from tests.checkpoints import edit_config, edit_tensors
@@ -115,6 +116,14 @@ def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, n
     change, expected = FILES[name]
     change(own, tmp_path)
     assert changed(before, one(spec, request, tmp_path)) == expected
+
+
+def test_versions_decide(asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another torch has computed is not mixed with what this one does."""
+    spec = write_spec(tmp_path / "s.yaml")
+    before = one(spec, asked, tmp_path)
+    monkeypatch.setattr(identity, "versions_of", lambda packages: dict.fromkeys(packages, "2"))
+    assert changed(before, one(spec, asked, tmp_path)) == ALL
 
 
 def test_another_teacher_decides(asked: Request, tmp_path: Path) -> None:
