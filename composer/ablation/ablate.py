@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer.ablation.check import check_inputs, check_request
-from composer.ablation.plan import Request, plan, read_variants
+from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import Start, Told, one_process, run_chains
-from composer.ablation.steps import LOCK, write_whole
+from composer.ablation.steps import LOCK, Figures, write_whole
 from composer.ablation.table import draw, markdown
 from composer.errors import AblationError
 from composer.weights.record import versions
@@ -37,13 +37,9 @@ def ablate(
     if not (steps / LOCK).is_file() and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise AblationError(f"{out} holds something else than an ablation. Move it away, or choose another --out.")
     chains = plan(read_variants(specs, overrides), request, steps)
-    check_inputs(chains, request, steps)
+    results = run(chains, request, steps, workers, tell)
+    report = make_report(chains, results, request, versions())
     try:
-        with workers() as started:
-            steps.mkdir(parents=True, exist_ok=True)
-            (steps / LOCK).touch()
-            results = run_chains(chains, steps, started, tell)
-        report = make_report(chains, results, request, versions())
         write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
         write_whole(out / TABLE, markdown(report))
         draw(report, out / PLOT)
@@ -52,3 +48,19 @@ def ablate(
             f"{error.filename or out} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."
         ) from error
     return report
+
+
+def run(
+    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: Told | None = None
+) -> dict[str, Figures]:
+    """What every step of planned chains found, by its name; in the folder ``steps``, which it makes. Raises ComposerError."""
+    check_inputs(chains, request, steps)
+    try:
+        with workers() as started:
+            steps.mkdir(parents=True, exist_ok=True)
+            (steps / LOCK).touch()
+            return run_chains(chains, steps, started, tell)
+    except OSError as error:
+        raise AblationError(
+            f"{error.filename or steps} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."
+        ) from error

@@ -79,7 +79,7 @@ def make_report(
     chains: Sequence[Chain], results: Mapping[str, Figures], request: Request, versions: Mapping[str, str]
 ) -> AblationReport:
     """From what the steps found, by their names."""
-    found = {(chain.variant.name, chain.seed): _found(chain, results) for chain in chains}
+    found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
     columns.sort(key=lambda column: get_args(Kind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
@@ -108,7 +108,7 @@ def _variant(
         for column in columns
     }
     failures = {chain.seed: [why for step in chain.steps if (why := results[step.name].get(FAILURE))] for chain in chains}
-    teachers = [figures["teacher_loss"] for figures in steps.values() if figures.get("teacher_loss") is not None]
+    teacher = teacher_perplexity(steps)
     return VariantReport(
         name=variant.name,
         values=_as_json(variant.values),
@@ -116,14 +116,14 @@ def _variant(
         spec_hash=next((figures["spec_hash"] for figures in steps.values() if "spec_hash" in figures), None),
         trained=tuple(step.kind for step in chains[0].steps if step.kind in STAGES),
         figures={column.title: _figure(values) for column, values in by_column.items() if values},
-        teacher_perplexity=_perplexity(statistics.fmean(teachers)) if teachers else None,
+        teacher_perplexity=teacher,
         failures={seed: "; ".join(dict.fromkeys(whys)) for seed, whys in failures.items() if whys},
         seconds=round(sum(figures.get("seconds", 0.0) for figures in steps.values()), 2),
     )
 
 
-def _found(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
-    """The figures of one variant and seed."""
+def figures_of(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
+    """The figures of one variant and seed, from what its steps found, by their names."""
     found: dict[Column, float] = {}
     learns = any(step.kind in ("finetune", "train") for step in chain.steps)
     for step in chain.steps:
@@ -139,6 +139,12 @@ def _found(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
         elif step.kind in ("finetune", "train") and figures["loss"] is not None:
             found[Column(kind="after")] = _perplexity(figures["loss"])
     return found
+
+
+def teacher_perplexity(results: Mapping[str, Figures]) -> float | None:
+    """On the held-out rows of these steps, if they had any."""
+    losses = [figures["teacher_loss"] for figures in results.values() if figures.get("teacher_loss") is not None]
+    return _perplexity(statistics.fmean(losses)) if losses else None
 
 
 def _likeness(figures: Figures) -> dict[Column, float]:

@@ -133,8 +133,10 @@ def processes(count: int) -> Start:
 def _begin(stop: Any) -> None:
     """Several processes with several threads each would wait for one another; and none goes on where nobody waits for it."""
     import torch
+    from transformers.utils import logging
 
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     parent = multiprocessing.parent_process()
     assert parent is not None, "it was started by one"
     for over in (stop.wait, parent.join):
