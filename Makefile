@@ -2,6 +2,7 @@
 # make test    the tests
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
+# make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make gpu     what needs a CUDA device
 # Each makes the virtual environment first, where it is not there or out of date. PYTHON=, VENV= and WORKERS= (of the tests)
 # override.
@@ -12,7 +13,7 @@ WORKERS ?= auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check docs gpu clean
+.PHONY: demo test check docs evidence gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -27,6 +28,9 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/write.py
+
+evidence: $(READY)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m evidence
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'

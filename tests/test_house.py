@@ -26,11 +26,18 @@ from docs.write import SCHEMA, schema
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("blocks", "converters", "composer")
 SOURCES = sorted(
-    path for folder in (*PACKAGES, "tests", "examples", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")
+    path for folder in (*PACKAGES, "tests", "examples", "benchmarks", "docs", "evidence") for path in (ROOT / folder).rglob("*.py")
 )
 TEXTS = sorted(
     path
-    for path in (*ROOT.glob("*"), *SOURCES, *(ROOT / "specs").rglob("*"), *(ROOT / "docs").rglob("*"), *ROOT.glob("examples/*"))
+    for path in (
+        *ROOT.glob("*"),
+        *SOURCES,
+        *(ROOT / "specs").rglob("*"),
+        *(ROOT / "docs").rglob("*"),
+        *ROOT.glob("examples/*"),
+        *ROOT.glob("evidence/specs/*"),
+    )
     if path.suffix in {".py", ".md", ".yaml", ".toml", ".txt", ".sh"} or path.name == "Makefile"
 )
 SIZE = Dimensions(hidden_size=64, layers=4, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)

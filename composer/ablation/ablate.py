@@ -62,5 +62,6 @@ def run(
             return run_chains(chains, steps, started, tell)
     except OSError as error:
         raise AblationError(
-            f"{error.filename or steps} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."
+            f"{error.filename or steps} cannot be read or written: {error.strerror or error}. What is done stays; say the same "
+            "again."
         ) from error

@@ -1,0 +1,52 @@
+"""``make evidence``: run what is missing, then write the page. Stop it whenever you like; it goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from composer.ablation.runner import one_process, processes
+from composer.cli.screen import without_bars
+from composer.devices import check_device
+from composer.errors import ComposerError
+from evidence import page
+from evidence.experiments import EXPERIMENTS, OUT
+from evidence.running import run_missing
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help=f"Experiments: {', '.join(EXPERIMENTS)}. Left out: all.")] = None,
+    work: Annotated[Path, typer.Option(help="Where models and steps stand.")] = Path(OUT),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
+    page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the page of what is kept.")] = False,
+) -> None:
+    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md."""
+    unknown = [name for name in only or () if name not in EXPERIMENTS]
+    if unknown:
+        raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(EXPERIMENTS)}', param_hint="--only")
+    failures: list[str] = []
+    try:
+        check_device(device)
+        count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
+        workers = one_process if count == 1 else processes(count)
+        for experiment in () if page_only else EXPERIMENTS.values():
+            if not only or experiment.name in only:
+                failures += run_missing(experiment, work, workers, lambda line: typer.echo(line, err=True), device)
+    except ComposerError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
+    page.write()
+    for failure in failures:
+        typer.echo(failure, err=True)
+    raise typer.Exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    without_bars()
+    os.chdir(Path(__file__).parents[1])
+    sys.exit(typer.run(main))

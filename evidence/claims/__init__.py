@@ -1,0 +1,13 @@
+"""The claims, a file a paper."""
+
+from __future__ import annotations
+
+from evidence.claims import latte, lawcat, lola, lolcats
+from evidence.claims.claim import Claim
+
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    "LAWCAT": lawcat.CLAIMS,
+    "LoLCATs": lolcats.CLAIMS,
+    "LoLA": lola.CLAIMS,
+    "Latte": latte.CLAIMS,
+}

@@ -1,0 +1,120 @@
+"""Latte (arXiv:2402.17512)."""
+
+from __future__ import annotations
+
+from evidence.claims.claim import STORIES, TEACHER, Claim
+from evidence.verdict import Place, above, below, near
+
+PERPLEXITY = STORIES[:3]
+SHORT, _, LONG = PERPLEXITY
+OURS = "macchiato/macchiato"
+TABLE = {
+    "Latte": "latte/latte-plain",
+    "Latte++": "latte/latte-pp",
+    "Latte-Conv++": "latte/latte-conv-pp",
+    "Latte-Conv-SWA++": "latte/latte-conv-swa-pp",
+    "Latte-RGLRU++": "latte/latte-rglru-pp",
+    "Latte-RGLRU-SWA++": "latte/latte-rglru-swa-pp",
+    "RGLRU-SWA++, no latents": "latte/latte-without-latents",
+    "Transformer++": "latte/latte-transformer-pp",
+}
+STEPS = (
+    ("Latte++", "Latte"),
+    ("Latte-Conv++", "Latte++"),
+    ("Latte-Conv-SWA++", "Latte-Conv++"),
+    ("Latte-RGLRU++", "Latte-Conv++"),
+    ("Latte-RGLRU-SWA++", "Latte-RGLRU++"),
+    ("Latte-RGLRU-SWA++", "RGLRU-SWA++, no latents"),
+    ("Transformer++", "Latte-RGLRU-SWA++"),
+)
+LATENTS = {f"{count} latents": f"latte/latents-{count}" for count in (2, 8, 32)} | {
+    "softmax attention": "latte/latents-transformer"
+}
+TRUNCATED = "latte/latte-truncated"
+
+CLAIMS = (
+    Claim(
+        "Each addition to Latte lowers perplexity",
+        "Latte, section 4.1, tables 1 and 2",
+        "Latte 21.88, ++ (RMSNorm, gated MLP) 21.56, with a convolution 20.26 and a window beside it 18.52, with the RG-LRU "
+        "19.99 and a "
+        "window 17.64, the same without latents 18.25, Transformer++ 17.19.",
+        TABLE,
+        PERPLEXITY,
+        tuple(below(f"{better} below {worse}", Place(TABLE[better], SHORT), Place(TABLE[worse], SHORT)) for better, worse in STEPS),
+        "From nothing: two layers, 128 wide, 200 steps of 8 rows of 256 tokens of stories; 32 latents, windows of 32.",
+    ),
+    Claim(
+        "More latents, lower perplexity; full attention lower still",
+        "Latte, section 4.3, figure 5a",
+        "“increasing L improves the performance; nevertheless there is a point at which the added computational cost of using "
+        "more latent "
+        "states is no longer justified … standard causal attention on the full context performs better.”",
+        LATENTS,
+        PERPLEXITY[:1],
+        tuple(
+            below(f"{better} below {worse}", Place(LATENTS[better], SHORT), Place(LATENTS[worse], SHORT))
+            for better, worse in (("8 latents", "2 latents"), ("32 latents", "8 latents"), ("softmax attention", "32 latents"))
+        ),
+    ),
+    Claim(
+        "Macchiato on whole sequences beats truncated attention",
+        "Latte, section 4.3, figure 5b",
+        "“Latte-Macchiato outperforming standard attention on truncated sequences”.",
+        {
+            "Latte-RGLRU-SWA++": TABLE["Latte-RGLRU-SWA++"],
+            "softmax, last 64 tokens": TRUNCATED,
+            "Transformer++": TABLE["Transformer++"],
+        },
+        PERPLEXITY,
+        tuple(
+            below(f"Macchiato below truncated attention, {at}", Place(TABLE["Latte-RGLRU-SWA++"], at), Place(TRUNCATED, at))
+            for at in PERPLEXITY
+        ),
+        "Macchiato has a window of 32. Truncated attention sees the last 64 tokens, wherever it is in a text.",
+    ),
+    Claim(
+        "Trained from nothing, Macchiato extrapolates and softmax attention does not",
+        "Latte, section 4.3, figure 6",
+        "“our model successfully extrapolates to longer sequences, whereas the performance of standard causal attention degrades "
+        "as the "
+        "sequence length increases”.",
+        {"Latte-RGLRU-SWA++": TABLE["Latte-RGLRU-SWA++"], "Transformer++": TABLE["Transformer++"]},
+        PERPLEXITY,
+        (
+            near(
+                "Macchiato at four times the training length within 5 % of that at once",
+                Place(TABLE["Latte-RGLRU-SWA++"], LONG),
+                Place(TABLE["Latte-RGLRU-SWA++"], SHORT),
+                0.05,
+            ),
+            above(
+                "softmax attention a tenth worse at four times",
+                Place(TABLE["Transformer++"], LONG),
+                Place(TABLE["Transformer++"], SHORT),
+                1.1,
+            ),
+        ),
+        "The paper's transformer has YaRN, which helps it; ours has plain RoPE.",
+    ),
+    Claim(
+        "A pretrained model turned into Macchiato keeps its perplexity far beyond its length",
+        "Latte, section 4.5, table 4",
+        "Gemma 2.6B on TinyStories at 4K, 8K, 16K: 5.45, 19.15, 66.61; Gemma-Macchiato 4.26, 4.34, 4.30. “Unlike "
+        "Gemma-Macchiato, Gemma "
+        "fails to generalise to longer sequences.”",
+        {"teacher": TEACHER, "teacher, window alone": "teacher/window", "Macchiato": OURS},
+        STORIES,
+        (
+            near(
+                "Macchiato at eight times the training length within 5 % of that at once",
+                Place(OURS, STORIES[3]),
+                Place(OURS, STORIES[0]),
+                0.05,
+            ),
+            above("the teacher a tenth worse at four times", Place(TEACHER, STORIES[2]), Place(TEACHER, STORIES[0]), 1.1),
+            *(below(f"Macchiato below the teacher, {at}", Place(OURS, at), Place(TEACHER, at)) for at in STORIES[1:]),
+            near("Macchiato within a tenth of the teacher at once", Place(OURS, STORIES[0]), Place(TEACHER, STORIES[0]), 0.1),
+        ),
+    ),
+)

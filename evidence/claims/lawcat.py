@@ -1,0 +1,158 @@
+"""LAWCAT (Liu et al. 2025)."""
+
+from __future__ import annotations
+
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, Claim
+from evidence.verdict import Place, above, at_least, at_most, below, near
+
+WITHOUT_NORM = "students/lawcat-normalisation-without"
+WITHOUT_CONV = "students/lawcat-convolution-without"
+WITH_ROPE = "students/lawcat-rope-rope"
+WITH_WINDOW = "students/lawcat-window-with"
+LOCAL_ROPE = "students/lolcats-rope-in-window"
+NO_ROPE = "students/lolcats-no-rope"
+NO_WINDOW = "students/lolcats-no-window"
+SHARING = {name: f"students/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
+RANKS = {rank: f"students/gate-rank-{rank}" for rank in ("4", "32", "full")}
+X1, X2, X4, X8 = PASSKEY
+SHORT = STORIES[0]
+
+CLAIMS = (
+    Claim(
+        "LAWCAT retrieves beyond the length that it was trained on, LoLCATs does not",
+        "LAWCAT, section 5.2, table 5",
+        "“even when distilled and fine-tuned solely on 1K-length sequences, the resulting model retains competitive performance "
+        "up to "
+        "12K tokens”. Passkeys at 1K, 2K, 4K, 8K: LAWCAT 1.0, 1.0, 1.0, 0.9; LoLCATs 0.9, 0.8, 0, 0.",
+        {"teacher": TEACHER, "LoLCATs": LOLCATS, "LAWCAT": LAWCAT},
+        PASSKEY + RECALL,
+        (
+            *(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at)) for at in PASSKEY[1:] + RECALL[1:]),
+            at_least("LAWCAT keeps 0.9 at four times the training length", Place(LAWCAT, X4), 0.9),
+            at_least("LAWCAT keeps 0.9 at eight times", Place(LAWCAT, X8), 0.9),
+            at_most("LoLCATs is at 0.1 or less at four times", Place(LOLCATS, X4), 0.1),
+        ),
+    ),
+    Claim(
+        "Without normalisation LAWCAT fails beyond the training length",
+        "LAWCAT, table 2",
+        "“removing GLA normalization significantly degrades performance on passkey retrieval tasks involving longer contexts, "
+        "although "
+        "the model maintains reasonable accuracy at the 1K-length scale”: 0.9 at 1K, 0 from 2K; LAWCAT 1.0 and 1.0.",
+        {"LAWCAT": LAWCAT, "without normalisation": WITHOUT_NORM},
+        PASSKEY + RECALL,
+        (
+            at_least("without it, 0.5 or more at the training length", Place(WITHOUT_NORM, X1), 0.5),
+            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_NORM, at)) for at in PASSKEY[1:]),
+            at_most("without it, 0.1 or less at twice the training length", Place(WITHOUT_NORM, X2), 0.1),
+        ),
+    ),
+    Claim(
+        "The convolution matters little for passkeys and much for harder retrieval",
+        "LAWCAT, tables 2 and 3",
+        "“the Conv1D layer offers limited benefit for the relatively simpler passkey retrieval task … its importance becomes "
+        "evident in "
+        "more complex scenarios”. Passkeys at 8K: 0.8 without, 0.9 with; S-NIAH-3 at 1K: 0 without, 56 % with.",
+        {"LAWCAT": LAWCAT, "without convolution": WITHOUT_CONV},
+        PASSKEY + RECALL,
+        (
+            *(at_least(f"without it, 0.8 or more, {at}", Place(WITHOUT_CONV, at), 0.8) for at in (X1, X2)),
+            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_CONV, at)) for at in RECALL),
+        ),
+        "The vocabulary of the small teacher has no UUIDs to hide; recall of 32 pairs stands for the harder task.",
+    ),
+    Claim(
+        "With rotary positions LAWCAT fails beyond the training length",
+        "LAWCAT, table 5",
+        "“the variant without RoPE maintained high accuracy up to 8K tokens, whereas the RoPE-equipped variant's performance "
+        "collapsed "
+        "beyond 3K tokens”: 1.0, 0.8 and 0 at 1K, 2K and 3K.",
+        {"LAWCAT": LAWCAT, "with RoPE": WITH_ROPE},
+        PASSKEY + RECALL,
+        (
+            at_least("with RoPE, 0.9 at the training length", Place(WITH_ROPE, X1), 0.9),
+            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITH_ROPE, at)) for at in PASSKEY[1:]),
+            at_most("with RoPE, 0.1 or less at four times the training length", Place(WITH_ROPE, X4), 0.1),
+        ),
+    ),
+    Claim(
+        "LoLCATs without rotary positions: worse on short text, better on long",
+        "LAWCAT, table 5",
+        "“removing RoPE decreases performance on shorter contexts (1K-3K tokens) but slightly improves performance on longer "
+        "contexts "
+        "(4K-8K tokens)”: 0.4 at 1K, 0.2 at 8K, against 0.9 and 0.",
+        {"LoLCATs": LOLCATS, "RoPE in the window alone": LOCAL_ROPE, "no RoPE": NO_ROPE},
+        PASSKEY + RECALL,
+        (
+            below("no RoPE below LoLCATs at the training length", Place(NO_ROPE, X1), Place(LOLCATS, X1)),
+            *(above(f"no RoPE above LoLCATs, {at}", Place(NO_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
+            *(above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
+        ),
+        "The paper's “PE for linear attention” can be read either way, so both stand here. They are the control that separates "
+        "positions "
+        "from the memory, too: heads, windows and states are the same in all three rows.",
+    ),
+    Claim(
+        "LoLCATs needs its window to retrieve, LAWCAT is better without one",
+        "LAWCAT, table 6",
+        "“removing SWA significantly impaired LoLCATs, confirming its reliance on this mechanism. Conversely, LAWCAT performed "
+        "better "
+        "without SWA, especially at longer contexts”. At 1K: LoLCATs 0.9 with, 0.1 without; LAWCAT 0.5 with, 1.0 without.",
+        {"LoLCATs": LOLCATS, "LoLCATs, no window": NO_WINDOW, "LAWCAT": LAWCAT, "LAWCAT with a window": WITH_WINDOW},
+        PASSKEY + RECALL,
+        (
+            above("LoLCATs above itself without a window, at the training length", Place(LOLCATS, X1), Place(NO_WINDOW, X1)),
+            *(above(f"LAWCAT above itself with a window, {at}", Place(LAWCAT, at), Place(WITH_WINDOW, at)) for at in PASSKEY),
+        ),
+    ),
+    Claim(
+        "A window helps on short text",
+        "LAWCAT, table 7",
+        "“adding SWA (window size 64) significantly boosts performance for both models”: LAWCAT 55.8 without and 59.9 with, "
+        "LoLCATs 41.2 "
+        "and 59.6, of five tasks of LM Eval; the teacher with a window alone 54.7, and 60.0 as it is.",
+        {
+            "teacher": TEACHER,
+            "teacher, window alone": "teacher/window",
+            "LoLCATs, no window": NO_WINDOW,
+            "LoLCATs": LOLCATS,
+            "LAWCAT": LAWCAT,
+            "LAWCAT with a window": WITH_WINDOW,
+        },
+        STORIES,
+        (
+            below("LAWCAT with a window below LAWCAT", Place(WITH_WINDOW, SHORT), Place(LAWCAT, SHORT)),
+            below("LoLCATs below itself without a window", Place(LOLCATS, SHORT), Place(NO_WINDOW, SHORT)),
+            near(
+                "the teacher with a window alone within a tenth of itself",
+                Place("teacher/window", SHORT),
+                Place(TEACHER, SHORT),
+                0.1,
+            ),
+        ),
+        "Perplexity of stories (low is good) stands for LM Eval's tasks, which the small vocabulary cannot write.",
+    ),
+    Claim(
+        "Sharing the linear map and not the convolution is best",
+        "LAWCAT, table 4",
+        "Passkeys at 8K: 0.9 where queries and keys share the map alone, 0.1 where they share both or nothing, 0 where they "
+        "share the "
+        "convolution alone.",
+        {"map (LAWCAT)": LAWCAT, **SHARING},
+        PASSKEY + RECALL,
+        tuple(above(f"LAWCAT above {name}, {X8}", Place(LAWCAT, X8), Place(run, X8)) for name, run in SHARING.items()),
+    ),
+    Claim(
+        "A rank of 32 suits the gate best",
+        "LAWCAT, table 8",
+        "“an optimal gate function rank—around 32”: S-NIAH-3 at 1K 12 % at 16, 56 % at 32, 24 % with a full matrix.",
+        {f"rank {rank}": run for rank, run in RANKS.items()},
+        PASSKEY + RECALL,
+        tuple(
+            above(f"rank 32 above {rank}, {at}", Place(RANKS["32"], at), Place(RANKS[rank], at))
+            for rank in ("4", "full")
+            for at in (RECALL[0], RECALL[3])
+        ),
+        "Where the paper's models are 2,048 wide, ours is 128: rank 4 stands for its 16, as too small.",
+    ),
+)

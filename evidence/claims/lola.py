@@ -1,0 +1,78 @@
+"""LoLA (arXiv:2505.23666)."""
+
+from __future__ import annotations
+
+from evidence.claims.claim import Claim
+from evidence.verdict import Expected, Place, above
+
+CACHES = {
+    "LoLCATs, window 64": "lola/lola-cache-lolcats-64",
+    "LoLCATs, window 80": "lola/lola-cache-lolcats-80",
+    "LoLA, 2 × 32 and λ = 16": "lola/lola-cache-lola-16",
+    "LoLCATs, window 96": "lola/lola-cache-lolcats-96",
+    "LoLA, 2 × 32 and λ = 32": "lola/lola-cache-lola-32",
+    "LoLCATs, window 128": "lola/lola-cache-lolcats-128",
+    "LoLA, 2 × 32 and λ = 64": "lola/lola-cache-lola-64",
+}
+PAIRS = (("LoLA, 2 × 32 and λ = 16", "80"), ("LoLA, 2 × 32 and λ = 32", "96"), ("LoLA, 2 × 32 and λ = 64", "128"))
+OWN = ("self_recall", "squared_error", "absolute_error", "overestimate", "recent", "relative_recall", "random")
+SCORES = {name.replace("_", " "): f"lola/lola-scores-{name}" for name in OWN}
+OTHERS = ("squared error", "absolute error", "overestimate", "recent", "random")
+PASSKEY, RECALL = ("passkey 256", "passkey 512"), ("recall 256", "recall 512")
+
+
+def _over(columns: tuple[str, ...]) -> tuple[Expected, ...]:
+    return tuple(
+        above(f"{lola} above a window of {size}, {at}", Place(CACHES[lola], at), Place(CACHES[f"LoLCATs, window {size}"], at))
+        for lola, size in PAIRS
+        for at in columns
+    )
+
+
+CLAIMS = (
+    Claim(
+        "On the same weights and at equal cache, a sparse cache retrieves more than a larger window",
+        "LoLA, section 4.1, table 1",
+        "“LoLA drastically improves recall with minimal additional caching”; “this performance increase cannot be obtained from "
+        "using a "
+        "larger sliding window”. S-NIAH-1 at 512, by equal cache: LoLCATs 29.4, 87.2 and 100, LoLA 99.0, 100 and 100 %; LoLCATs "
+        "as it is 9.0 %.",
+        CACHES,
+        PASSKEY + RECALL,
+        _over(PASSKEY[:1] + RECALL[:1]),
+        "LoLCATs as trained for the claims above, window 64. A row of LoLA sees 2 × 32 pairs at most in chunks, and λ more; that "
+        "of LoLCATs "
+        "before it holds as many in its window.",
+    ),
+    Claim(
+        "More cache, more retrieved",
+        "LoLA, table 1",
+        "S-NIAH-1 at 2K: 79.4, 96.4, 99.6 and 100 % as cache and chunk double.",
+        {name: run for name, run in CACHES.items() if name.startswith("LoLA")},
+        PASSKEY + RECALL,
+        tuple(
+            above(
+                f"λ = {more} above λ = {less}, {at}",
+                Place(CACHES[f"LoLA, 2 × 32 and λ = {more}"], at),
+                Place(CACHES[f"LoLA, 2 × 32 and λ = {less}"], at),
+            )
+            for more, less in ((32, 16), (64, 32))
+            for at in (PASSKEY[0], RECALL[0])
+        ),
+    ),
+    Claim(
+        "Self-recall is the best score to choose pairs by",
+        "LoLA, section 4.3, table 4",
+        "“all tested alternatives fall short of enabling associative recall”. S-NIAH-1 at 512: self-recall 99.0 %, squared error "
+        "11.4 %, "
+        "absolute error 20.0 %, overestimate 52.0 %, no score but a larger window 29.4 %.",
+        SCORES,
+        PASSKEY + RECALL,
+        tuple(
+            above(f"self recall above {name}, {at}", Place(SCORES["self recall"], at), Place(SCORES[name], at))
+            for name in OTHERS
+            for at in (PASSKEY[0], RECALL[0])
+        ),
+        "λ = 32. “recent” is the larger window, in whole chunks; “relative recall” and “random” are ours, and what chance does.",
+    ),
+)

@@ -1,0 +1,81 @@
+"""What a run found, in a small file of its own that is committed: whoever goes on finds it done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from blocks.part import Closed
+from composer.ablation.identity import data_identity
+from composer.ablation.plan import Variant
+from composer.evaluation.asked import read_tasks
+from composer.evaluation.options import Options
+from composer.evaluation.runner import task_facts
+from composer.weights.contents import sha256
+from evidence.experiments import EXPERIMENTS, Experiment
+
+KEPT = Path(__file__).parent / "runs"
+
+
+class Run(Closed):
+    """One variant with one seed. identity: a hash of all that it was asked for. values: what its row of the sweep says, by path.
+    figures: by the title of the column. teacher_perplexity: on the held-out rows, where there are any."""
+
+    experiment: str
+    variant: str
+    seed: int
+    identity: str
+    values: dict[str, Any]
+    figures: dict[str, float]
+    teacher_perplexity: float | None
+    seconds: float
+    versions: dict[str, str]
+
+
+def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict[str, Variant]) -> str:
+    """Of what is asked for, not of what computes it: a run that another version has done stays done, and says which.
+
+    variants: of the experiment whose model this one builds from, by name.
+    """
+    request = experiment.request
+    decides: dict[str, Any] = {"spec": _meaning(variant), "seed": seed, "data": [data_identity(said) for said in request.data]}
+    decides |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
+    asked = read_tasks(request.tasks, Options(samples=request.samples)) if request.tasks else ()
+    decides["tasks"] = [task_facts(one).model_dump(mode="json", include={"label", "options", "files"}) for one in asked]
+    decides["source"] = contents(Path(request.source or request.tokenizer or ""))
+    if experiment.trained is not None:
+        name, taught = experiment.trained
+        decides["trained"] = identity(EXPERIMENTS[name], variants[taught], seed, {})
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def path_of(experiment: str, variant: str, seed: int, folder: Path = KEPT) -> Path:
+    return folder / experiment / f"{variant}.seed-{seed}.json"
+
+
+def read(path: Path) -> Run | None:
+    """None where there is none."""
+    return Run.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def all_runs(folder: Path = KEPT) -> list[Run]:
+    """Every run that is kept."""
+    return [run for path in sorted(folder.glob("*/*.json")) if (run := read(path)) is not None]
+
+
+def _meaning(variant: Variant) -> dict[str, Any]:
+    """As it is said: a default that comes with a later version changes nothing."""
+    said = variant.spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
+    if said.get("recipe"):
+        said["recipe"].pop("data", None)
+    return said
+
+
+@lru_cache
+def contents(folder: Path) -> dict[str, str]:
+    """Of a model's weights, config and tokenizer."""
+    names = {path.name for pattern in ("config.json", "tokenizer*.json", "*.safetensors") for path in folder.glob(pattern)}
+    return {name: sha256(folder / name) for name in sorted(names)}

@@ -1,0 +1,197 @@
+"""docs/evidence.md and its picture, out of the runs that are kept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from composer.ablation.steps import write_whole
+from evidence.claims import CLAIMS
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
+from evidence.experiments import EXPERIMENTS, SEEDS
+from evidence.kept import Run, all_runs
+from evidence.speed import section as speed
+from evidence.verdict import BY_STATE, Kept, Place, seeds_of, state, verdict
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
+
+FOUR = {
+    "teacher": TEACHER,
+    "LoLCATs": LOLCATS,
+    "LoLA": "lola-far/lola-cache-lola-32",
+    "LAWCAT": LAWCAT,
+    "Macchiato": "macchiato/macchiato",
+}
+OURS = {name: f"students/ours-{name}" for name in ("alternating", "divided", "delta", "cached")}
+
+HEAD = """# Evidence
+
+The papers' claims, tried in miniature on the teacher that ships with this project (474,496 parameters, two layers, trained on
+256 tokens; [examples/teacher](../examples/teacher)). `make evidence` writes this page: it runs what is not kept in
+`evidence/runs`, then compares. Figures are means over seeds {seeds} ± the standard deviation of a sample; the teacher, which
+nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity, where low is good;
+lengths are in tokens, and students learn from rows of 256.
+
+A claim leads one to expect certain things of the figures. **Reproduced**: with every seed, all of them. **Not reproduced**: one
+of them fails with every seed. **Not at this scale**: seeds differ, or there is nothing to tell apart. What is expected was
+written down with the runs, not after them, and no seed was left out.
+
+"""
+
+
+def write() -> None:
+    """Both files, each as a whole or not at all."""
+    write_whole(PAGE, page())
+    draw(Kept(all_runs()), PLOT)
+
+
+def page() -> str:
+    """All of it but the picture."""
+    runs = all_runs()
+    return "".join(_page(Kept(runs), runs))
+
+
+def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
+    yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
+    yield "| claim | paper | here |\n|---|---|---|\n"
+    for paper, claims in CLAIMS.items():
+        for claim in claims:
+            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {paper} | {verdict(claim.expected, kept)} |\n"
+    for paper, claims in CLAIMS.items():
+        yield f"\n## {paper}\n"
+        for claim in claims:
+            yield from _claim(claim, kept)
+    yield speed()
+    yield from _best(kept)
+    yield from _how(runs)
+
+
+def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
+    yield f"\n### {claim.title}\n\n{claim.where}: {claim.says}\n\n"
+    yield table(claim.rows, claim.columns, kept)
+    if claim.remark:
+        yield f"\n{claim.remark}\n"
+    yield "\n| expected | with every seed | seeds |\n|---|---|---|\n"
+    for one in claim.expected:
+        found = seeds_of(one, kept).values()
+        yield f"| {one.says} | {BY_STATE[state(one, kept)]} | {sum(held is True for held in found)} of {len(found)} |\n"
+    commands = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
+    yield f"\n**{verdict(claim.expected, kept).capitalize()}.** From {_listed([f'`{name}`' for name in commands])}.\n"
+
+
+def _best(kept: Kept) -> Iterator[str]:
+    yield "\n## What none of the papers has\n\n"
+    yield "Compositions of our own against the four and the teacher, at one to eight times the training length; the same "
+    yield "training for all "
+    yield "students but Macchiato, whose own parameters alone learn, and LoLA, which is LoLCATs with λ = 32 and learns nothing "
+    yield "more.\n\n"
+    yield table({**FOUR, **OURS}, PASSKEY + RECALL, kept) + "\n" + table({**FOUR, **OURS}, STORIES, kept)
+    best = ranking(kept)
+    if best:
+        yield f"\nBy the mean of all eight scores: {_listed([f'{name} {score:.3f}' for name, score in best])}.\n"
+    yield "\nTheir specs are `evidence/specs/ours-*.yaml`: **alternating** layers of near windows (the teacher's own attention, "
+    yield "with its "
+    yield "positions) and LAWCAT's states (without); the same **divided** among the heads of every layer; alternating with a "
+    yield "gated **delta** "
+    yield "rule for LAWCAT's state; and one head of window, sparse cache and state without positions, **cached**.\n\n"
+    yield "![Scores over length, once to eight times the training length](evidence.png)\n"
+
+
+def ranking(kept: Kept) -> list[tuple[str, float]]:
+    """Each student's mean of all passkey and recall scores, over seeds, the best first; of those that have all of them."""
+    scores = {
+        name: [value for column in PASSKEY + RECALL for value in kept.at(Place(run, column)).values()]
+        for name, run in {**FOUR, **OURS}.items()
+    }
+    whole = {name: statistics.fmean(values) for name, values in scores.items() if values}
+    return sorted(whole.items(), key=lambda item: -item[1])
+
+
+def _how(runs: Sequence[Run]) -> Iterator[str]:
+    yield "\n## The runs\n\n"
+    yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
+    for name, experiment in EXPERIMENTS.items():
+        own = [run for run in runs if run.experiment == name]
+        seconds = sum(run.seconds for run in own)
+        yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "
+        yield f"{experiment.command}\n"
+        if experiment.trained is not None:
+            yield f"\n`trained-SEED` is `{'/'.join(experiment.trained)}` of that seed with its adapters folded in (`compose "
+            yield "merge`).\n"
+    versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
+    yield f"\nWith {', '.join(versions)}.\n"
+
+
+def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:
+    """Markdown: mean ± standard deviation over seeds; a dash where nothing is kept."""
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for name, run in rows.items():
+        lines.append(f"| {name} | {' | '.join(_cell(kept.at(Place(run, column))) for column in columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(figures: Mapping[int, float]) -> str:
+    values = list(figures.values())
+    if not values:
+        return "–"
+    spread = f" ± {_number(statistics.stdev(values))}" if len(values) > 1 else ""
+    return _number(statistics.fmean(values)) + spread
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:,.3g}" if value < 1000 else f"{value:.2e}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes them of headings."""
+    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
+
+
+def draw(kept: Kept, target: Path) -> None:
+    """Passkey, recall and stories over length: the teacher, the four, and the best of ours."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    best = next((name for name, _ in ranking(kept) if name in OURS), None)
+    shown = FOUR | ({f"ours: {best}": OURS[best]} if best else {})
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    lengths = [int(length.replace(",", "")) for length in TIMES]
+    for axis, columns, title in zip(
+        axes, (PASSKEY, RECALL, STORIES), ("passkeys found", "values recalled", "perplexity of stories"), strict=True
+    ):
+        for index, (name, run) in enumerate(shown.items()):
+            found = [
+                (length, values)
+                for length, column in zip(lengths, columns, strict=True)
+                if (values := list(kept.at(Place(run, column)).values()))
+            ]
+            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
+            axis.errorbar(
+                [length for length, _ in found],
+                [statistics.fmean(values) for _, values in found],
+                yerr=spread,
+                marker="o",
+                capsize=3,
+                label=name,
+                color="black" if run == TEACHER else f"C{index - 1}",
+                linestyle="--" if run == TEACHER else "-",
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axis.minorticks_off()
+        axis.axvline(256, color="gray", linewidth=0.8, linestyle=":")
+        axis.set(title=title, xlabel="tokens (all were trained on 256)")
+    axes[2].set_ylim(1.5, 4)
+    axes[0].legend(fontsize="small")
+    partial = target.with_name(f".{target.name}.partial")
+    figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+    partial.replace(target)

@@ -1,0 +1,136 @@
+"""Runs what is not kept yet, and keeps each run as soon as it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from composer.ablation.ablate import STEPS, run
+from composer.ablation.identity import PACKAGES
+from composer.ablation.plan import Chain, Request, Step, Variant, plan, read_variants
+from composer.ablation.report import figures_of, teacher_perplexity
+from composer.ablation.runner import Start
+from composer.ablation.steps import FAILURE, Figures, found, model_of, write_whole
+from composer.evaluation.runner import versions_of
+from composer.training.merge import merge_adapters
+from evidence.experiments import EXPERIMENTS, Experiment
+from evidence.kept import KEPT, Run, identity, path_of, read
+
+Told = Callable[[str], None]
+
+
+def run_missing(
+    experiment: Experiment, work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT
+) -> list[str]:
+    """What failed of an experiment, in words. Runs go seed by seed, so that a stop leaves whole tables of fewer seeds."""
+    missing = missing_runs(experiment, kept)
+    tell(f"{experiment.name}: {len(missing)} runs to do")
+    failures: list[str] = []
+    for request, wanted in _requests(experiment, missing, work, workers, tell, device):
+        steps = work / experiment.name / STEPS
+        names = {name for name, _ in wanted}
+        variants = [variant for variant in read_variants(experiment.specs, experiment.overrides) if variant.name in names]
+        chains = [chain for chain in plan(variants, request, steps) if (chain.variant.name, chain.seed) in wanted]
+        chains.sort(key=lambda chain: chain.seed)
+        failures += _run(experiment, chains, request, steps, workers, tell, wanted, kept)
+    return failures
+
+
+def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, int], str]:
+    """The identities of runs that are not kept, or were of something else; by variant and seed."""
+    variants = read_variants(experiment.specs, experiment.overrides)
+    wanted: dict[tuple[str, int], str] = {}
+    before = taught(experiment)
+    for variant in variants:
+        for seed in experiment.request.seeds:
+            own, kept_one = identity(experiment, variant, seed, before), read(path_of(experiment.name, variant.name, seed, kept))
+            if kept_one is None or kept_one.identity != own:
+                wanted[variant.name, seed] = own
+    return wanted
+
+
+def _requests(
+    experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: Start, tell: Told, device: str
+) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
+    """All at once; or seed by seed, where each begins with a trained model of its own."""
+    if not missing:
+        return
+    request = replace(experiment.request, device=device)
+    if experiment.trained is None:
+        yield request, missing
+        return
+    for seed in dict.fromkeys(seed for _, seed in missing):
+        source = _trained(experiment, seed, work, workers, tell, device)
+        yield replace(request, source=str(source), seeds=(seed,)), {key: own for key, own in missing.items() if key[1] == seed}
+
+
+def _trained(experiment: Experiment, seed: int, work: Path, workers: Start, tell: Told, device: str) -> Path:
+    """The model to build from, trained if it is not there, with its adapters folded in."""
+    assert experiment.trained is not None
+    name, variant = experiment.trained
+    other, source = EXPERIMENTS[name], work / experiment.name / f"trained-{seed}"
+    if source.is_dir():
+        return source
+    request, steps = replace(other.request, seeds=(seed,), device=device), work / name / STEPS
+    (chain,) = plan([taught(experiment)[variant]], request, steps)
+    tell(f"{experiment.name}: the model of {variant}, seed {seed}")
+    run([chain], request, steps, workers)
+    merge_adapters(model_of(chain.steps[-1], steps), source)
+    return source
+
+
+def taught(experiment: Experiment) -> dict[str, Variant]:
+    """The variants of the experiment whose models this one builds from, by name; none where it builds from the teacher."""
+    if experiment.trained is None:
+        return {}
+    other = EXPERIMENTS[experiment.trained[0]]
+    return {variant.name: variant for variant in read_variants(other.specs, other.overrides)}
+
+
+def _run(
+    experiment: Experiment,
+    chains: Sequence[Chain],
+    request: Request,
+    steps: Path,
+    workers: Start,
+    tell: Told,
+    wanted: dict[tuple[str, int], str],
+    kept: Path,
+) -> list[str]:
+    left = list(chains)
+
+    def ended(step: Step | None, figures: Figures, done: int, total: int) -> None:
+        if step is not None:
+            how = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
+            tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {how}")
+        for chain in list(left):
+            results = {one.name: what for one in chain.steps if (what := found(one, steps)) is not None}
+            if len(results) == len(chain.steps):
+                _keep(experiment, chain, results, wanted[chain.variant.name, chain.seed], kept)
+                left.remove(chain)
+
+    results = run(chains, request, steps, workers, ended)
+    return [
+        f"{experiment.name}: {chain.variant.name}, seed {chain.seed}: {why}"
+        for chain in left
+        for why in dict.fromkeys(results[step.name].get(FAILURE) for step in chain.steps)
+        if why
+    ]
+
+
+def _keep(experiment: Experiment, chain: Chain, results: dict[str, Figures], own: str, kept: Path) -> None:
+    path = path_of(experiment.name, chain.variant.name, chain.seed, kept)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    one = Run(
+        experiment=experiment.name,
+        variant=chain.variant.name,
+        seed=chain.seed,
+        identity=own,
+        values=chain.variant.values,
+        figures={column.title: value for column, value in figures_of(chain, results).items()},
+        teacher_perplexity=teacher_perplexity(results),
+        seconds=round(sum(figures["seconds"] for figures in results.values()), 1),
+        versions=versions_of(PACKAGES),
+    )
+    write_whole(path, one.model_dump_json(indent=1) + "\n")

@@ -1,0 +1,101 @@
+"""Whether a claim comes out: what it leads one to expect is asked of every seed by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from evidence.experiments import SEEDS
+from evidence.kept import Run
+
+State = Literal["holds", "fails", "open"]
+Verdict = Literal["reproduced", "not reproduced", "not at this scale", "runs are missing"]
+BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "seeds differ, or nothing to tell apart"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A figure. run: EXPERIMENT/VARIANT; column: its title in the ablation's report."""
+
+    run: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What should be seen. says: in words. holds: of the two figures of one seed; None where they are not told apart."""
+
+    says: str
+    left: Place
+    right: Place | float
+    holds: Callable[[float, float], bool | None]
+
+
+def above(says: str, left: Place, right: Place, times: float = 1.0) -> Expected:
+    """Left is more than ``times`` right; two that are equal are not told apart."""
+    return Expected(says, left, right, lambda one, other: None if one == times * other else one > times * other)
+
+
+def below(says: str, left: Place, right: Place) -> Expected:
+    """Left is less than right; two that are equal are not told apart."""
+    return Expected(says, left, right, lambda one, other: None if one == other else one < other)
+
+
+def at_least(says: str, left: Place, least: float) -> Expected:
+    return Expected(says, left, least, lambda one, other: one >= other)
+
+
+def at_most(says: str, left: Place, most: float) -> Expected:
+    return Expected(says, left, most, lambda one, other: one <= other)
+
+
+def near(says: str, left: Place, right: Place, share: float) -> Expected:
+    """Left lies within a share of right."""
+    return Expected(says, left, right, lambda one, other: abs(one - other) <= share * abs(other))
+
+
+class Kept:
+    """The figures of all runs that are kept."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._figures: dict[str, dict[str, dict[int, float]]] = {}
+        for run in runs:
+            columns = self._figures.setdefault(f"{run.experiment}/{run.variant}", {})
+            for column, value in run.figures.items():
+                columns.setdefault(column, {})[run.seed] = value
+
+    def at(self, place: Place) -> dict[int, float]:
+        """By seed; empty where nothing is kept."""
+        return self._figures.get(place.run, {}).get(place.column, {})
+
+
+def seeds_of(expected: Expected, kept: Kept) -> Mapping[int, bool | None]:
+    """Of each seed, whether it holds. What was run with one seed alone, since nothing is drawn for it, stands beside all others."""
+    left = kept.at(expected.left)
+    right = kept.at(expected.right) if isinstance(expected.right, Place) else dict.fromkeys(left, expected.right)
+    left, right = _beside(left, right), _beside(right, left)
+    return {seed: expected.holds(left[seed], right[seed]) for seed in sorted(left) if seed in right}
+
+
+def state(expected: Expected, kept: Kept) -> State:
+    """holds or fails: with every seed; open: otherwise."""
+    found = set(seeds_of(expected, kept).values())
+    return "holds" if found == {True} else "fails" if found == {False} else "open"
+
+
+def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
+    """reproduced: all that it leads to expect holds with every seed. not reproduced: something of it fails with every seed.
+    not at this scale: seeds differ, or figures cannot be told apart. What has not been run with every seed has no verdict."""
+    if any(len(seeds_of(one, kept)) < len(SEEDS) for one in expectations):
+        return "runs are missing"
+    states = [state(one, kept) for one in expectations]
+    if all(one == "holds" for one in states):
+        return "reproduced"
+    return "not reproduced" if "fails" in states else "not at this scale"
+
+
+def _beside(own: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    if len(own) == 1 and len(other) > 1:
+        return dict.fromkeys(other, next(iter(own.values())))
+    return dict(own)

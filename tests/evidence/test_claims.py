@@ -1,0 +1,89 @@
+"""Claims speak of runs and columns that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from composer.ablation.plan import read_variants
+from composer.ablation.report import TITLES, Column
+from composer.ablation.steps import FAILURE
+from composer.evaluation.asked import read_tasks
+from composer.evaluation.options import Options
+from evidence.claims import CLAIMS
+from evidence.claims.claim import Claim
+from evidence.experiments import EXPERIMENTS, Experiment
+from evidence.kept import all_runs, identity
+from evidence.page import FOUR, OURS, PAGE, page
+from evidence.running import taught
+from evidence.verdict import Place
+
+EVERY = [claim for claims in CLAIMS.values() for claim in claims]
+
+
+def columns(experiment: Experiment) -> set[str]:
+    """The titles that an experiment's report can have."""
+    request = experiment.request
+    asked = read_tasks(request.tasks, Options(samples=request.samples)) if request.tasks else ()
+    scores = {
+        Column(kind="perplexity" if one.task.scored == "loss" else "score", task=one.label, length=length).title
+        for one in asked
+        for length in request.lengths
+    }
+    return scores | (set(TITLES.values()) if request.data and request.share else set())
+
+
+def variants(experiment: Experiment) -> set[str]:
+    return {variant.name for variant in read_variants(experiment.specs, experiment.overrides)}
+
+
+KNOWN = {name: (variants(one), columns(one)) for name, one in EXPERIMENTS.items()}
+
+
+def places(claim: Claim) -> Iterator[Place]:
+    for run in claim.rows.values():
+        for column in claim.columns:
+            yield Place(run, column)
+    for one in claim.expected:
+        yield one.left
+        if isinstance(one.right, Place):
+            yield one.right
+
+
+@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
+def test_places_exist(claim: Claim) -> None:
+    for place in places(claim):
+        experiment, _, variant = place.run.partition("/")
+        names, titles = KNOWN[experiment]
+        assert variant in names, place
+        assert place.column in titles, place
+
+
+@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
+def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
+    shown = {Place(run, column) for run in claim.rows.values() for column in claim.columns}
+    assert claim.expected
+    for one in claim.expected:
+        assert {place for place in (one.left, one.right) if isinstance(place, Place)} <= shown, one.says
+
+
+def test_the_last_table_is_of_runs_that_exist() -> None:
+    for run in (FOUR | OURS).values():
+        experiment, _, variant = run.partition("/")
+        assert variant in KNOWN[experiment][0], run
+
+
+def test_kept_runs_are_of_what_is_asked() -> None:
+    """A run of another spec, recipe, task or teacher than the page speaks of must not stand there."""
+    for run in all_runs():
+        experiment = EXPERIMENTS[run.experiment]
+        (variant,) = [one for one in read_variants(experiment.specs, experiment.overrides) if one.name == run.variant]
+        assert run.identity == identity(experiment, variant, run.seed, taught(experiment)), f"{run.experiment}/{run.variant}"
+        assert FAILURE not in run.figures
+        assert set(run.figures) <= columns(experiment)
+
+
+def test_the_page_is_of_the_runs() -> None:
+    stale = PAGE.read_text(encoding="utf-8") != page()
+    assert not stale, "docs/evidence.md is not of the runs that are kept: `python -m evidence --page` writes it anew"

@@ -1,0 +1,90 @@
+"""What is missing is run once and kept; what is kept is not run again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from composer.ablation.plan import Request
+from composer.ablation.runner import one_process
+from evidence import running
+from evidence.experiments import EXPERIMENTS, TEACHER, Experiment
+from evidence.kept import all_runs, path_of, read
+from evidence.running import missing_runs, run_missing
+
+ONE_STEP = (
+    "recipe={sequence: 32, rows: whole}",
+    "recipe.transfer=null",
+    "recipe.finetune={lr: 1e-3, steps: 1, epochs: null, batch: 1, lora: {rank: 1, alpha: 1, targets: [q]}}",
+)
+SCORED = Request(TEACHER, tasks=("recall,pairs=2",), lengths=(32,), samples=2, seeds=(0, 1))
+TAUGHT = Experiment("taught", ("lolcats",), replace(SCORED, data=("stories,samples=4",), share=0.0), ONE_STEP)
+AFTER = Experiment("after", ("lola",), SCORED, trained=("taught", "lolcats"))
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture(autouse=True)
+def two_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (TAUGHT, AFTER):
+        monkeypatch.setitem(EXPERIMENTS, one.name, one)
+
+
+def weights(model: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(model.glob("*.safetensors"))]
+
+
+def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, told: list[str]) -> None:
+    kept, work = tmp_path / "runs", tmp_path / "work"
+    assert run_missing(TAUGHT, work, one_process, told.append, kept=kept) == []
+    assert sorted(path.name for path in kept.rglob("*")) == ["lolcats.seed-0.json", "lolcats.seed-1.json", "taught"]
+    first = read(path_of("taught", "lolcats", 0, kept))
+    assert first is not None
+    assert set(first.figures) == {"recall,pairs=2 32"}
+    assert first.seconds > 0
+    told.clear()
+    assert run_missing(TAUGHT, work / "elsewhere", one_process, told.append, kept=kept) == []
+    assert told == ["taught: 0 runs to do"]
+    assert not (work / "elsewhere").exists()
+
+
+def test_a_run_of_something_else_is_missing(tmp_path: Path, told: list[str]) -> None:
+    run_missing(TAUGHT, tmp_path / "work", one_process, told.append, kept=tmp_path)
+    assert missing_runs(TAUGHT, tmp_path) == {}
+    other = replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
+    assert set(missing_runs(other, tmp_path)) == {("lolcats", 0), ("lolcats", 1)}
+    path_of("taught", "lolcats", 1, tmp_path).unlink()
+    assert set(missing_runs(TAUGHT, tmp_path)) == {("lolcats", 1)}
+
+
+def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, told: list[str]) -> None:
+    kept, work = tmp_path / "runs", tmp_path / "work"
+    assert run_missing(AFTER, work, one_process, told.append, kept=kept) == []
+    assert {(run.experiment, run.seed) for run in all_runs(kept)} == {("after", 0), ("after", 1)}
+    assert weights(work / "after" / "trained-0") != weights(work / "after" / "trained-1")
+    # Another recipe of the model before it makes another run of this one.
+    before = missing_runs(AFTER, kept)
+    EXPERIMENTS["taught"] = replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
+    assert (before, set(missing_runs(AFTER, kept))) == ({}, {("lola", 0), ("lola", 1)})
+
+
+def test_what_fails_is_told_and_not_kept(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = running.run
+
+    def lose(chains, request, steps, workers, tell):  # type: ignore[no-untyped-def]
+        results = real(chains, request, steps, workers)
+        path = steps / f"{chains[0].steps[-1].name}.json"
+        path.unlink()
+        results[chains[0].steps[-1].name] = {"failure": "out of memory on cpu", "seconds": 0.0}
+        tell(None, {}, 0, 0)
+        return results
+
+    monkeypatch.setattr(running, "run", lose)
+    failures = run_missing(TAUGHT, tmp_path / "work", one_process, told.append, kept=tmp_path / "runs")
+    assert failures == ["taught: lolcats, seed 0: out of memory on cpu"]
+    assert [run.seed for run in all_runs(tmp_path / "runs")] == [1]

@@ -1,0 +1,60 @@
+"""A verdict is what every seed says."""
+
+from __future__ import annotations
+
+import pytest
+
+from evidence.kept import Run
+from evidence.verdict import Kept, Place, Verdict, above, at_least, at_most, below, near, seeds_of, state, verdict
+
+ONE, OTHER = Place("a/one", "score"), Place("a/other", "score")
+
+
+def kept(one: list[float], other: list[float]) -> Kept:
+    """Figures of two variants, by seed from 0."""
+    runs = []
+    for variant, values in (("one", one), ("other", other)):
+        for seed, value in enumerate(values):
+            facts = {"identity": "", "values": {}, "teacher_perplexity": None, "seconds": 0.0, "versions": {}}
+            runs.append(Run(experiment="a", variant=variant, seed=seed, figures={"score": value}, **facts))
+    return Kept(runs)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        ([0.9, 0.8, 0.7], "reproduced"),
+        ([0.1, 0.2, 0.3], "not reproduced"),
+        ([0.9, 0.2, 0.9], "not at this scale"),
+        ([0.9, 0.5, 0.9], "not at this scale"),
+        ([0.5, 0.5, 0.5], "not at this scale"),
+        ([0.9, 0.9], "runs are missing"),
+        ([], "runs are missing"),
+    ],
+)
+def test_above(one: list[float], said: Verdict) -> None:
+    assert verdict([above("", ONE, OTHER)], kept(one, [0.5, 0.5, 0.5])) == said
+
+
+def test_one_expectation_that_fails_decides() -> None:
+    found = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
+    open_, holds, fails = near("", ONE, OTHER, 0.8), above("", ONE, OTHER), below("", ONE, OTHER)
+    assert [state(one, found) for one in (open_, holds, fails)] == ["holds", "holds", "fails"]
+    assert verdict([holds, open_], found) == "reproduced"
+    assert verdict([holds, fails], found) == "not reproduced"
+
+
+def test_bounds() -> None:
+    found = kept([0.9, 1.0, 0.95], [0.9, 0.9, 0.9])
+    assert state(at_least("", ONE, 0.9), found) == "holds"
+    assert state(at_least("", ONE, 0.95), found) == "open"
+    assert state(at_most("", ONE, 1.0), found) == "holds"
+    assert state(at_most("", ONE, 0.8), found) == "fails"
+    assert state(near("", ONE, OTHER, 0.12), found) == "holds"
+    assert state(near("", ONE, OTHER, 0.08), found) == "open"
+    assert state(above("", ONE, OTHER, 1.2), found) == "fails"
+
+
+def test_what_has_one_seed_stands_beside_each() -> None:
+    assert seeds_of(above("", ONE, OTHER), kept([0.9, 0.1, 0.9], [0.5])) == {0: True, 1: False, 2: True}
+    assert seeds_of(above("", OTHER, ONE), kept([0.9, 0.1, 0.9], [0.5])) == {0: False, 1: True, 2: False}
