@@ -16,8 +16,8 @@ from composer.benching.trial import Trial
 from composer.errors import BenchError
 from converters.trunk import Dtype
 
-AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(64 * 1024)}
-"""Glibc gives freed tensors above 64 KiB back at once: what is resident is what is held, without the holes of the heap."""
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
+"""Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
 
 Peaks = dict[Place, int | None]
 

@@ -26,6 +26,8 @@ def draw(report: Report, folder: Path) -> None:
         if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
             continue
         figure = make(report, pyplot)
+        figure.suptitle(f"{report.setting.device_name}, {report.setting.device}", fontsize="small")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
         partial = folder / f".{kind}.png.partial"
         figure.savefig(partial, dpi=120, format="png")
         partial.replace(folder / f"{kind}.png")
@@ -39,10 +41,11 @@ def _prefill(report: Report, pyplot: Any) -> Any:
     for (time, rate), batch in zip(axes, batches, strict=True):
         cells = [cell for cell in report.cells if (cell.kind, cell.batch) == ("prefill", batch)]
         _lines(time, report, cells, _length, _milliseconds)
-        time.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="ms", yscale="log")
+        time.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="ms")
+        _by_powers(time)
         _lines(rate, report, cells, _length, lambda cell: cell.tokens_per_second)
-        rate.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="tokens/s", yscale="log")
-    axes[0][0].legend(fontsize="small")
+        rate.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="tokens/s")
+        _by_powers(rate)
     return figure
 
 
@@ -69,8 +72,8 @@ def _decode(report: Report, pyplot: Any) -> Any:
         _lines(rate, report, own, across, lambda cell: cell.tokens_per_second)
         rate.set(title=title, xlabel=label, ylabel="tokens/s", ylim=(0, None))
         _lines(room, report, own, across, taken)
-        room.set(title=title, xlabel=label, ylabel=memory, yscale="log")
-    axes[0][0].legend(fontsize="small")
+        room.set(title=title, xlabel=label, ylabel=memory)
+        _by_powers(room)
     return figure
 
 
@@ -83,6 +86,15 @@ def _lines(axis: Any, report: Report, cells: Sequence[Cell], across: Across, up:
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
     axis.tick_params(axis="x", which="minor", bottom=False)
+
+
+def _by_powers(axis: Any) -> None:
+    """A logarithmic axis whose numbers are written out, those between powers only where there is room."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
+    axis.yaxis.set_minor_formatter(LogFormatter())
 
 
 def _length(cell: Cell) -> int:
