@@ -48,3 +48,7 @@ class EvaluationError(ComposerError):
 
 class AblationError(ComposerError):
     """Variants cannot be compared as asked, or where their results would stand something else does."""
+
+
+class BenchError(ComposerError):
+    """Models cannot be timed as asked, or something stands where the result would."""

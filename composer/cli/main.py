@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 import composer
 from composer.cli.ablate import ablate
+from composer.cli.bench import bench
 from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
@@ -74,6 +75,7 @@ COMMANDS = (
     train,
     merge,
     evaluate,
+    bench,
     ablate,
     new,
     check,

@@ -1,4 +1,4 @@
-"""The models of an evaluation: named, opened, told apart, and loaded only when it is their turn."""
+"""Models that are compared: named, opened, told apart, and loaded only when it is their turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
-from composer.evaluation.report import ModelFacts
+from composer.evaluation.report import ModelFacts, OpenedFacts
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
@@ -26,13 +26,12 @@ COMPOSED = "composed"
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model to evaluate whose headers have been read, and its tokenizer."""
+class Opened:
+    """A language model whose headers have been read."""
 
     label: str
     reference: str
     source: Source
-    tokenizer: PreTrainedTokenizerBase
 
     def load(self, dtype: Dtype | None, device: str) -> Any:
         """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises EvaluationError."""
@@ -56,7 +55,7 @@ class Subject:
                 f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
             ) from error
 
-    def facts(self, dtype: Dtype | None) -> ModelFacts:
+    def facts(self, dtype: Dtype | None) -> OpenedFacts:
         """What tells it from others. Reads all weights whose hash nobody has noted."""
         folder, source = self.source.folder, self.source
         files = {name: shard.file for name, shard in source.shards.items()}
@@ -64,7 +63,7 @@ class Subject:
         if adapter is not None:
             files |= {f"{adapter}/{path.name}": path for path in sorted((folder / adapter).iterdir()) if path.is_file()}
         record = read_record(folder)
-        return ModelFacts(
+        return OpenedFacts(
             label=self.label,
             reference=self.reference,
             family=source.family.model_type,
@@ -74,24 +73,39 @@ class Subject:
             config_sha256=source.config_sha256,
             spec_hash=record.spec_hash if record is not None else None,
             weights={name: cached_sha256(path) or sha256(path) for name, path in files.items()},
-            tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)),
             dtype=dtype or source.trunk.dtype,
         )
 
 
-def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:
+@dataclass(frozen=True)
+class Subject(Opened):
+    """A model to evaluate, and its tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def facts(self, dtype: Dtype | None) -> ModelFacts:
+        """The same with its tokenizer's hash."""
+        folder = self.source.folder
+        return ModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
+
+
+def open_models(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Opened, ...]:
     """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or such by a label of one's own.
 
-    Raises SourceError, and EvaluationError where one cannot be evaluated.
+    Raises SourceError, and EvaluationError where one is no language model.
     """
     references = [str(one) for one in (models.values() if isinstance(models, Mapping) else models)]
     if not references:
-        raise EvaluationError("No models to evaluate: name at least one.")
+        raise EvaluationError("No models are named: name at least one.")
     sources = [_open(reference) for reference in references]
     labels = list(models) if isinstance(models, Mapping) else labels_of(sources)
+    return tuple(Opened(label, reference, source) for label, reference, source in zip(labels, references, sources, strict=True))
+
+
+def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:
+    """The same with their tokenizers. Raises EvaluationError where one has none, too."""
     return tuple(
-        Subject(label, reference, source, _tokenizer(reference, source))
-        for label, reference, source in zip(labels, references, sources, strict=True)
+        Subject(one.label, one.reference, one.source, _tokenizer(one.reference, one.source)) for one in open_models(models)
     )
 
 
@@ -118,7 +132,7 @@ def _open(reference: str) -> Source:
     here = Path(reference).expanduser().is_dir()
     source = open_model(name, revision) if found and not here else open_model(reference)
     if source.trunk.labels is not None:
-        raise EvaluationError(f"{reference} is a classifier; what is evaluated here is a language model.")
+        raise EvaluationError(f"{reference} is a classifier, and this is for language models.")
     record = read_record(source.folder) if source.family.model_type == COMPOSED else None
     if record is not None and record.resolved.direction == "bidirectional":
         raise EvaluationError(

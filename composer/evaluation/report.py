@@ -87,8 +87,8 @@ class Cell(Closed):
         return Key(self.model, self.task, self.length)
 
 
-class ModelFacts(Closed):
-    """What exactly was evaluated. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
+class OpenedFacts(Closed):
+    """What exactly a model is. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
 
     label: str
     reference: str
@@ -100,8 +100,13 @@ class ModelFacts(Closed):
     spec_hash: str | None
     """Of a composed model: what its heads mean."""
     weights: dict[str, str]
-    tokenizer_sha256: str
     dtype: str
+
+
+class ModelFacts(OpenedFacts):
+    """What exactly was evaluated."""
+
+    tokenizer_sha256: str
 
 
 class TaskFacts(Closed):

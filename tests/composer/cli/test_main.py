@@ -49,6 +49,7 @@ MISTAKES = [
 def test_the_commands() -> None:
     assert COMMANDS == [
         "ablate",
+        "bench",
         "build",
         "check",
         "diff",

@@ -1,0 +1,81 @@
+"""Peak memory on a CPU: each model goes through the places once in a process of its own, where nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from composer.benching.report import Place
+from composer.benching.trial import Trial
+from composer.errors import BenchError
+from converters.trunk import Dtype
+
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
+"""Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
+
+Peaks = dict[Place, int | None]
+
+
+def peaks_of(folder: Path, dtype: Dtype | None, threads: int, trial: Trial, tell: Callable[[Place], None]) -> Peaks:
+    """Peak bytes of a model at each place; None where it had no room. A place is missing where the system ended the process.
+
+    Raises BenchError where the process failed in another way.
+    """
+    asked = {"folder": str(folder), "dtype": dtype, "threads": threads, "trial": trial.model_dump()}
+    environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-m", "composer.benching.children", json.dumps(asked)]
+    peaks: Peaks = {}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as child,
+    ):
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                kind, length, batch, peak = json.loads(line)
+                peaks[Place(kind, length, batch)] = peak
+                tell(Place(kind, length, batch))
+        except BaseException:  # such as Ctrl-C
+            child.kill()
+            raise
+        child.wait()
+        errors.seek(0)
+        said = errors.read().strip()
+    if child.returncode > 0:
+        last = said.splitlines()[-1] if said else "it said nothing"
+        raise BenchError(f"The process that measures the memory of {folder} failed: {last}. Leave --memory out, or mend it.")
+    return peaks
+
+
+def main(asked: dict[str, Any]) -> None:
+    """What the process does: a line a place."""
+    import torch
+    from transformers.utils import logging
+
+    from composer.benching.memory import resident
+    from composer.benching.trial import Contestant, run_trial, warm
+    from composer.evaluation.models import open_models
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(asked["threads"])
+    trial = Trial.model_validate(asked["trial"])
+    (opened,) = open_models([asked["folder"]])
+    contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu"))
+    for parameter in contestant.model.parameters():
+        parameter.sum()  # all of it is resident from here on, and not only as it is used
+    warm([contestant], trial)
+    for place, found in run_trial([contestant], trial, resident):
+        print(json.dumps([*place, found[contestant.label].peak_bytes]), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

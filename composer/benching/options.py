@@ -1,0 +1,66 @@
+"""What a bench is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer.errors import BenchError
+from converters.trunk import Dtype
+
+REPEATS, STEPS = 5, 32
+THOUSAND = 1024
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a bench is: what is under way, and how many cells of how many are done."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How models are timed.
+
+    batches: rows that go through a model together. repeats: passes over each prompt that count. steps: tokens that are decoded at
+    each position, and count. seed: of the tokens. threads: of the CPU. dtype: of all weights; None leaves them as they are. memory:
+    on a CPU, measure peak memory, too, which takes a process of its own for each model; on a GPU it is always measured. out: where
+    the report goes; None writes nothing. force: replace the bench that stands there.
+    """
+
+    batches: Sequence[int] = (1,)
+    repeats: int = REPEATS
+    steps: int = STEPS
+    seed: int = 0
+    threads: int = 1
+    device: str = "cpu"
+    dtype: Dtype | None = None
+    memory: bool = False
+    out: Path | None = None
+    force: bool = False
+    watch: Callable[[Progress], None] | None = None
+
+
+def read_numbers(said: str | None, option: str) -> tuple[int, ...]:
+    """Numbers between commas, with ``k`` for 1,024: ``512,1k,64k``. None has none. Raises BenchError."""
+    if said is None:
+        return ()
+    numbers = []
+    for word in (part.strip() for part in said.split(",")):
+        found = re.fullmatch(r"([0-9]+)([kK]?)", word)
+        if found is None:
+            raise BenchError(f"{option}: {word!r} is no number; expected such as 512,4k, where 4k is 4,096.")
+        numbers.append(int(found[1]) * (THOUSAND if found[2] else 1))
+    return tuple(numbers)
+
+
+def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:
+    """Each once, the smallest first. of: what they count. Raises BenchError."""
+    if any(number < 1 for number in numbers):
+        raise BenchError(f"{option} {min(numbers)}: say at least 1 {of}.")
+    return tuple(sorted(set(numbers)))

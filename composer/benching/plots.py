@@ -1,0 +1,109 @@
+"""Pictures of a report. Of prefill, time and speed over the prompt (as LAWCAT's figure 4); of decode, speed and memory over the
+position, and over the batch at the last position (as LoLCATs' figure 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer.benching.report import Cell, Report
+
+MIB = 2**20
+Figure = Callable[[Cell], float | None]
+Across = Callable[[Cell], int]
+
+
+def draw(report: Report, folder: Path) -> None:
+    """``prefill.png`` and ``decode.png``, each where it was asked for and anything came of it. Raises OSError."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    for kind, make in (("prefill", _prefill), ("decode", _decode)):
+        if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
+            continue
+        figure = make(report, pyplot)
+        figure.suptitle(f"{report.setting.device_name}, {report.setting.device}", fontsize="small")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+        partial = folder / f".{kind}.png.partial"
+        figure.savefig(partial, dpi=120, format="png")
+        partial.replace(folder / f"{kind}.png")
+        pyplot.close(figure)
+
+
+def _prefill(report: Report, pyplot: Any) -> Any:
+    """A row a batch: milliseconds and tokens a second over the length of the prompt."""
+    batches = report.setting.batches
+    figure, axes = pyplot.subplots(len(batches), 2, figsize=(9, 3.6 * len(batches)), squeeze=False, layout="constrained")
+    for (time, rate), batch in zip(axes, batches, strict=True):
+        cells = [cell for cell in report.cells if (cell.kind, cell.batch) == ("prefill", batch)]
+        _lines(time, report, cells, _length, _milliseconds)
+        time.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="ms")
+        _by_powers(time)
+        _lines(rate, report, cells, _length, lambda cell: cell.tokens_per_second)
+        rate.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="tokens/s")
+        _by_powers(rate)
+    return figure
+
+
+def _decode(report: Report, pyplot: Any) -> Any:
+    """Over the position in the first row, with the smallest batch; over the batch in a second one, where there are several."""
+    setting = report.setting
+    cells = [cell for cell in report.cells if cell.kind == "decode"]
+    first, last = setting.batches[0], setting.decode[-1]
+    rows: list[tuple[str, str, list[Cell], Across]] = [
+        (f"decode, batch {first:,}", "tokens before", [cell for cell in cells if cell.batch == first], _length)
+    ]
+    if len(setting.batches) > 1:
+        rows.append((f"decode after {last:,} tokens", "batch", [cell for cell in cells if cell.length == last], _batch))
+    figure, axes = pyplot.subplots(len(rows), 2, figsize=(9, 3.6 * len(rows)), squeeze=False, layout="constrained")
+    memory = "state, MiB" if setting.peak is None else "weights and peak, MiB"
+    weights = {one.label: one.weight_bytes for one in setting.models}
+
+    def taken(cell: Cell) -> float | None:
+        if setting.peak is None:
+            return None if cell.state_bytes is None else cell.state_bytes / MIB
+        return None if cell.peak_bytes is None else (weights[cell.model] + cell.peak_bytes) / MIB
+
+    for (rate, room), (title, label, own, across) in zip(axes, rows, strict=True):
+        _lines(rate, report, own, across, lambda cell: cell.tokens_per_second)
+        rate.set(title=title, xlabel=label, ylabel="tokens/s", ylim=(0, None))
+        _lines(room, report, own, across, taken)
+        room.set(title=title, xlabel=label, ylabel=memory)
+        _by_powers(room)
+    return figure
+
+
+def _lines(axis: Any, report: Report, cells: Sequence[Cell], across: Across, up: Figure) -> None:
+    """A line a model, with a mark a cell; what had no room is left out."""
+    for model in report.setting.models:
+        points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
+        axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=model.label)
+    ticks = sorted({across(cell) for cell in cells})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
+    axis.tick_params(axis="x", which="minor", bottom=False)
+
+
+def _by_powers(axis: Any) -> None:
+    """A logarithmic axis whose numbers are written out, those between powers only where there is room."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
+    axis.yaxis.set_minor_formatter(LogFormatter())
+
+
+def _length(cell: Cell) -> int:
+    return cell.length
+
+
+def _batch(cell: Cell) -> int:
+    return cell.batch
+
+
+def _milliseconds(cell: Cell) -> float | None:
+    return None if cell.median is None else 1e3 * cell.median

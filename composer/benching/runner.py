@@ -1,0 +1,190 @@
+"""The whole bench: everything is checked first, then all models are loaded and go through each place in turn."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.benching.children import Peaks, peaks_of
+from composer.benching.memory import allocated, can_tell_resident, unmeasured
+from composer.benching.options import Options, Progress, ordered
+from composer.benching.report import Cell, ModelFacts, Place, Report, Setting, make_cells
+from composer.benching.standing import prepare, write_report
+from composer.benching.trial import Contestant, Trial, run_trial, warm
+from composer.benching.turns import NoRoom, room
+from composer.devices import check_device
+from composer.errors import BenchError
+from composer.evaluation.models import COMPOSED, Opened, open_models
+from composer.evaluation.runner import versions_of
+from converters.composed import ADAPTER_KEY
+
+PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
+
+
+def bench(
+    models: Sequence[str | Path] | Mapping[str, str | Path],
+    prefill: Sequence[int] = (),
+    decode: Sequence[int] = (),
+    options: Options | None = None,
+) -> Report:
+    """Times every model at every place, in turn. models: folders that were built or distilled, or whatever a model can be built
+    from, by labels of one's own if it is a mapping; the first is the one that the others are compared with.
+
+    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError, EvaluationError and SourceError
+    before anything is timed; what has no room at a place stands in the report.
+    """
+    options = options or Options()
+    check_device(options.device)
+    lengths, positions, batches = _numbers(prefill, decode, options)
+    cuda = options.device.startswith("cuda")
+    if options.memory and not cuda and not can_tell_resident():
+        raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
+    opened = open_models(models)
+    _check_room(opened, lengths, positions, options.steps)
+    out = None if options.out is None else options.out.expanduser()
+    if out is not None:
+        prepare(out, force=options.force)
+    trial = Trial(
+        prefill=lengths,
+        decode=positions,
+        batches=batches,
+        repeats=options.repeats,
+        steps=options.steps,
+        seed=options.seed,
+        vocabulary=min(one.source.trunk.vocabulary_size for one in opened),
+        device=options.device,
+    )
+    with _threads(options.threads):
+        report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
+    if out is not None:
+        write_report(report, out)
+    return report
+
+
+def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_apart: bool) -> Report:
+    places = list(trial.places())
+    cuda, done, total = options.device.startswith("cuda"), 0, len(places) * (1 + measured_apart * len(opened))
+
+    def tell(what: str) -> None:
+        nonlocal done
+        if options.watch is not None:
+            options.watch(Progress(what, done, total))
+        done += 1
+
+    peaks: dict[str, Peaks] = {}
+    remarks: list[str] = []
+    for one in opened if measured_apart else ():
+
+        def heard(place: Place, label: str = one.label) -> None:
+            tell(f"memory of {label}, {place.said}")
+
+        peaks[one.label] = found = peaks_of(one.source.folder, options.dtype, options.threads, trial, heard)
+        missing = [place.said for place in places if place not in found]
+        if missing:
+            remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
+            done += len(missing)
+    contestants = [Contestant(one.label, one.load(options.dtype, options.device)) for one in opened]
+    facts = [_facts(one, contestant.model, options) for one, contestant in zip(opened, contestants, strict=True)]
+    try:
+        with room():
+            warm(contestants, trial)
+    except NoRoom as error:
+        raise BenchError(
+            f"The models leave no room in the memory of {options.device}, where all of them are at once. "
+            "Bench fewer, or take a smaller --dtype."
+        ) from error
+    cells: list[Cell] = []
+    gauge = allocated(options.device) if cuda else unmeasured
+    for place, measured in run_trial(contestants, trial, gauge, lambda place: tell(place.said)):
+        cells += make_cells(place, measured, {label: own.get(place) for label, own in peaks.items()})
+    setting = Setting(
+        models=tuple(facts),
+        prefill=trial.prefill,
+        decode=trial.decode,
+        batches=trial.batches,
+        repeats=options.repeats,
+        steps=options.steps,
+        seed=options.seed,
+        device=options.device,
+        device_name=device_name(options.device),
+        threads=options.threads,
+        peak="allocated" if cuda else "resident" if measured_apart else None,
+        versions=versions_of(PACKAGES),
+    )
+    return Report(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
+
+
+def device_name(device: str) -> str:
+    """What the GPU or the processor calls itself."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _numbers(prefill: Sequence[int], decode: Sequence[int], options: Options) -> tuple[tuple[int, ...], ...]:
+    """Lengths, positions and batches in order. Raises BenchError."""
+    if not prefill and not decode:
+        raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
+    if not options.batches:
+        raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
+    for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
+        if number < 1:
+            raise BenchError(f"{name} {number}: say at least 1.")
+    if options.seed < 0:
+        raise BenchError(f"--seed {options.seed}: say 0 or more.")
+    return (
+        ordered(prefill, "--prefill", "token"),
+        ordered(decode, "--decode", "token"),
+        ordered(options.batches, "--batch", "row"),
+    )
+
+
+def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
+    """Positions that are learned end somewhere. All others go on, whatever the model was made for. Raises BenchError."""
+    for one in opened:
+        trunk = one.source.trunk
+        if trunk.position_embedding != "learned":
+            continue
+        more = steps + 1
+        for option, longest, most in (
+            ("--prefill", max(lengths, default=0), trunk.max_positions),
+            ("--decode", max(positions, default=0), trunk.max_positions - more),
+        ):
+            if longest > most:
+                beside = f", {more:,} of them for what is decoded there" if option == "--decode" else ""
+                raise BenchError(
+                    f"{option}: {one.reference} has learned {trunk.max_positions:,} positions{beside}, too few for {longest:,} "
+                    f"tokens: ask for at most {max(most, 0):,}."
+                )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of the CPU, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _facts(opened: Opened, model: Any, options: Options) -> ModelFacts:
+    parameters = list(model.parameters())
+    return ModelFacts(
+        **dict(opened.facts(options.dtype)),
+        parameters=sum(one.numel() for one in parameters),
+        weight_bytes=sum(one.nbytes for one in parameters),
+        attention=COMPOSED if opened.source.family.model_type == COMPOSED else str(model.config._attn_implementation),
+        adapter=opened.source.config.get(ADAPTER_KEY) is not None,
+    )

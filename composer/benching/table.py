@@ -1,0 +1,121 @@
+"""The report in rows: the models, and for each kind and batch the lengths with all models at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from composer.benching.report import KINDS, Cell, Kind, Report
+
+Figure = TypeVar("Figure", int, float)
+MISSING = "–"
+OF: dict[Kind, str] = {
+    "prefill": "one pass over a prompt of so many tokens",
+    "decode": "one token after so many others",
+}
+
+
+class Table(NamedTuple):
+    """One table. Rows are as long as the headers; the columns of figures stand on the right."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    figures: range
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """The models, and one table for each kind and batch."""
+    setting = report.setting
+    models = tuple((one.label, f"{one.parameters:,}", size(one.weight_bytes), one.dtype, one.attention) for one in setting.models)
+    yield Table(
+        f"{setting.device_name} ({setting.device}), {setting.threads} {'thread' if setting.threads == 1 else 'threads'}",
+        ("model", "parameters", "weights", "dtype", "attention"),
+        models,
+        range(1, 3),
+    )
+    headers = ["model", "median", "fastest", "slowest", "tokens/s", "state"]
+    if len(models) > 1:
+        headers.insert(1, "speed")
+    if setting.peak is not None:
+        headers.append("peak")
+    for kind in KINDS:
+        for batch in setting.batches:
+            rows = tuple(_row(cell, headers) for cell in report.cells if (cell.kind, cell.batch) == (kind, batch))
+            if rows:
+                title = f"{kind}, batch {batch:,}: {OF[kind]}" + (" of each row" if batch > 1 else "")
+                yield Table(title, ("tokens", *headers), rows, range(2, len(headers) + 1))
+
+
+def remarks(report: Report) -> list[str]:
+    """What the tables do not say."""
+    setting = report.setting
+    said = []
+    if len(setting.models) > 1:
+        said.append(f"speed: how many times as fast as {setting.models[0].label}, the median of each round's own ratio.")
+    if setting.device == "cpu":
+        said.append(
+            "On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike."
+        )
+    if setting.peak == "allocated":
+        said.append("peak: the most that CUDA's tensors took in a run, the state included and the weights not.")
+    if setting.peak == "resident":
+        said.append("peak: the most that was resident in a run, in a process of its own, the state included and the weights not.")
+    said += [f"{one.label} has an adapter that is not merged, which takes time." for one in setting.models if one.adapter]
+    if len({one.dtype for one in setting.models}) > 1:
+        said.append("The models do not compute in the same dtype: --dtype gives all of them one.")
+    return [*said, *report.remarks]
+
+
+def markdown(report: Report) -> str:
+    """All tables, for ``table.md``."""
+    parts = []
+    for table in tables(report):
+        ruler = ["---:" if column in table.figures else "---" for column in range(len(table.headers))]
+        parts.append(f"### {table.title}\n\n" + "\n".join(map(_line, (table.headers, ruler, *table.rows))) + "\n")
+    return "\n".join(parts) + "".join(f"\n{remark}\n" for remark in remarks(report))
+
+
+def seconds(count: float) -> str:
+    """In words: 3.14 ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if count >= scale:
+            return f"{_three(count / scale)} {unit}"
+    return f"{_three(count / 1e-6)} µs"
+
+
+def size(count: int) -> str:
+    """Bytes in words: 1.5 MiB."""
+    left = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if left < 1024:
+            return f"{left:.0f} {unit}" if unit == "bytes" else f"{_three(left)} {unit}"
+        left /= 1024
+    return f"{_three(left)} TiB"
+
+
+def _row(cell: Cell, headers: list[str]) -> tuple[str, ...]:
+    found = {
+        "model": cell.model,
+        "speed": _said(cell.speed, lambda speed: f"{speed:.2f}×"),
+        "median": cell.failure or _said(cell.median, seconds),
+        "fastest": _said(cell.fastest, seconds),
+        "slowest": _said(cell.slowest, seconds),
+        "tokens/s": _said(cell.tokens_per_second, lambda rate: f"{rate:,.0f}" if rate >= 100 else _three(rate)),
+        "state": _said(cell.state_bytes, size),
+        "peak": _said(cell.peak_bytes, size),
+    }
+    return (f"{cell.length:,}", *(found[name] for name in headers))
+
+
+def _said(value: Figure | None, say: Callable[[Figure], str]) -> str:
+    return MISSING if value is None else say(value)
+
+
+def _three(number: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _line(words: Sequence[str]) -> str:
+    return "| " + " | ".join(word.replace("|", r"\|") for word in words) + " |"

@@ -1,0 +1,166 @@
+"""Loaded models go through every place of a bench together: each prompt, and each position that they decode at."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocks.part import Closed
+from composer.benching.memory import Gauge, unmeasured
+from composer.benching.report import Measured, Place
+from composer.benching.turns import NO_ROOM, NoRoom, in_turn, room
+from composer.model.cache import ComposedCache
+
+TOKENS, ROW = 8192, 1024
+"""What a cache is filled with in one call, at most: tokens of all rows, and of one."""
+WARM = 8
+"""Tokens that a model sees before anything is measured, so that what is set up at a first call is set up."""
+
+
+class Trial(Closed):
+    """What the models go through. vocabulary: ids below it are drawn, the same for all. repeats, steps: runs that count."""
+
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
+    steps: int
+    seed: int
+    vocabulary: int
+    device: str
+
+    def places(self) -> Iterator[Place]:
+        """In the order in which they are run."""
+        for batch in self.batches:
+            yield from (Place("prefill", length, batch) for length in self.prefill)
+            yield from (Place("decode", position, batch) for position in self.decode)
+
+    def tokens(self, batch: int, start: int, count: int) -> Tensor:
+        """Random ids ``B T``, those of the tokens from ``start`` on."""
+        generator = torch.Generator().manual_seed(self.seed + start)
+        return torch.randint(self.vocabulary, (batch, count), generator=generator).to(self.device)
+
+
+class Contestant:
+    """A model, and the cache that it decodes with."""
+
+    def __init__(self, label: str, model: Any) -> None:
+        self.label, self.model = label, model
+        self.cache: Any = None
+        self.full = False
+        """Whether this batch has come to the end of the memory: every later position needs more."""
+
+    @property
+    def seen(self) -> int:
+        """Tokens of each row in the cache."""
+        return 0 if self.cache is None else self.cache.get_seq_length()
+
+    def clear(self) -> None:
+        """Begin with another batch."""
+        self.cache, self.full = None, False
+
+    def prefill(self, ids: Tensor) -> Any:
+        """One pass over ``B T`` with an empty cache, and the logits of the last token; gives the cache."""
+        return self.model(ids, use_cache=True, logits_to_keep=1).past_key_values
+
+    def step(self, ids: Tensor) -> None:
+        """One call on ``B T`` after what the cache has seen, and the logits of the last token."""
+        self.cache = self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).past_key_values
+
+    def reach(self, position: int, batch: int, trial: Trial) -> None:
+        """Go on to ``position`` tokens in pieces; from nothing where the cache is beyond already."""
+        if self.seen > position:
+            self.cache = None
+        while self.seen < position:
+            count = min(ROW, max(1, TOKENS // batch), position - self.seen)
+            self.step(trial.tokens(batch, self.seen, count))
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of all tensors that a cache holds: a composed model's states, or the keys and values of transformers' own."""
+    if cache is None:
+        return 0
+    if isinstance(cache, ComposedCache):
+        return cache.bytes()
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers if layer.is_initialized)
+
+
+@torch.no_grad()
+def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
+    """Let each model see a few tokens."""
+    for one in contestants:
+        one.step(trial.tokens(1, 0, WARM))
+        one.step(trial.tokens(1, WARM, 1))
+        one.clear()
+
+
+@torch.no_grad()
+def run_place(contestants: Sequence[Contestant], place: Place, trial: Trial, gauge: Gauge = unmeasured) -> dict[str, Measured]:
+    """What each model does at one place, by label. A first run of each is for the memory, and not counted in time."""
+    settle = torch.cuda.synchronize if trial.device.startswith("cuda") else lambda: None
+    try:
+        with room():
+            prompt = place.kind == "prefill"
+            ids = trial.tokens(place.batch, 0, place.length) if prompt else trial.tokens(place.batch, place.length, 1)
+    except NoRoom:
+        return {one.label: Measured(failure=NO_ROOM) for one in contestants}
+    runs = {one.label: partial(one.prefill if prompt else one.step, ids) for one in contestants}
+    found = {one.label: _first(one, runs[one.label], place, trial, gauge) for one in contestants}
+    left = {label: run for label, run in runs.items() if found[label].failure is None}
+    seconds = in_turn(left, trial.repeats if prompt else trial.steps, settle)
+    for one in contestants:
+        if one.label not in seconds:
+            continue
+        taken = seconds[one.label]
+        if taken is None:
+            one.full = not prompt
+            found[one.label] = Measured(failure=NO_ROOM)
+        else:
+            found[one.label] = found[one.label]._replace(seconds=tuple(taken))
+    _free(contestants, trial)
+    return found
+
+
+def _first(one: Contestant, run: Callable[[], Any], place: Place, trial: Trial, gauge: Gauge) -> Measured:
+    """State and peak memory, or why there are none."""
+    if one.full:
+        return Measured(failure=NO_ROOM)
+    try:
+        with room():
+            if place.kind == "decode":
+                one.reach(place.length, place.batch, trial)
+            state = cache_bytes(one.cache)
+            answer, peak = gauge(run, state)
+            return Measured(state_bytes=cache_bytes(answer) if place.kind == "prefill" else state, peak_bytes=peak)
+    except NoRoom:
+        one.full = place.kind == "decode"
+        return Measured(failure=NO_ROOM)
+
+
+def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
+    """Give back what a model without room had taken."""
+    for one in contestants:
+        if one.full:
+            one.cache = None
+    gc.collect()
+    if trial.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def run_trial(
+    contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Place], object] = lambda _: None
+) -> Iterator[tuple[Place, dict[str, Measured]]]:
+    """Every place, and what each model does there, by label. tell: hears of a place as it begins."""
+    batch = None
+    for place in trial.places():
+        tell(place)
+        if place.batch != batch:
+            batch = place.batch
+            for one in contestants:
+                one.clear()
+        yield place, run_place(contestants, place, trial, gauge)

@@ -1,0 +1,59 @@
+"""Runs in turn: in each round every contestant runs once, so that what else the machine does hurts all alike."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from composer.devices import ran_out_of_memory
+
+NO_ROOM = "out of memory"
+
+
+class NoRoom(Exception):
+    """A run has come to the end of the memory."""
+
+
+@contextmanager
+def room() -> Iterator[None]:
+    """Raises NoRoom where memory ends; every other error is the program's own."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        # Its frames hold the tensors that there was no room beside.
+        error.__traceback__ = None
+        raise NoRoom from None
+
+
+def in_turn(
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    settle: Callable[[], object],
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float] | None]:
+    """Seconds of each run in each round; None of one that came to the end of the memory, which sits out the rounds after.
+
+    settle: waits until what was asked of the device is done. What a run returns is freed once its time is taken.
+    """
+    seconds: dict[str, list[float] | None] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            taken = seconds[name]
+            if taken is None:
+                continue
+            try:
+                with room():
+                    settle()
+                    began = clock()
+                    returned = run()
+                    settle()
+                    taken.append(clock() - began)
+                    del returned
+            except NoRoom:
+                seconds[name] = None
+                gc.collect()
+    return seconds

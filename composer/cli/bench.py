@@ -1,0 +1,123 @@
+"""``compose bench``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from composer.benching.options import REPEATS, STEPS, Options, read_numbers
+from composer.cli.options import Json, RunsOn
+from composer.cli.screen import heading, print_json, print_table, without_bars
+from composer.spec.inherit import shown
+
+if TYPE_CHECKING:
+    from composer.benching.options import Progress
+    from composer.benching.report import Report
+
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def bench(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Built or distilled folders, or what one can be built from: folders of sources and models of the Hub (OWNER/NAME, "
+            "OWNER/NAME@REVISION). The first is the one that the others are compared with.",
+        ),
+    ],
+    prefill: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of prompts: 1k,4k,64k, where 1k is 1,024.")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="N,…", help="Positions that a token is decoded at: 512,4k,128k.")] = None,
+    batch: Annotated[str, typer.Option(metavar="N,…", help="Rows that go through a model together.")] = "1",
+    repeats: Annotated[int, typer.Option(min=1, help="Passes over each prompt that count.")] = REPEATS,
+    steps: Annotated[int, typer.Option(min=1, help="Tokens that are decoded at each position, and count.")] = STEPS,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="On a CPU, measure peak memory, too, each model in a process of its own; a GPU always does."),
+    ] = False,
+    device: RunsOn = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Of the CPU.")] = 1,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the tokens, which are random.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the report, the table and pictures go.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bench that stands there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Time the prefill and the decode of models, side by side.
+
+    All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. It is
+    one run from end to end, since times of different hours do not compare: one that was interrupted leaves nothing.
+    """
+    lengths, positions, rows = read_numbers(prefill, "--prefill"), read_numbers(decode, "--decode"), read_numbers(batch, "--batch")
+    from transformers.utils import logging
+
+    from composer.benching.runner import bench as run
+
+    without_bars()
+    logging.set_verbosity_error()  # it would warn of lengths beyond the source's, which are what is asked for here
+    with watching(quiet=as_json) as watch:
+        options = Options(
+            batches=rows,
+            repeats=repeats,
+            steps=steps,
+            seed=seed,
+            threads=threads,
+            device=device,
+            dtype=dtype,
+            memory=memory,
+            out=out,
+            force=force,
+            watch=watch,
+        )
+        report = run(models, lengths, positions, options)
+    _print(report, out, as_json=as_json)
+
+
+def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
+    from composer.benching.table import remarks, tables
+
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    for place, table in enumerate(tables(report)):
+        if place:
+            typer.echo()
+        heading(table.title)
+        print_table(table.rows, headers=table.headers, right=table.figures, wrap=False)
+    typer.echo()
+    for remark in remarks(report):
+        typer.echo(remark)
+    if out is not None:
+        typer.echo(f"Report, table and plots: {shown(out)}")
+
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """How a bench goes, on stderr: a bar on a terminal, a line as each place begins elsewhere."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield lambda progress: typer.echo(f"{progress.done}/{progress.total}  {progress.what}", err=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bar:
+        whole: dict[str, Any] = {}
+
+        def moved(progress: Progress) -> None:
+            if not whole:
+                whole["bar"] = bar.add_task("", total=progress.total)
+            bar.update(whole["bar"], completed=progress.done, description=progress.what)
+
+        yield moved
