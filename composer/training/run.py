@@ -20,7 +20,7 @@ from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
-from composer.training.journal import CURVE, LOG, Journal, Unwritten, draw
+from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, Setting, Step
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
@@ -107,10 +107,6 @@ class Run:
         """Make its folder, unless it goes on in one: from here on something is left behind. Raises TrainingError."""
         if not self.options.resume:
             by_first(lambda: begin(self.folder, self.identity))
-
-    def journal(self) -> Journal:
-        """What its stages write down."""
-        return Journal(self.folder) if is_first() else Unwritten()
 
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""
