@@ -15,7 +15,7 @@ from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.weights.dimensions import dimensions
 from composer.weights.naming import default_output
-from composer.weights.sources import describe_model, open_model
+from composer.weights.sources import check_merged, describe_model, open_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,6 +78,7 @@ def build(
 
         resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
         opened = open_model(source, revision)
+        check_merged(opened)
         kind = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         model, share = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True), True

@@ -18,6 +18,9 @@ SPEC_KEYS = ("spec", "spec_hash")
 ADAPTER_KEY = "adapter"
 """The folder of adapters that belong to the weights, where there are any."""
 
+RECORD = "composition.json"
+"""The file beside the weights that says how they came to be."""
+
 TRUNK_KEYS: Mapping[str, str] = {
     "norm_type": "norm",
     "mlp_type": "mlp",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import re
 from pathlib import Path
 
+from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
@@ -16,8 +19,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False) -> tuple[Path, str | None]:
     """Brings a model into the Hub's local cache: its folder there, and the commit that ``revision`` stands for.
 
-    weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. Pickles are never
-    fetched. A ``HubError`` says what to do.
+    weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. What a model of this
+    project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. A ``HubError`` says what to
+    do.
     """
     if not _REPO_ID.fullmatch(repo_id):
         raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
@@ -29,6 +33,9 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
     try:
         folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
+        commit = folder.name if _COMMIT.fullmatch(folder.name) else None
+        if weights and (beside := _beside(folder)):
+            snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
@@ -45,7 +52,20 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
-    return folder, folder.name if _COMMIT.fullmatch(folder.name) else None
+    return folder, commit
+
+
+def _beside(folder: Path) -> list[str]:
+    """Patterns of what belongs to the weights of a model of this project, by the config that has been fetched."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):  # whoever reads the model says what is wrong with it
+        return []
+    if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:
+        return []
+    adapter = config.get(ADAPTER_KEY)
+    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in ("adapter_config.json", "*.safetensors")]
+    return [RECORD, *within]
 
 
 def cached_sha256(file: Path) -> str | None:

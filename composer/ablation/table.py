@@ -52,7 +52,8 @@ def _on_teachers(report: AblationReport) -> list[str]:
 
 
 def draw(report: AblationReport, target: Path) -> None:
-    """Each column as a row of bars, a variant each, with its spread; nothing where there is no figure."""
+    """Each column as a row of bars, a variant each, with its spread; nothing where there is no figure. A picture is there as a
+    whole or not at all. Raises OSError."""
     if not report.columns:
         return
     import matplotlib as mpl
@@ -77,7 +78,9 @@ def draw(report: AblationReport, target: Path) -> None:
             axis.set_xlim(0, 1.25)
         elif min((one.mean for one in found if one is not None), default=1.0) * 20 < max(means):
             axis.set_xscale("log")
-    figure.savefig(target, dpi=120)
+    partial = target.with_name(f".{target.name}.partial")
+    figure.savefig(partial, dpi=120, format="png")
+    partial.replace(target)
     pyplot.close(figure)
 
 

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from composer.evaluation.report import DEPTHS, Cell, Report, TaskFacts
-from composer.evaluation.standing import PLOTS
+from composer.evaluation.standing import PLOTS, whole
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Writes all pictures that the report has anything for; gives their paths."""
+    """Writes all pictures that the report has anything for, each whole or not at all; gives their paths. Raises EvaluationError."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    target = folder / PLOTS
     written = []
     for name, figure in _figures(report, pyplot):
-        target.mkdir(exist_ok=True)
-        figure.savefig(target / f"{name}.png", dpi=120)
+        target = folder / PLOTS / f"{name}.png"
+        with whole(target) as partial:
+            figure.savefig(partial, dpi=120, format="png")
         pyplot.close(figure)
-        written.append(target / f"{name}.png")
+        written.append(target)
     return written
 
 

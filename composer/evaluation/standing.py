@@ -116,10 +116,21 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def write_whole(path: Path, text: str) -> None:
     """A file that is there as a whole or not at all. Raises EvaluationError."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Gives a name to write a file under; it gets its own once it is whole, and else is gone. Raises EvaluationError."""
     partial = path.with_name(f".{path.name}.partial")
     with _writable(path.parent):
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _brief(value: Any) -> str:

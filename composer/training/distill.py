@@ -63,7 +63,7 @@ def _in_memory(run: Run) -> RunReport:
     student, teacher = load_student(run.student, options.device), run.teacher.load(loaded_on(options.device))
     shard(teacher, computing_alone(teacher.model), options.device)
     run.begin()
-    journal, outcomes, learned = run.journal(), [], {}
+    setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
     finetune = stages.get("finetune")
 
     def asked(model: ComposedForCausalLM) -> float | None:
@@ -72,15 +72,12 @@ def _in_memory(run: Run) -> RunReport:
         return loss_of(model.eval(), run.held_out, 1, finetune.average)
 
     teacher_loss = asked(teacher)
-    try:
-        for name, stage in stages.items():
-            if learned and count() > 1:
-                student = _anew(run, learned)
-            course = _course(stage, student, teacher, options)
-            outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, run.setting(journal)))
-            learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
-    finally:
-        journal.close()
+    for name, stage in stages.items():
+        if learned and count() > 1:
+            student = _anew(run, learned)
+        course = _course(stage, student, teacher, options)
+        outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, setting))
+        learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
     return run.finish(
         outcomes,
         _changed(learned, student, merge=options.merge),
@@ -118,11 +115,7 @@ def _streamed(run: Run) -> RunReport:
     assert isinstance(stage, Transfer), "it has been looked at"
     check_disk(run, stage, student)
     run.begin()
-    journal = Journal(run.folder)
-    try:
-        outcome, learned = transfer_streamed(run, stage, student, teacher, journal)
-    finally:
-        journal.close()
+    outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
     return run.finish([outcome], learned)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer.errors import TrainingError
+from composer.training.processes import by_first
+
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from composer.training.board import Board
 
 LOG = "log.jsonl"
 CURVE = "curve.png"
@@ -16,76 +21,72 @@ BOARD = "tensorboard"
 
 
 class Journal:
-    """The log of one run in a folder; it goes on where an earlier one has stopped."""
+    """The log of one run in a folder; it goes on where an earlier one has stopped. Of several processes the first writes it.
+
+    Raises TrainingError in all of them, here and in its methods, where it cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log, self._folder = folder / LOG, folder / BOARD
-        self._boards: dict[str, SummaryWriter] = {}
+        self._folder = folder
+        self._boards: dict[str, Board] = {}
+        by_first(self._make)
 
     def rewind(self, stage: str, step: int) -> None:
         """Forget what a killed run has written of steps that will be taken again."""
-        if self._log.is_file():
-            kept = [line for line in _lines(self._log) if line["stage"] != stage or line["step"] <= step]
-            partial = self._log.with_suffix(".partial")
-            partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-            partial.replace(self._log)  # in one step: a kill in here must not cost the log
-        self._board(stage, step + 1)
+        by_first(lambda: self._rewind(stage, step))
 
     def write(self, stage: str, step: int, **figures: Any) -> None:
         """Numbers, and mappings of names to numbers, after so many steps of a stage."""
-        with self._log.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"stage": stage, "step": step, **figures}) + "\n")
-        for name, figure in figures.items():
-            for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
-                self._board(stage).add_scalar(name + (f"/{part}" if part else ""), number, step)
+        by_first(lambda: self._write(stage, step, figures))
 
-    def close(self) -> None:
-        for board in self._boards.values():
-            board.close()
+    def _make(self) -> None:
+        with _writable("log", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
 
-    def _board(self, stage: str, purge: int | None = None) -> SummaryWriter:
-        """TensorBoard's file of a stage, in a folder of its own: it forgets by steps, whatever they are of."""
-        from torch.utils.tensorboard import SummaryWriter
+    def _rewind(self, stage: str, step: int) -> None:
+        from composer.training.board import Board
 
-        if stage not in self._boards:
-            self._boards[stage] = SummaryWriter(str(self._folder / stage), purge_step=purge)
-        return self._boards[stage]
+        log = self._folder / LOG
+        partial = log.with_suffix(".partial")
+        with _writable("log", self._folder):
+            if log.is_file():
+                kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
+                partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+                partial.replace(log)  # in one step: a kill in here must not cost the log
+            # TensorBoard forgets by steps, whatever they are of: each stage has a folder of its own.
+            self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
-
-class Unwritten(Journal):
-    """Of a process that another one writes for."""
-
-    def __init__(self) -> None:
-        self._boards = {}
-
-    def rewind(self, stage: str, step: int) -> None:
-        """Nothing."""
-
-    def write(self, stage: str, step: int, **figures: Any) -> None:
-        """Nothing."""
+    def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
+        with _writable("log", self._folder):
+            with (self._folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"stage": stage, "step": step, **figures}) + "\n")
+            self._boards[stage].write(step, dict(_flat(figures)))
 
 
 def draw(log: Path, target: Path) -> None:
-    """The losses of each stage over its steps, as a picture: thin on the training data, dots where they were evaluated."""
-    import matplotlib as mpl
+    """The losses of each stage over its steps, as a picture: thin on the training data, dots where they were evaluated.
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    Raises TrainingError where it cannot be written.
+    """
+    with _writable("curve", target.parent):
+        import matplotlib as mpl
 
-    lines = list(_lines(log))
-    stages = list(dict.fromkeys(line["stage"] for line in lines))
-    figure, axes = pyplot.subplots(1, len(stages), figsize=(6 * len(stages), 4), squeeze=False, layout="constrained")
-    for axis, stage in zip(axes[0], stages, strict=True):
-        own = [line for line in lines if line["stage"] == stage]
-        for colour, unit in enumerate(dict.fromkeys(name for line in own for name in line.get("loss", {}))):
-            style = {"color": f"C{colour % 10}"}
-            axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, **style)
-            axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
-        axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
-        axis.legend(fontsize="small")
-    figure.savefig(target, dpi=120)
-    pyplot.close(figure)
+        mpl.use("Agg")
+        from matplotlib import pyplot
+
+        lines = list(_lines(log))
+        stages = list(dict.fromkeys(line["stage"] for line in lines))
+        figure, axes = pyplot.subplots(1, len(stages), figsize=(6 * len(stages), 4), squeeze=False, layout="constrained")
+        for axis, stage in zip(axes[0], stages, strict=True):
+            own = [line for line in lines if line["stage"] == stage]
+            for colour, unit in enumerate(dict.fromkeys(name for line in own for name in line.get("loss", {}))):
+                style = {"color": f"C{colour % 10}"}
+                axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, **style)
+                axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
+            axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
+            axis.legend(fontsize="small")
+        figure.savefig(target, dpi=120)
+        pyplot.close(figure)
 
 
 def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int], list[float]]:
@@ -100,3 +101,21 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
+
+
+def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Each number by the name of its curve."""
+    for name, figure in figures.items():
+        for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
+            yield name + (f"/{part}" if part else ""), number
+
+
+@contextmanager
+def _writable(what: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
+        raise TrainingError(
+            f"The {what} in {folder} could not be written: {error.strerror or error}. {mend}, and go on with --resume."
+        ) from error

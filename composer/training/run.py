@@ -20,7 +20,7 @@ from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
-from composer.training.journal import CURVE, LOG, Journal, Unwritten, draw
+from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, Setting, Step
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
@@ -28,9 +28,8 @@ from composer.training.standing import Identity, begin, check_same, check_standi
 from composer.training.teacher import Teacher
 from composer.weights.output import check_output
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
-from composer.weights.sources import open_model
+from composer.weights.sources import check_merged, open_model
 from composer.weights.trained import Adapter, Trained, write_trained
-from converters.composed import ADAPTER_KEY
 from converters.source import Source
 
 if TYPE_CHECKING:
@@ -108,10 +107,6 @@ class Run:
         if not self.options.resume:
             by_first(lambda: begin(self.folder, self.identity))
 
-    def journal(self) -> Journal:
-        """What its stages write down."""
-        return Journal(self.folder) if is_first() else Unwritten()
-
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""
         kind = torch.bfloat16 if self.options.autocast else None
@@ -164,8 +159,7 @@ def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe
     if record.trunk.get("labels") is not None:
         raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
     source = open_model(folder)
-    if source.config.get(ADAPTER_KEY) is not None:
-        raise TrainingError(f"{folder} has adapters beside its weights. Merge them first: compose merge {folder}")
+    check_merged(source)
     return Student(source, record, _recipe(record, overrides) if recipe is None else recipe)
 
 

@@ -9,6 +9,7 @@ from composer.devices import check_device
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Recipe, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
+from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
 from composer.training.rules import check_stage
@@ -36,11 +37,7 @@ def train(
         prepare(student, options)
         course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
         run.begin()
-        journal = run.journal()
-        try:
-            outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(journal))
-        finally:
-            journal.close()
+        outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
         loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
         return run.finish([outcome], course.units[0].parameters, loss=loss)
 

@@ -18,10 +18,10 @@ from composer.model.stored import config_dict
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
 from composer.weights.record import record_of
+from composer.weights.sources import check_merged
 from composer.weights.stream import as_tensor
 from converters import shard
 from converters.canonical import EMBEDDING
-from converters.composed import ADAPTER_KEY
 from converters.source import Source
 
 
@@ -29,11 +29,7 @@ class StoredModel:
     """A folder's tensors by their canonical names; those that are asked for come in float32. fresh: numbers in its heads' own."""
 
     def __init__(self, source: Source) -> None:
-        if source.config.get(ADAPTER_KEY) is not None:
-            raise TrainingError(
-                f"{source.folder} has adapters beside its weights, and these are not streamed. Merge them first: compose merge "
-                f"{source.folder}"
-            )
+        check_merged(source)
         if source.trunk.position_embedding != "none":
             raise TrainingError(
                 f"{source.folder} adds positions to its embeddings, and such a model is not streamed: leave --stream out."

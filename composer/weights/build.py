@@ -31,9 +31,9 @@ from composer.weights.record import (
     write_json,
     write_text,
 )
+from composer.weights.sources import check_merged
 from composer.weights.stream import fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
-from converters.composed import ADAPTER_KEY
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
 
@@ -79,14 +79,13 @@ def build_folder(
     hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
     small models (``HASHED_ANYWAY``) are hashed in any case.
     force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing.
-    Raises ``BuildError``; the source is only ever read.
+    Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
     from composer.model.stored import config_dict
 
     began = time.perf_counter()
     target = check_output(Path(out), source, force=force)
-    if source.config.get(ADAPTER_KEY) is not None:
-        raise BuildError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
+    check_merged(source)
     if resolved.dimensions != dimensions(source.trunk):
         raise BuildError(f"The spec was resolved against another model than {source.folder}. Resolve it against this one.")
     plan = make_plan(resolved, source, dtype)

@@ -15,11 +15,11 @@ from composer.errors import BuildError
 from composer.spec.resolve import Resolved
 from composer.weights.place import How
 from composer.weights.plan import Plan
+from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
 from converters.source import Source
 
-RECORD = "composition.json"
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer.errors import SourceError
+from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import fetch
 from converters.source import Described, Source, describe, open_source
@@ -25,6 +26,12 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None) -
             return open_source(folder)
         fetched, commit = fetch(str(reference), revision)
         return replace(open_source(fetched), repo_id=str(reference), revision=revision, commit=commit)
+
+
+def check_merged(source: Source) -> None:
+    """Whether its weights are all of it. Raises ``SourceError`` where adapters stand beside them, which a reader would miss."""
+    if source.config.get(ADAPTER_KEY) is not None:
+        raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
 
 def describe_model(reference: str | os.PathLike[str], revision: str | None = None) -> Described:

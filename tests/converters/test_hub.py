@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
 
 from converters.errors import HubError
 from converters.hub import cached_sha256, fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture
@@ -61,6 +65,43 @@ def test_only_what_a_build_needs_is_fetched(asked: dict, file: str, wanted: bool
     allowed = any(fnmatch.fnmatch(file, pattern) for pattern in asked["allow_patterns"])
     ignored = any(fnmatch.fnmatch(file, pattern) for pattern in asked["ignore_patterns"])
     assert (allowed and not ignored) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"model_type": "composed", "adapter": "adapter"}, {"composition.json", "adapter/adapter_config.json", ADAPTER}),
+        ({"model_type": "composed", "adapter": "a*"}, {"composition.json"}),
+        ({"model_type": "composed"}, {"composition.json"}),
+        ({"model_type": "llama", "adapter": "adapter"}, set()),
+        ([], set()),
+    ],
+)
+def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, wanted: set[str]
+):
+    """All of one commit, whatever else lies in folders of the repository."""
+    always = {"config.json", "fresh.safetensors", "tokenizer.json"}
+    never = {
+        "original/model.safetensors",
+        "checkpoint-10/adapter_model.safetensors",
+        "adapter/adapter_model.bin",
+        "training/log.jsonl",
+    }
+    there = sorted(always | never | {"composition.json", "adapter/adapter_config.json", ADAPTER})
+    folder, fetched, revisions = tmp_path / COMMIT, set(), []
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def snapshot_download(repo_id: str, *, revision: str | None, **patterns: Any) -> str:
+        revisions.append(revision)
+        fetched.update(filter_repo_objects(there, **patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert fetch("owner/model", "main") == (folder, COMMIT)
+    assert fetched == always | wanted
+    assert revisions == (["main", COMMIT] if wanted else ["main"])
 
 
 def test_the_config_can_be_fetched_alone(asked: dict):

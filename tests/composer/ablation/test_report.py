@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure as Picture
 
 from composer.ablation.plan import Chain, Request
 from composer.ablation.report import AblationReport, Column, Figure, make_report
@@ -174,3 +175,20 @@ def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
     assert heights[0] == pytest.approx(6 * heights[1], rel=0.02)
     draw(report.model_copy(update={"columns": ()}), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_the_picture_is_there_as_a_whole_or_not_at_all(
+    chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of(chains)
+    draw(report, tmp_path / "plot.png")
+    before = (tmp_path / "plot.png").read_bytes()
+
+    def savefig(figure: Picture, path: Path, **_: Any) -> None:
+        path.write_bytes(b"half of i")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Picture, "savefig", savefig)
+    with pytest.raises(OSError, match="No space left"):
+        draw(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes() == before

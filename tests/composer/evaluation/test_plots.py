@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 mpl.use("Agg")
 from matplotlib import pyplot
 
+from composer.errors import EvaluationError
 from composer.evaluation.plots import draw
 from composer.evaluation.report import Cell, Report, TaskFacts, make_cell
 from composer.evaluation.table import markdown, tables
@@ -47,7 +50,12 @@ def report() -> Report:
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by the names of their files, kept open."""
     kept: dict[str, Any] = {}
-    monkeypatch.setattr(mpl.figure.Figure, "savefig", lambda figure, path, **_: kept.update({Path(path).name: figure}))
+
+    def savefig(figure: Any, path: Path, **_: Any) -> None:
+        kept[path.name.removeprefix(".").removesuffix(".partial")] = figure
+        path.touch()
+
+    monkeypatch.setattr(mpl.figure.Figure, "savefig", savefig)
     monkeypatch.setattr(pyplot, "close", lambda _: None)
     return kept
 
@@ -71,6 +79,23 @@ def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None
     (axis,) = figures["position-stories.png"].axes
     assert [line.get_xydata().tolist() for line in axis.lines] == [[[0.5, 2.0], [2.5, 3.0]]] * 2
     assert [line.get_label() for line in axis.lines] == ["one, 128 tokens", "two|three, 128 tokens"]
+
+
+def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = draw(report(), tmp_path)
+    before = first.read_bytes()
+    for path in others:
+        path.unlink()
+
+    def savefig(figure: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"half of i")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(mpl.figure.Figure, "savefig", savefig)
+    with pytest.raises(EvaluationError, match="plots cannot be written to: No space left on device"):
+        draw(report(), tmp_path)
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    assert first.read_bytes() == before
 
 
 def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:

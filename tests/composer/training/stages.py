@@ -46,11 +46,7 @@ def run(folder: Path, stage: Stage, **options: Any) -> tuple[Outcome, dict[str, 
     """A stage in a folder, and all parameters at its end."""
     course, name = course_of(stage), type(stage).__name__.lower()
     rows, held_out = options.pop("rows", ROWS), options.pop("held_out", HELD_OUT)
-    journal = Journal(folder)
-    try:
-        outcome = run_stage(name, course, stage, rows, held_out, Setting(folder, journal, **options))
-    finally:
-        journal.close()
+    outcome = run_stage(name, course, stage, rows, held_out, Setting(folder, Journal(folder), **options))
     return outcome, {name: value.detach().clone() for unit in course.units for name, value in unit.parameters.items()}
 
 

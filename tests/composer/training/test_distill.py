@@ -169,12 +169,19 @@ def test_merging(distilled: tuple[Path, RunReport, torch.Tensor], student: Path,
         merge_adapters(tmp_path / "merged", tmp_path / "more")
 
 
-def test_adapters_in_the_way(distilled: tuple[Path, RunReport, torch.Tensor], texts: Path, tmp_path: Path) -> None:
+def test_adapters_in_the_way(distilled: tuple[Path, RunReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
+    """Are told of in the same words, whatever would miss them."""
     out, before = distilled[0], fingerprint(distilled[0])
-    with pytest.raises(TrainingError, match=r"has adapters beside its weights\. Merge them first: compose merge"):
-        run(out, tmp_path / "again", texts)
-    with pytest.raises(BuildError, match=r"has adapters beside its weights\. Merge them first: compose merge"):
-        composer.build_folder("softmax", out, tmp_path / "built")
+    streamed: dict[str, Any] = {"which": "transfer", "stream": True}
+    for act in (
+        lambda: run(out, tmp_path / "again", texts),
+        lambda: run(student, tmp_path / "again", texts, teacher=str(out), **streamed),  # in memory it teaches with them
+        lambda: composer.build("softmax", out),
+        lambda: composer.build_folder("softmax", out, tmp_path / "built"),
+    ):
+        with pytest.raises(SourceError) as caught:
+            act()
+        assert str(caught.value) == f"{out} has adapters beside its weights. Merge them first: compose merge {out}"
     assert not list(tmp_path.iterdir())
     assert fingerprint(out) == before
 

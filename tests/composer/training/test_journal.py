@@ -1,26 +1,28 @@
-"""The log survives what interrupts it, and the curve is drawn from whatever is in it."""
+"""The log survives what interrupts it, a full disk is told of as such, and the curve is drawn from whatever is in it."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from composer.errors import TrainingError
 from composer.training.journal import BOARD, LOG, Journal, draw
 from tests.composer.training.stages import StoppedError, log
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Any:
+def journal(tmp_path: Path) -> Journal:
     journal = Journal(tmp_path)
     for stage in ("one", "two"):
+        journal.rewind(stage, -1)
         journal.write(stage, 0, held_out={"model": 2.0})
         for step in (1, 2, 3):
             journal.write(stage, step, loss={"model": 1.0 / step}, lr=0.1)
-    yield journal
-    journal.close()
+    return journal
 
 
 def test_steps_that_will_be_taken_again_are_forgotten(journal: Journal, tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Pa
 
 def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
     """Losses of nothing, and a stage without an evaluation."""
+    journal.rewind("three", -1)
     journal.write("three", 1, loss={"layer 0": 0.0, "layer 1": 3.0})
     draw(tmp_path / LOG, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -66,16 +69,52 @@ def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkey
     """Also of a run that goes on, and whatever other stages have written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    journal.close()
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 60)  # TensorBoard reads files in the order of the seconds in their names
     later = Journal(tmp_path)
     later.rewind("one", 1)
     for step in (2, 3):
         later.write("one", step, loss={"model": 5.0})
-    later.close()
     for stage, losses in (("one", [1.0, 5.0, 5.0]), ("two", [1.0, 1 / 2, 1 / 3])):
         board = EventAccumulator(str(tmp_path / BOARD / stage)).Reload()
         events = board.Scalars("loss/model")
         assert [event.step for event in events] == [1, 2, 3]
         assert [event.value for event in events] == pytest.approx(losses)
+
+
+def full(path: Path) -> None:
+    """Whatever is written to it from now on finds no room."""
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/full")
+
+
+def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
+    """Whichever file it is that finds no room, it is told of at once."""
+    for place, write in (
+        (tmp_path / LOG, lambda: journal.write("one", 4, lr=0.1)),
+        (tmp_path / "log.partial", lambda: journal.rewind("one", 2)),
+        (next((tmp_path / BOARD / "two").iterdir()), lambda: journal.write("two", 4, lr=0.1)),
+    ):
+        kept = (tmp_path / LOG).read_text()
+        full(place)
+        with pytest.raises(TrainingError) as caught:
+            write()
+        assert str(caught.value) == (
+            f"The log in {tmp_path} could not be written: No space left on device. Make room, and go on with --resume."
+        )
+        place.unlink()
+        (tmp_path / LOG).write_text(kept)
+    full(tmp_path / "curve.png")
+    with pytest.raises(
+        TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and go on"
+    ):
+        draw(tmp_path / LOG, tmp_path / "curve.png")
+
+
+def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / BOARD)
+    with pytest.raises(TrainingError, match=r"The log in .* could not be written: No such file .*\. Mend that, and go on"):
+        journal.write("one", 4, lr=0.1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"The log in .* could not be written: Not a directory\. Mend that"):
+        Journal(tmp_path / "file" / "run")

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed.checkpoint as distributed
 
 from composer.errors import TrainingError
-from composer.training import checkpoint
+from composer.training import checkpoint, journal
 from tests.composer.training.processes import ending, forked, killed_at
 from tests.composer.training.stages import STAGES, log, run, same
 
@@ -90,6 +90,31 @@ def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeyp
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
     monkeypatch.undo()
     assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0), uninterrupted["transfer"][0])
+
+
+def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line of it stands there, and is written again."""
+    original, written = checkpoint.save, journal.Journal._write
+
+    def save(folder: Path, step: int, *arguments: Any) -> None:
+        original(folder, step, *arguments)
+        if step == 3:
+            monkeypatch.setattr(journal.Journal, "_write", write)
+
+    def write(self: journal.Journal, *arguments: Any) -> None:
+        with small_files((tmp_path / journal.LOG).stat().st_size + 40):
+            written(self, *arguments)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(
+        TrainingError, match=r"The log in .* could not be written: File too large\. Mend that, and go on with --resu"
+    ):
+        run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
+    monkeypatch.undo()
+    expected, lines = uninterrupted["transfer"]
+    assert len((tmp_path / journal.LOG).read_text().splitlines()[-1]) == 40
+    assert same(run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0), expected)
+    assert log(tmp_path) == lines
 
 
 @pytest.mark.parametrize("fault", ["before", "behind"])

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import typer
+from matplotlib.figure import Figure
 
 from composer.cli import screen
 from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.training import checkpoint
+from composer.training.board import Board
+from composer.training.distill import distill
+from composer.training.run import Options
 from tests.checkpoints import fingerprint
 from tests.composer.training.processes import several
 
@@ -52,19 +56,33 @@ def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pyt
     assert "Warning" not in printed
 
 
-def full(*arguments: Any) -> None:
+def full(*arguments: Any, **options: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_told_once(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the first process alone has met it."""
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (checkpoint, "_complete", "No space left on device. The one before it stands"),
+        (Board, "write", "The log in out.run could not be written: No space left on device. Make room"),
+        (Figure, "savefig", "The curve in out.run could not be written: No space left on device. Make room"),
+    ],
+)
+def test_a_full_disk_is_told_once(
+    student: Path, texts: Path, tmp_path: Path, owner: Any, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the first process alone has met it; the run can go on."""
     options = ["--stage", "transfer", "--set", "recipe.transfer.steps=1", "--share", "0"]
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *options])
-    monkeypatch.setattr(checkpoint, "_complete", full)
+    monkeypatch.setattr(owner, name, full)
     monkeypatch.chdir(tmp_path)
     assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
     printed = (tmp_path / "printed").read_text()
-    assert printed.count("could not be written") == printed.count("No space left on device. The one before it stands") == 1
+    assert printed.count("could not be written") == printed.count(message) == 1, printed
+    assert "Traceback" not in printed
+    monkeypatch.undo()
+    again = Options(data=[str(texts)], share=0.0, resume=True)
+    assert distill(student, tmp_path / "out", again, which="transfer", overrides=["recipe.transfer.steps=1"]).stages[0].steps == 1
 
 
 def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,14 +88,6 @@ def test_a_streamed_teacher_of_another_size(student: Path, texts: Path, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_streamed_teacher_with_adapters(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Is refused: in memory it teaches with them, a layer at a time it would without."""
-    run(student, tmp_path / "adapted", texts, "recipe.finetune.steps=1", which="finetune")
-    with pytest.raises(TrainingError, match=r"has adapters .* not streamed\. Merge them first: compose merge .*adapted"):
-        run(student, tmp_path / "out", texts, which="transfer", teacher=str(tmp_path / "adapted"), stream=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["adapted"]
-
-
 def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None:
     """It teaches only where it is named."""
     teacher = make_teacher(tmp_path / "teacher")

@@ -1,0 +1,45 @@
+"""What TensorBoard reads: files of events, each written before the next is made, so that a full disk is met where it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+EVENTS: Any = event_pb2
+SUMMARIES: Any = summary_pb2
+"""Their classes are made at import, where no type checker sees them."""
+VERSION = "brain.Event:2"
+"""What the first event of every file says: tensorboard/compat/proto/event.proto."""
+
+
+class Board:
+    """A file of its own in a folder. TensorBoard reads a folder's files in the order of their names, which begin with the time.
+
+    torch's SummaryWriter writes in another thread, which tells of a full disk by a traceback of its own, minutes later.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """step: from which on TensorBoard is to forget what earlier files of the folder say. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        started = EVENTS.SessionLog(status=EVENTS.SessionLog.START)
+        self._append(EVENTS.Event(file_version=VERSION), EVENTS.Event(step=step, session_log=started))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Numbers by the names of their curves. Raises OSError."""
+        values = [SUMMARIES.Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+        self._append(EVENTS.Event(step=step, summary=SUMMARIES.Summary(value=values)))
+
+    def _append(self, *events: Any) -> None:
+        with self._file.open("ab") as stream:
+            records = RecordWriter(stream)
+            for event in events:
+                event.wall_time = time.time()
+                records.write(event.SerializeToString())
