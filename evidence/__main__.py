@@ -13,22 +13,24 @@ from composer.ablation.runner import one_process, processes
 from composer.cli.screen import without_bars
 from composer.devices import check_device
 from composer.errors import ComposerError
-from evidence import page
+from evidence import page, speed
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
 
+NAMES = (*EXPERIMENTS, speed.NAME)
+
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help=f"Experiments: {', '.join(EXPERIMENTS)}. Left out: all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"Experiments: {', '.join(NAMES)}. Left out: all.")] = None,
     work: Annotated[Path, typer.Option(help="Where models and steps stand.")] = Path(OUT),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the page of what is kept.")] = False,
 ) -> None:
     """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md."""
-    unknown = [name for name in only or () if name not in EXPERIMENTS]
+    unknown = [name for name in only or () if name not in NAMES]
     if unknown:
-        raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(EXPERIMENTS)}', param_hint="--only")
+        raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(NAMES)}', param_hint="--only")
     failures: list[str] = []
     try:
         check_device(device)
@@ -36,7 +38,9 @@ def main(
         workers = one_process if count == 1 else processes(count)
         for experiment in () if page_only else EXPERIMENTS.values():
             if not only or experiment.name in only:
-                failures += run_missing(experiment, work, workers, lambda line: typer.echo(line, err=True), device)
+                failures += run_missing(experiment, work, workers, _tell, device)
+        if not page_only and (not only or speed.NAME in only):
+            speed.run_missing(work, _tell, device)
     except ComposerError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
@@ -44,6 +48,10 @@ def main(
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from composer.ablation.steps import write_whole
+from evidence import speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import EXPERIMENTS, SEEDS
 from evidence.kept import Run, all_runs
-from evidence.speed import section as speed
 from evidence.verdict import BY_STATE, Kept, Place, seeds_of, state, verdict
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -56,14 +56,13 @@ def page() -> str:
 def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
     yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
     yield "| claim | paper | here |\n|---|---|---|\n"
-    for paper, claims in CLAIMS.items():
+    for claims in CLAIMS.values():
         for claim in claims:
-            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {paper} | {verdict(claim.expected, kept)} |\n"
+            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {verdict(claim.expected, kept)} |\n"
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
         for claim in claims:
             yield from _claim(claim, kept)
-    yield speed()
     yield from _best(kept)
     yield from _how(runs)
 
@@ -120,6 +119,9 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
         if experiment.trained is not None:
             yield f"\n`trained-SEED` is `{'/'.join(experiment.trained)}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
+    yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
+    yield "it.\n\n"
+    yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
 

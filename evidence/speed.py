@@ -1,7 +1,100 @@
-"""What is fast and what stays flat: `compose bench` and the benchmarks measure it, this page shows it."""
+"""How fast prefill and decode are, and how large the state: `compose bench` of students that need no training for it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
 
-def section() -> str:
-    return ""
+from composer import build_folder
+from composer.ablation.identity import PACKAGES
+from composer.ablation.steps import write_whole
+from composer.benching import Options, bench
+from composer.benching.report import Cell
+from composer.evaluation.runner import versions_of
+from evidence.experiments import OUT, SEEDS, TEACHER
+from evidence.kept import KEPT, Run, contents, path_of, read
+
+NAME = "speed"
+STUDENTS = ("lawcat", "lolcats", "latte-macchiato")
+PREFILL, DECODE, BATCHES = (256, 1024, 4096, 16384), (512, 8192), (1, 8)
+FIRST = "teacher"
+MODELS = f"{TEACHER} {' '.join(f'{OUT}/{NAME}/{spec}' for spec in STUDENTS)}"
+COMMANDS = (
+    *(f"compose build {spec} --from {TEACHER} -o {OUT}/{NAME}/{spec}" for spec in STUDENTS),
+    f"compose bench {MODELS} --prefill {','.join(map(str, PREFILL))} --repeats 3 --seed SEED",
+    f"compose bench {MODELS} --decode {','.join(map(str, DECODE))} --batch {','.join(map(str, BATCHES))} --seed SEED",
+)
+
+
+def identity(seed: int) -> str:
+    """Of what is asked for."""
+    asked = {"commands": COMMANDS, "seed": seed, "source": contents(Path(TEACHER))}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def titles() -> set[str]:
+    """Of all columns that a run has."""
+    fast = {title("prefill", length) for length in PREFILL} | {title("decode", at, batch) for at in DECODE for batch in BATCHES}
+    return fast | {state_title(at) for at in DECODE} | {time_title(at) for at in DECODE}
+
+
+def title(kind: str, length: int, batch: int = 1) -> str:
+    """Of the column with how many times as fast as the teacher it is."""
+    return f"{kind} {length:,}" + (f" × {batch}" if batch > 1 else "")
+
+
+def state_title(position: int) -> str:
+    return f"KiB at {position:,}"
+
+
+def time_title(position: int) -> str:
+    return f"ms a token at {position:,}"
+
+
+def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", kept: Path = KEPT) -> None:
+    """One bench for each seed that is not kept. On a CPU its times are good as ratios."""
+    missing = [seed for seed in SEEDS if not _is_kept(seed, kept)]
+    tell(f"{NAME}: {len(missing)} benches to do")
+    models: dict[str, str | Path] = {FIRST: TEACHER}
+    for spec in STUDENTS if missing else ():
+        models[spec] = work / NAME / spec
+        build_folder(spec, TEACHER, work / NAME / spec, force=True)
+    for seed in missing:
+        cells = [
+            *bench(models, PREFILL, (), Options(repeats=3, seed=seed, device=device)).cells,
+            *bench(models, (), DECODE, Options(batches=BATCHES, seed=seed, device=device)).cells,
+        ]
+        for name in models:
+            _keep(name, seed, [cell for cell in cells if cell.model == name], kept)
+        tell(f"{NAME}: seed {seed}")
+
+
+def _is_kept(seed: int, kept: Path) -> bool:
+    found = [read(path_of(NAME, name, seed, kept)) for name in (FIRST, *STUDENTS)]
+    return all(run is not None and run.identity == identity(seed) for run in found)
+
+
+def _keep(name: str, seed: int, cells: list[Cell], kept: Path) -> None:
+    figures: dict[str, float] = {}
+    for cell in cells:
+        if cell.speed is not None:
+            figures[title(cell.kind, cell.length, cell.batch)] = cell.speed
+        if cell.kind == "decode" and cell.batch == 1 and cell.median is not None and cell.state_bytes is not None:
+            figures[state_title(cell.length)] = cell.state_bytes / 1024
+            figures[time_title(cell.length)] = cell.median * 1000
+    path = path_of(NAME, name, seed, kept)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run = Run(
+        experiment=NAME,
+        variant=name,
+        seed=seed,
+        identity=identity(seed),
+        values={},
+        figures=figures,
+        teacher_perplexity=None,
+        seconds=round(sum(sum(cell.seconds) for cell in cells), 1),
+        versions=versions_of(PACKAGES),
+    )
+    write_whole(path, run.model_dump_json(indent=1) + "\n")

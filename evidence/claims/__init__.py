@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence.claims import latte, lawcat, lola, lolcats
+from evidence.claims import latte, lawcat, lola, lolcats, speed
 from evidence.claims.claim import Claim
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
@@ -10,4 +10,5 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "LoLCATs": lolcats.CLAIMS,
     "LoLA": lola.CLAIMS,
     "Latte": latte.CLAIMS,
+    "Speed": speed.CLAIMS,
 }
