@@ -54,9 +54,7 @@ def remarks(report: Report) -> list[str]:
     if len(setting.models) > 1:
         said.append(f"speed: how many times as fast as {setting.models[0].label}, the median of each round's own ratio.")
     if setting.device == "cpu":
-        said.append(
-            "On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike."
-        )
+        said.append("On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike.")
     if setting.peak == "allocated":
         said.append("peak: the most that CUDA's tensors took in a run, the state included and the weights not.")
     if setting.peak == "resident":
