@@ -36,6 +36,7 @@ gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
 	$(BIN)/python -m pytest -m gpu $(TESTS)
 	$(BIN)/python benchmarks/prefill_decode.py --device cuda
+	$(BIN)/python benchmarks/whole_models.py --device cuda
 
 clean:
 	rm -rf build-output dist .pytest_cache .ruff_cache .hypothesis

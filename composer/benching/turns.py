@@ -24,8 +24,6 @@ def room() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-        # Its frames hold the tensors that there was no room beside.
-        error.__traceback__ = None
         raise NoRoom from None
 
 
@@ -55,5 +53,6 @@ def in_turn(
                     del returned
             except NoRoom:
                 seconds[name] = None
-                gc.collect()
+            if seconds[name] is None:
+                gc.collect()  # the error is gone, and with it the frames that held what there was no room beside
     return seconds

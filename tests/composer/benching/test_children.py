@@ -1,0 +1,82 @@
+"""A model's memory is measured in a process of its own, which may be ended by the system, and says why it cannot begin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.benching import children
+from composer.benching.children import peaks_of
+from composer.benching.memory import can_tell_resident
+from composer.benching.report import Place
+from composer.benching.trial import Trial
+from composer.errors import BenchError
+
+TRIAL = Trial(prefill=(8, 512), decode=(16,), batches=(1,), repeats=2, steps=2, seed=0, vocabulary=64, device="cpu")
+
+
+@pytest.mark.skipif(not can_tell_resident(), reason="this system does not say what is resident")
+def test_peaks_of_a_model(folders: list[Path]) -> None:
+    heard: list[Place] = []
+    peaks = peaks_of(folders[0], "float32", 1, TRIAL, heard.append)
+    assert heard == list(peaks) == list(TRIAL.places())
+    values = {place.length: peak for place, peak in peaks.items()}
+    short, long = values[8], values[512]
+    assert short is not None
+    assert long is not None
+    assert long > short + 512 * 2 * 2 * 2 * 8 * 4, "keys and values of 512 tokens at least"
+
+
+def test_a_model_that_is_not_there(folders: list[Path], tmp_path: Path) -> None:
+    broken = shutil.copytree(folders[0], tmp_path / "broken")
+    (broken / "config.json").unlink()
+    with pytest.raises(BenchError, match=r"measures the memory of .*broken failed: .*config\.json.* Leave --memory out"):
+        peaks_of(broken, None, 1, TRIAL, lambda _: None)
+
+
+def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Another program in the place of the one that measures."""
+    original = children.subprocess.Popen
+    monkeypatch.setattr(children.subprocess, "Popen", lambda command, **how: original([sys.executable, "-c", script], **how))
+
+
+def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by(monkeypatch, "import os; print('[\"prefill\", 8, 1, 77]', flush=True); os.kill(os.getpid(), 9)")
+    assert peaks_of(Path(), None, 1, TRIAL, lambda _: None) == {Place("prefill", 8, 1): 77}
+
+
+def test_a_process_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by(monkeypatch, "raise SystemExit(3)")
+    with pytest.raises(BenchError, match="it said nothing"):
+        peaks_of(Path(), None, 1, TRIAL, lambda _: None)
+
+
+def test_much_on_stderr_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by(monkeypatch, "import sys; sys.stderr.write('x' * 10**6); print('[\"decode\", 16, 1, null]')")
+    assert peaks_of(Path(), None, 1, TRIAL, lambda _: None) == {Place("decode", 16, 1): None}
+
+
+def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by(monkeypatch, "import os, time; print('[\"prefill\", 8, 1, %d]' % os.getpid(), flush=True); time.sleep(600)")
+    started: list[Any] = []
+    original = children.subprocess.Popen
+
+    def start(*arguments: Any, **how: Any) -> Any:
+        started.append(original(*arguments, **how))
+        return started[-1]
+
+    def interrupted(_: Place) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(children.subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        peaks_of(Path(), None, 1, TRIAL, interrupted)
+    assert started[0].poll() == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0].pid, 0)

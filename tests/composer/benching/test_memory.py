@@ -1,0 +1,73 @@
+"""Gauges count what a run holds at most, what its cache holds included, and nothing that was there before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from composer.benching import memory
+from composer.benching.children import AT_ONCE
+from composer.benching.memory import allocated, bytes_of, can_tell_resident, resident, unmeasured
+
+MIB = 2**20
+RUN = """
+import torch
+from composer.benching.memory import resident
+before, cache = torch.ones(8 << 18), torch.ones(4 << 18)
+def run():
+    one = torch.ones(16 << 18)
+    two = one + 1
+    del one, two
+    return torch.ones(2 << 18).sum().item()
+for _ in range(3):
+    print(*resident(run, cache.nbytes))
+print(*resident(lambda: 7, 5))
+"""
+
+
+def test_nothing_is_measured() -> None:
+    assert unmeasured(lambda: 7, 5) == (7, None)
+
+
+@pytest.mark.skipif(not can_tell_resident(), reason="this system does not say what is resident")
+def test_what_is_resident() -> None:
+    """16 and 16 MiB at once, beside a cache of 4, each time; 8 were there before. To a MiB or so."""
+    done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
+    *found, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert [one for one, _ in found] == [2 << 18] * 3
+    assert all(35 * MIB < peak < 38 * MIB for _, peak in found), found
+    assert answer == 7
+    assert 5 <= least < 2 * MIB
+
+
+def test_a_cache_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors stand where others stood before: nothing more is resident."""
+    monkeypatch.setattr(memory, "bytes_of", lambda _: 1000)
+    monkeypatch.setattr(memory, "CLEAR", type("Nowhere", (), {"write_text": lambda *_: None}))
+    assert resident(lambda: None, 300) == (None, 300)
+
+
+def test_a_system_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: pytest.TempPathFactory) -> None:
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "status")  # pyright: ignore[reportOperatorIssue]
+    assert not can_tell_resident()
+    with pytest.raises(FileNotFoundError):
+        bytes_of("VmHWM")
+    (tmp_path / "status").write_text("Name: it\n")  # pyright: ignore[reportOperatorIssue]
+    assert not can_tell_resident()
+
+
+@pytest.mark.gpu
+def test_what_is_allocated() -> None:
+    before, cache = (torch.ones(size << 18, device="cuda") for size in (8, 4))
+
+    def run() -> int:
+        one = torch.ones(16 << 18, device="cuda")
+        del one
+        return 7
+
+    assert allocated("cuda")(run, cache.nbytes) == (7, 20 * MIB)
+    assert before.nbytes == 8 * MIB

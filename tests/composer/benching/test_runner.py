@@ -1,0 +1,187 @@
+"""The whole bench: every model at every place, in a report that says what was run; mistakes are told before anything is timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from composer.benching import Options, Report, bench
+from composer.benching import runner as runner_module
+from composer.benching.options import Progress
+from composer.benching.report import Place
+from composer.benching.standing import BENCH
+from composer.errors import BenchError, ComposerError, EvaluationError, SourceError
+from tests.checkpoints import SIZES, llama
+from tests.composer.evaluation.conftest import TEACHER
+
+QUICK = {"repeats": 2, "steps": 2}
+
+
+def test_the_report(folders: list[Path], tmp_path: Path) -> None:
+    heard: list[Progress] = []
+    options = Options(**QUICK, batches=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
+    report = bench(folders, [32, 16, 32], [8], options)
+    assert Report.model_validate_json((tmp_path / "out" / BENCH).read_text()) == report
+    setting = report.setting
+    assert (setting.prefill, setting.decode, setting.batches) == ((16, 32), (8,), (1, 2))
+    assert (setting.repeats, setting.steps, setting.seed, setting.threads, setting.peak) == (2, 2, 5, 1, None)
+    assert (setting.device, bool(setting.device_name), "torch" in setting.versions) == ("cpu", True, True)
+    assert [(one.label, one.attention, one.dtype) for one in setting.models] == [
+        *(("teacher", "sdpa", "float32"), ("lawcat", "composed", "float32"), ("lolcats", "composed", "float32")),
+    ]
+    model = composer.load(folders[1])
+    assert setting.models[1].parameters == sum(one.numel() for one in model.parameters())
+    assert setting.models[1].weight_bytes == 4 * setting.models[1].parameters
+    assert setting.models[1].spec_hash == json.loads((folders[1] / "config.json").read_text())["spec_hash"]
+    places = [Place(kind, length, batch) for batch in (1, 2) for kind, length in (("prefill", 16), ("prefill", 32), ("decode", 8))]
+    assert [(cell.place, cell.model) for cell in report.cells] == [(place, one.label) for place in places for one in setting.models]
+    assert all(cell.failure is None and len(cell.seconds) == 2 and cell.speed is not None for cell in report.cells)
+    assert all(cell.peak_bytes is None for cell in report.cells)
+    assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
+    assert [(one.what, one.done, one.total) for one in heard] == [(place.said, done, 6) for done, place in enumerate(places)]
+
+
+def test_lengths_beyond_what_the_source_was_made_for(folders: list[Path]) -> None:
+    """Rotary positions go on; how well is not what is asked here."""
+    longest = 2 * SIZES["max_position_embeddings"] + 1
+    report = bench(folders[:2], [longest], [longest], Options(**QUICK))
+    assert [cell.failure for cell in report.cells] == [None] * 4
+
+
+def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> None:
+    report = bench({"one": folders[0], "two": folders[0]}, [8], options=Options(**QUICK, dtype="bfloat16"))
+    assert [(cell.model, cell.state_bytes) for cell in report.cells] == [("one", 8 * 2 * 2 * 2 * 8 * 2)] * 1 + [
+        ("two", 8 * 2 * 2 * 2 * 8 * 2)
+    ]
+    assert {one.dtype for one in report.setting.models} == {"bfloat16"}
+    assert report.setting.models[0].weight_bytes == 2 * report.setting.models[0].parameters
+
+
+def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
+    """All read ids that each of them knows."""
+    report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=Options(**QUICK))
+    assert [cell.failure for cell in report.cells] == [None, None]
+
+
+def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What processes of their own say stands in the cells; what they cannot, is said beside."""
+
+    def peaks(folder: Path, dtype: Any, threads: int, trial: Any, tell: Any) -> dict[Place, int | None]:
+        known = list(trial.places())[: 1 if folder.name == "lawcat" else 2]
+        for place in known:
+            tell(place)
+        return {place: 1000 * place.length for place in known}
+
+    heard: list[Progress] = []
+    monkeypatch.setattr(runner_module, "peaks_of", peaks)
+    report = bench(folders[:2], [8], [16], Options(**QUICK, memory=True, watch=heard.append))
+    assert report.setting.peak == "resident"
+    assert [cell.peak_bytes for cell in report.cells] == [8000, 8000, 16000, None]
+    assert report.remarks == ("lawcat: the system ended the process that measures its memory, at decode 16.",)
+    assert [(one.what, one.done, one.total) for one in heard] == [
+        *(("memory of teacher, prefill 8", 0, 6), ("memory of teacher, decode 16", 1, 6), ("memory of lawcat, prefill 8", 2, 6)),
+        *(("prefill 8", 4, 6), ("decode 16", 5, 6)),
+    ]
+
+
+def test_threads_are_set_back(folders: list[Path]) -> None:
+    before, during = torch.get_num_threads(), []
+    options = Options(**QUICK, threads=before + 1, watch=lambda _: during.append(torch.get_num_threads()))
+    report = bench(folders[:1], [8], options=options)
+    assert (during, torch.get_num_threads(), report.setting.threads) == ([before + 1], before, before + 1)
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("something was loaded")
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module.Opened, "load", never)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("prefill", "decode", "changes", "message"),
+    [
+        ([], [], {}, "Nothing says what to time"),
+        ([0], [], {}, "--prefill 0: say at least 1 token"),
+        ([], [8, -1], {}, "--decode -1: say at least 1 token"),
+        ([8], [], {"batches": (0,)}, "--batch 0: say at least 1 row"),
+        ([8], [], {"batches": ()}, "--batch says nothing"),
+        ([8], [], {"repeats": 0}, "--repeats 0"),
+        ([8], [], {"steps": 0}, "--steps 0"),
+        ([8], [], {"threads": 0}, "--threads 0"),
+        ([8], [], {"seed": -1}, "--seed -1"),
+        ([8], [], {"device": "abacus"}, 'no device "abacus"'),
+    ],
+)
+def test_what_is_asked_wrongly(
+    folders: list[Path], tmp_path: Path, prefill: list[int], decode: list[int], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ComposerError, match=message):
+        bench(folders, prefill, decode, Options(**changes, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_models_that_cannot_be_timed(tmp_path: Path) -> None:
+    def refused(*models: Path) -> str:
+        with pytest.raises((EvaluationError, SourceError)) as caught:
+            bench(models, [8], options=Options(out=tmp_path / "out"))
+        assert not (tmp_path / "out").exists()
+        return str(caught.value)
+
+    assert "name at least one" in refused()
+    assert "nowhere" in refused(tmp_path / "nowhere")
+    composer.build_folder("latte-bidirectional", TEACHER, tmp_path / "both")
+    assert "both is bidirectional" in refused(TEACHER, tmp_path / "both")
+    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 64, "labels": 2}
+    composer.build_folder({"compose": 1, "name": "judge", "extends": "lawcat", "trunk": trunk}, out=tmp_path / "judge", fresh=True)
+    assert "judge is a classifier" in refused(tmp_path / "judge")
+
+
+def test_learned_positions_end(tmp_path: Path) -> None:
+    trunk = {"width": 32, "layers": 1, "heads": 4, "vocabulary": 64, "embedding": "learned", "length": 32}
+    spec = {"compose": 1, "name": "short", "extends": "lawcat", "trunk": trunk}
+    folder = tmp_path / "short"
+    composer.build_folder(spec, out=folder, fresh=True)
+    options = Options(**QUICK)
+    with pytest.raises(BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: ask for at most 32"):
+        bench([folder], [8, 33], options=options)
+    with pytest.raises(BenchError, match="--decode: .*, 3 of them for what is decoded there, too few for 30 tokens: .* most 29"):
+        bench([folder], [], [30], options)
+    report = bench([folder], [32], [29], options)
+    assert [cell.failure for cell in report.cells] == [None, None]
+
+
+def test_memory_that_the_system_does_not_tell(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "can_tell_resident", lambda: False)
+    with pytest.raises(BenchError, match="--memory: this system does not say"):
+        bench(folders, [8], options=Options(memory=True))
+
+
+def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(runner_module, "warm", full)
+    with pytest.raises(BenchError, match="The models leave no room in the memory of cpu.*Bench fewer"):
+        bench(folders, [8], options=Options())
+
+
+def test_the_first_stands_where_it_stood_if_the_next_is_interrupted(folders: list[Path], tmp_path: Path) -> None:
+    bench(folders[:1], [8], options=Options(**QUICK, out=tmp_path))
+    before = (tmp_path / BENCH).read_bytes()
+
+    def interrupted(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(folders[:1], [16], options=Options(**QUICK, out=tmp_path, force=True, watch=interrupted))
+    assert (tmp_path / BENCH).read_bytes() == before

@@ -1,0 +1,78 @@
+"""The tables say what the report says, and the lines below what they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.benching.table import markdown, remarks, seconds, size, tables
+from tests.composer.benching.made_up import facts, report
+
+
+def test_tables() -> None:
+    models, *rest = tables(report())
+    assert models.title == "An Abacus (cpu), 1 thread"
+    assert models.rows == (("teacher", "1,000", "3.91 KiB", "float32", "sdpa"), ("a|b", "1,000", "3.91 KiB", "float32", "composed"))
+    assert [table.title for table in rest] == [
+        "prefill, batch 1: one pass over a prompt of so many tokens",
+        "prefill, batch 8: one pass over a prompt of so many tokens of each row",
+        "decode, batch 1: one token after so many others",
+        "decode, batch 8: one token after so many others of each row",
+    ]
+    assert rest[0].headers == ("tokens", "model", "speed", "median", "fastest", "slowest", "tokens/s", "state")
+    assert rest[0].rows[0] == ("64", "teacher", "1.00×", "500 ms", "250 ms", "2.00 s", "128", "4.00 KiB")
+    assert rest[1].rows[2:] == (
+        ("128", "teacher", "–", "out of memory", "–", "–", "–", "–"),
+        ("128", "a|b", "–", "250 ms", "125 ms", "1.00 s", "4,096", "512 bytes"),
+    )
+    assert rest[3].rows[1] == ("2,048", "a|b", "2.00×", "250 ms", "125 ms", "1.00 s", "32.0", "512 bytes")
+    assert all(len(row) == len(table.headers) for table in (models, *rest) for row in table.rows)
+
+
+def test_a_peak_where_it_was_measured() -> None:
+    *_, last = tables(report(taken=3 * 2**30, peak="resident"))
+    assert (last.headers[-1], last.rows[0][-1], last.figures[-1]) == ("peak", "3.00 GiB", 8)
+
+
+def test_one_model_has_nobody_to_be_compared_with() -> None:
+    whole = report(models=(facts("teacher"),))
+    alone = whole.model_copy(update={"cells": tuple(cell for cell in whole.cells if cell.model == "teacher")})
+    assert all("speed" not in table.headers for table in tables(alone))
+    assert not any("speed: " in remark for remark in remarks(alone))
+
+
+def test_remarks() -> None:
+    def said(**changes: object) -> str:
+        return "\n".join(remarks(report(**changes)))  # pyright: ignore[reportArgumentType]
+
+    assert "as fast as teacher" in said()
+    assert "only the speed counts" in said()
+    assert "only the speed counts" not in said(device="cuda")
+    assert "peak: " not in said()
+    assert "in a process of its own" in said(peak="resident")
+    assert "CUDA's tensors" in said(peak="allocated", device="cuda:1")
+    assert "b has an adapter that is not merged" in said(models=(facts("a"), facts("b", adapter=True)))
+    assert "--dtype gives all of them one" in said(models=(facts("a"), facts("b", dtype="bfloat16")))
+    assert remarks(report().model_copy(update={"remarks": ("something else",)}))[-1] == "something else"
+
+
+def test_markdown() -> None:
+    text = markdown(report())
+    assert r"| 128 | a\|b | 2.00× | 250 ms |" in text
+    assert "| --- | --- | ---: |" in text
+    assert text.count("\n### ") == 4
+    assert text.endswith("suffered alike.\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0.00 µs"), (3.14159e-5, "31.4 µs"), (1e-3, "1.00 ms"), (0.5, "500 ms"), (1.0, "1.00 s"), (1234.5, "1,234 s")],
+)
+def test_seconds(value: float, said: str) -> None:
+    assert seconds(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.00 KiB"), (70 * 2**20, "70.0 MiB"), (2**41, "2.00 TiB")]
+)
+def test_sizes(value: int, said: str) -> None:
+    assert size(value) == said

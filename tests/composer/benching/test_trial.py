@@ -1,0 +1,173 @@
+"""What a bench runs: caches are what `compose explain` says, positions are reached as one pass would, and one model that comes to
+the end of the memory leaves the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.benching import trial as trial_module
+from composer.benching.report import Place
+from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, warm
+from composer.graph.explain import explain_resolved
+from composer.spec.loading import load_spec
+from tests.composer.model.models import llama, student, tokens
+from tests.shipped import SHIPPED
+
+CAUSAL = [name for name in SHIPPED if "/" not in name and load_spec(name).direction == "causal"]
+"""Those of `specs/` itself; the ablations differ from them in sizes, which `tests/laws/test_bounds.py` goes through."""
+
+
+def trial(**changes: Any) -> Trial:
+    whole: dict[str, Any] = {"prefill": (), "decode": (), "batches": (1,), "repeats": 2, "steps": 2, "seed": 0}
+    return Trial(**(whole | {"vocabulary": 97, "device": "cpu"} | changes))
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_state_bytes_are_what_explain_says(spec: str) -> None:
+    model = student(spec, "trunk=null")
+    asked = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
+    found = dict(run_trial([Contestant("it", model)], asked))
+    for place, measured in found.items():
+        told = explain_resolved(model.config.resolved(), sequence=place.length, dtype="float64")
+        assert measured["it"].state_bytes == 2 * told.state_bytes, place.said
+
+
+def test_a_source_keeps_its_keys_and_values() -> None:
+    asked = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
+    told = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
+    for place, measured in run_trial([Contestant("it", llama())], asked):
+        assert measured["it"].state_bytes == place.batch * place.length * told.kv_cache_bytes
+
+
+def test_places_are_in_order() -> None:
+    asked = trial(prefill=(8, 16), decode=(4,), batches=(1, 2))
+    assert list(asked.places()) == [
+        *(Place("prefill", 8, 1), Place("prefill", 16, 1), Place("decode", 4, 1)),
+        *(Place("prefill", 8, 2), Place("prefill", 16, 2), Place("decode", 4, 2)),
+    ]
+
+
+class Listening:
+    """A model that keeps which tokens it was given in which call, beside the length of the cache before them."""
+
+    def __init__(self, label: str, calls: list[tuple[str, int, tuple[int, ...]]], most: int = 10**9) -> None:
+        self.label, self.calls, self.most, self.model = label, calls, most, student("lolcats")
+
+    def __call__(self, ids: torch.Tensor, **passed: Any) -> Any:
+        before = passed.get("past_key_values")
+        seen = 0 if before is None else before.get_seq_length()
+        self.calls.append((self.label, seen, tuple(ids.shape)))
+        if (seen + ids.shape[1]) * ids.shape[0] > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        assert passed["use_cache"] is True
+        assert passed["logits_to_keep"] == 1
+        return self.model(ids, **passed)
+
+
+def listening(**most: int) -> tuple[list[Contestant], list[tuple[str, int, tuple[int, ...]]]]:
+    calls: list[tuple[str, int, tuple[int, ...]]] = []
+    return [Contestant(label, Listening(label, calls, limit)) for label, limit in most.items()], calls
+
+
+def test_models_take_turns() -> None:
+    models, calls = listening(a=10**9, b=10**9)
+    (_, found), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,)))
+    assert [(label, shape) for label, _, shape in calls[:6]] == [(label, (3, 8)) for label in "ababab"]
+    assert calls[6:] == [
+        *(("a", 0, (3, 4)), ("a", 4, (3, 1)), ("b", 0, (3, 4)), ("b", 4, (3, 1))),
+        *((label, seen, (3, 1)) for seen in (5, 6) for label in "ab"),
+    ]
+    assert all(len(one.seconds) == 2 and min(one.seconds) > 0 for one in (*found.values(), *decoded.values()))
+
+
+def test_positions_go_on_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "ROW", 10)
+    models, calls = listening(a=10**9)
+    list(run_trial(models, trial(decode=(12, 13, 40), steps=2)))
+    one_by_one = [(seen, shape) for _, seen, shape in calls if shape[1] == 1]
+    assert [(seen, shape[1]) for _, seen, shape in calls if shape[1] > 1] == [
+        *((0, 10), (10, 2)),
+        *((0, 10), (10, 3)),  # 13 was passed by what was decoded after 12
+        *((16, 10), (26, 10), (36, 4)),
+    ]
+    assert one_by_one == [(seen, (1, 1)) for start in (12, 13, 40) for seen in range(start, start + 3)]
+
+
+def test_pieces_are_small_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "TOKENS", 16)
+    models, calls = listening(a=10**9)
+    list(run_trial(models, trial(decode=(10,), batches=(4, 32), steps=1)))
+    assert [shape for _, _, shape in calls if shape[1] > 1] == [(4, 4), (4, 4), (4, 2)]
+    assert (32, 1) in [shape for _, _, shape in calls]
+
+
+@pytest.mark.parametrize("spec", ["lola", "latte-macchiato", "softmax"])
+def test_pieces_come_to_what_one_pass_does(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "ROW", 7)
+    asked, one = trial(), Contestant("it", student(spec))
+    with torch.no_grad():
+        one.reach(30, 2, asked)
+        ids = torch.cat([asked.tokens(2, start, min(7, 30 - start)) for start in range(0, 30, 7)], dim=1)
+        whole = one.prefill(ids)
+        after = [one.model(tokens(2, 1), past_key_values=cache).logits for cache in (one.cache, whole)]
+    torch.testing.assert_close(*after)
+    assert cache_bytes(one.cache) == cache_bytes(whole)
+
+
+def test_tokens_are_the_same_for_all_and_for_ever() -> None:
+    asked = trial(seed=3, vocabulary=5)
+    assert torch.equal(asked.tokens(2, 10, 6), asked.tokens(2, 10, 6))
+    assert not torch.equal(asked.tokens(2, 10, 60), asked.tokens(2, 11, 60))
+    assert set(asked.tokens(1, 0, 200).flatten().tolist()) == set(range(5))
+
+
+def test_what_has_no_room_leaves_the_others() -> None:
+    """The model called b has room for 20 tokens."""
+    models, calls = listening(a=10**9, b=20, c=10**9)
+    found = dict(run_trial(models, trial(prefill=(16, 32), decode=(8, 24, 32), batches=(1, 2))))
+    lost = {place for place, measured in found.items() if measured["b"].failure == "out of memory"}
+    assert lost == {
+        *(Place("prefill", 32, 1), Place("decode", 24, 1), Place("decode", 32, 1)),
+        *(Place("prefill", 16, 2), Place("prefill", 32, 2), Place("decode", 8, 2), Place("decode", 24, 2), Place("decode", 32, 2)),
+    }
+    assert all(measured[one].failure is None and len(measured[one].seconds) == 2 for measured in found.values() for one in "ac")
+    assert all(
+        measured["b"].seconds == () and measured["b"].state_bytes is None for place, measured in found.items() if place in lost
+    )
+    assert sum(label == "b" and seen + shape[1] >= 24 and shape[0] == 1 for label, seen, shape in calls) == 2, (
+        "one pass over 32, one attempt at 24, and none at 32, which needs more"
+    )
+    assert models[1].cache is None
+
+
+def test_out_of_memory_between_rounds() -> None:
+    """The last of the tokens that are decoded is one too many."""
+    models, _ = listening(a=10**9, b=10)
+    ((_, found),) = run_trial(models, trial(decode=(8,)))
+    assert (found["a"].failure, found["b"]) == (None, (*((),), None, None, "out of memory"))
+    assert models[1].full
+
+
+def test_tokens_that_nobody_has_room_for() -> None:
+    models, calls = listening(a=10**9, b=10**9)
+    ((_, found),) = run_trial(models, trial(prefill=(2**60,)))
+    assert [one.failure for one in found.values()] == ["out of memory"] * 2
+    assert calls == []
+
+
+def test_warming_leaves_nothing_behind() -> None:
+    models, calls = listening(a=10**9)
+    warm(models, trial())
+    assert [shape for _, _, shape in calls] == [(1, 8), (1, 1)]
+    assert models[0].cache is None
+
+
+def test_nothing_keeps_a_gradient() -> None:
+    model = student("lawcat").requires_grad_()
+    one = Contestant("it", model)
+    list(run_trial([one], trial(decode=(8,))))
+    assert not any(tensor.requires_grad for tensor in one.cache.state(0).tensors.values())
