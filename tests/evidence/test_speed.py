@@ -1,0 +1,45 @@
+"""A bench of each seed is kept once, with every column that claims speak of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evidence import speed
+from evidence.kept import all_runs, path_of
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "SEEDS", (0,))
+    monkeypatch.setattr(speed, "STUDENTS", ("lawcat",))
+    monkeypatch.setattr(speed, "PREFILL", (8, 16))
+    monkeypatch.setattr(speed, "DECODE", (8, 16))
+    monkeypatch.setattr(speed, "BATCHES", (1, 2))
+
+
+def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
+    told: list[str] = []
+    speed.run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs")
+    runs = {run.variant: run for run in all_runs(tmp_path / "runs")}
+    assert set(runs) == {speed.FIRST, "lawcat"}
+    for run in runs.values():
+        assert set(run.figures) == speed.titles()
+    teacher, student = runs[speed.FIRST].figures, runs["lawcat"].figures
+    assert teacher[speed.title("prefill", 16)] == teacher[speed.title("decode", 16, 2)] == 1.0
+    assert student[speed.state_title(8)] == student[speed.state_title(16)]
+    assert teacher[speed.state_title(16)] == 2 * teacher[speed.state_title(8)]
+    speed.run_missing(tmp_path / "elsewhere", told.append, kept=tmp_path / "runs")
+    assert told == ["speed: 1 benches to do", "speed: seed 0", "speed: 0 benches to do"]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_bench_of_something_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed.run_missing(tmp_path / "work", lambda line: None, kept=tmp_path / "runs")
+    before = path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text()
+    monkeypatch.setattr(speed, "COMMANDS", ("another",))
+    told: list[str] = []
+    speed.run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs")
+    assert told[0] == "speed: 1 benches to do"
+    assert path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text() != before
