@@ -3,8 +3,8 @@
     python benchmarks/whole_models.py --device cuda
     python benchmarks/whole_models.py --device cpu --width 128 --layers 2 --prefill 512,1k --decode 128,512 --batch 1,2
 
-Left out, the trunk is 1,024 wide and has 8 layers (heads of 64, a quarter as many key heads), in bfloat16, the prompts go from
-1,024 to 32,768 tokens and the positions from 512 to 32,768. The models stand in a folder that is removed at the end. Writes
+Left out, the trunk is 1,024 wide and has 8 layers (heads of 64, a quarter as many key heads), in bfloat16; prompts have 1,024 to
+32,768 tokens, and positions are 512 to 32,768. The models stand in a folder that is removed at the end. Writes
 benchmarks/results/whole_models_<device>/.
 """
 

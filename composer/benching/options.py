@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BenchError
+from composer.spec.places import brief
 from converters.trunk import Dtype
 
 REPEATS, STEPS = 5, 32
 THOUSAND = 1024
+LARGEST = 2**31
+"""Of any length, batch or seed."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,9 @@ def read_numbers(said: str | None, option: str) -> tuple[int, ...]:
         return ()
     numbers = []
     for word in (part.strip() for part in said.split(",")):
-        found = re.fullmatch(r"([0-9]+)([kK]?)", word)
+        found = re.fullmatch(r"([0-9]{1,12})([kK]?)", word)
         if found is None:
-            raise BenchError(f"{option}: {word!r} is no number; expected such as 512,4k, where 4k is 4,096.")
+            raise BenchError(f"{option}: {brief(word)} is no number; expected such as 512,4k, where 4k is 4,096.")
         numbers.append(int(found[1]) * (THOUSAND if found[2] else 1))
     return tuple(numbers)
 
@@ -63,4 +66,6 @@ def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:
     """Each once, the smallest first. of: what they count. Raises BenchError."""
     if any(number < 1 for number in numbers):
         raise BenchError(f"{option} {min(numbers)}: say at least 1 {of}.")
+    if any(number > LARGEST for number in numbers):
+        raise BenchError(f"{option} {max(numbers)}: say at most {LARGEST:,} {of}s.")
     return tuple(sorted(set(numbers)))

@@ -13,7 +13,7 @@ import torch
 
 from composer.benching.children import Peaks, peaks_of
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
-from composer.benching.options import Options, Progress, ordered
+from composer.benching.options import LARGEST, Options, Progress, ordered
 from composer.benching.report import Cell, ModelFacts, Place, Report, Setting, make_cells
 from composer.benching.standing import prepare, write_report
 from composer.benching.trial import Contestant, Trial, run_trial, warm
@@ -140,8 +140,8 @@ def _numbers(prefill: Sequence[int], decode: Sequence[int], options: Options) ->
     for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
         if number < 1:
             raise BenchError(f"{name} {number}: say at least 1.")
-    if options.seed < 0:
-        raise BenchError(f"--seed {options.seed}: say 0 or more.")
+    if not 0 <= options.seed <= LARGEST:
+        raise BenchError(f"--seed {options.seed}: say 0 or more, and at most {LARGEST:,}.")
     return (
         ordered(prefill, "--prefill", "token"),
         ordered(decode, "--decode", "token"),

@@ -122,7 +122,8 @@ def run_place(contestants: Sequence[Contestant], place: Place, trial: Trial, gau
             found[one.label] = Measured(failure=NO_ROOM)
         else:
             found[one.label] = found[one.label]._replace(seconds=tuple(taken))
-    _free(contestants, trial)
+    if any(one.failure is not None for one in found.values()):
+        _free(contestants, trial)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -33,13 +32,6 @@ def test_peaks_of_a_model(folders: list[Path]) -> None:
     assert long > short + 512 * 2 * 2 * 2 * 8 * 4, "keys and values of 512 tokens at least"
 
 
-def test_a_model_that_is_not_there(folders: list[Path], tmp_path: Path) -> None:
-    broken = shutil.copytree(folders[0], tmp_path / "broken")
-    (broken / "config.json").unlink()
-    with pytest.raises(BenchError, match=r"measures the memory of .*broken failed: .*config\.json.* Leave --memory out"):
-        peaks_of(broken, None, 1, TRIAL, lambda _: None)
-
-
 def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Another program in the place of the one that measures."""
     original = children.subprocess.Popen
@@ -49,6 +41,14 @@ def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import os; print('[\"prefill\", 8, 1, 77]', flush=True); os.kill(os.getpid(), 9)")
     assert peaks_of(Path(), None, 1, TRIAL, lambda _: None) == {Place("prefill", 8, 1): 77}
+
+
+def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by(monkeypatch, "raise ValueError('that model is broken')")
+    with pytest.raises(
+        BenchError, match=r"measures the memory of mine failed: ValueError: that model is broken\. Leave --memory out"
+    ):
+        peaks_of(Path("mine"), None, 1, TRIAL, lambda _: None)
 
 
 def test_a_process_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,8 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([8], [], {"steps": 0}, "--steps 0"),
         ([8], [], {"threads": 0}, "--threads 0"),
         ([8], [], {"seed": -1}, "--seed -1"),
+        ([8], [], {"seed": 2**31 + 1}, "--seed 2147483649"),
+        ([2**60], [], {}, "--prefill 1152921504606846976: say at most"),
         ([8], [], {"device": "abacus"}, 'no device "abacus"'),
     ],
 )

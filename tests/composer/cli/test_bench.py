@@ -33,14 +33,14 @@ def test_tables(compose: Compose, teacher: Path, student: Path) -> None:
 
 
 def test_json_is_the_report(compose: Compose, teacher: Path) -> None:
-    options = ["--prefill", "1k", "--batch", "2,1", "--seed", 5, "--dtype", "float64", "--threads", 2, "--repeats", 2, "--steps", 3]
+    options = ["--prefill", "1k", "--batch", "2,1", "--seed", 5, "--dtype", "float64", "--threads", 2, "--repeats", 1, "--steps", 3]
     result = compose("bench", teacher, *options, "--json", "-o", "deep/out")
     assert (result.exit_code, result.stderr) == (0, "")
     report = json.loads(result.stdout)
     assert report == json.loads(Path("deep/out/bench.json").read_text())
     setting = report["setting"]
     assert (setting["prefill"], setting["batches"], setting["seed"]) == ([1024], [1, 2], 5)
-    assert (setting["threads"], setting["repeats"], setting["steps"]) == (2, 2, 3)
+    assert (setting["threads"], setting["repeats"], setting["steps"]) == (2, 1, 3)
     assert setting["models"][0]["dtype"] == "float64"
     assert sorted(os.listdir("deep/out")) == ["bench.json", "prefill.png", "table.md"]
     again = compose("bench", teacher, "--decode", "8", *QUICK, "-o", "deep/out")
@@ -54,8 +54,8 @@ def test_json_is_the_report(compose: Compose, teacher: Path) -> None:
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no models": (["--prefill", "8"], "Missing argument 'MODEL...'"),
     "nothing to time": (["TEACHER"], "Nothing says what to time"),
-    "a length": (["TEACHER", "--prefill", "8,1q"], "--prefill: '1q' is no number; expected such as 512,4k"),
-    "a position": (["TEACHER", "--decode", "-8"], "--decode: '-8' is no number"),
+    "a length": (["TEACHER", "--prefill", "8,1q"], '--prefill: "1q" is no number; expected such as 512,4k'),
+    "a position": (["TEACHER", "--decode", "-8"], '--decode: "-8" is no number'),
     "no length": (["TEACHER", "--prefill", "0"], "--prefill 0: say at least 1 token"),
     "no batch": (["TEACHER", "--prefill", "8", "--batch", "0"], "--batch 0: say at least 1 row"),
     "no model": (["nowhere", "--prefill", "8"], "nowhere"),
