@@ -54,7 +54,7 @@ class Course(NamedTuple):
     end: float
 
 
-def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], object]) -> None:
+def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], None]) -> None:
     """step: is called after each."""
     which, stream = KINDS[kind]
     options = Options([f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step())
@@ -77,9 +77,13 @@ def forked(model: Path, out: Path, kind: str) -> tuple[int, int]:
     if process:
         os.close(tells)
         return process, told
+
+    def step() -> None:
+        os.write(tells, b".")
+
     code = 1
     try:
-        run(model, out, kind, resume=resume, step=lambda: os.write(tells, b"."))
+        run(model, out, kind, resume=resume, step=step)
         code = 0
     finally:
         os._exit(code)
