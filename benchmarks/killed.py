@@ -1,12 +1,14 @@
 """Kill a run at ten random moments with SIGKILL, go on with --resume after each, and compare what it ends with bit for bit.
 
-    python benchmarks/killed.py [--kills 10] [--seed 0]
+    python benchmarks/killed.py [--kills 10] [--seed 0] [--kind "finetune in memory"]
 
 Attention transfer in memory, fine-tuning in memory, and streamed attention transfer of `examples/lolcats-small.yaml` on the shipped
-teacher, a few steps each. Every run is a copy of this process (a fork: nothing is imported anew) and takes a checkpoint after each
-step. A moment is drawn evenly over about twice the time that a run takes divided by the number of kills, so that the kills fall all
-over it, from its first file to its last. Where a run comes to its end before it is killed, its result is compared and it begins
-again, until all kills are done. Writes benchmarks/results/killed.json; exit code 1 where any number differs.
+teacher, a few steps each. Every run is a copy of this process (a fork: nothing is imported anew), takes a checkpoint after each
+step, and tells of the step through a pipe. How many more steps it takes is drawn up to twice all of them divided by the number of
+kills, and the kill falls at any moment after the last of these, or before the first: seconds alone would fall into the start of a
+run, which takes longer than a step. So the kills fall all over it, from its first file to its last. Where a run comes to its end
+before it is killed, its result is compared and it begins again, until all kills are done. Writes benchmarks/results/killed.json,
+of the kinds that were run; exit code 1 where any number differs, or where no kill fell behind a step.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 
 from composer import build_folder
+from composer.cli.screen import without_bars
 from composer.training.distill import distill
 from composer.training.run import Options
 
@@ -41,21 +45,45 @@ KINDS: dict[str, tuple[Literal["transfer", "finetune"], bool]] = {
 """By what is reported: the stage, and whether it is streamed."""
 
 
-def run(model: Path, out: Path, kind: str, *, resume: bool) -> None:
+class Course(NamedTuple):
+    """How a run goes that nobody stops: its steps, and the seconds before the first, of each other one, and behind the last."""
+
+    steps: int
+    start: float
+    each: float
+    end: float
+
+
+def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], None]) -> None:
+    """step: is called after each."""
     which, stream = KINDS[kind]
-    options = Options([f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0)
+    options = Options([f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step())
     distill(model, out, options, which=which, overrides=[f"recipe.{which}.steps={STEPS}", f"recipe.{which}.batch={BATCH}"])
 
 
-def forked(model: Path, out: Path, kind: str) -> int:
-    """The process id of a copy of this process that begins the run or goes on with it."""
+def undisturbed(model: Path, out: Path, kind: str) -> Course:
+    """A run from its start to its end."""
+    steps, began = [], time.monotonic()
+    run(model, out, kind, resume=False, step=lambda: steps.append(time.monotonic() - began))
+    first, last = steps[0], steps[-1]
+    return Course(len(steps), first, (last - first) / (len(steps) - 1), time.monotonic() - began - last)
+
+
+def forked(model: Path, out: Path, kind: str) -> tuple[int, int]:
+    """The process id of a copy of this process that begins the run or goes on with it, and where it writes a byte a step."""
     resume = out.with_name(f"{out.name}.run").exists()
+    told, tells = os.pipe()
     process = os.fork()
     if process:
-        return process
+        os.close(tells)
+        return process, told
+
+    def step() -> None:
+        os.write(tells, b".")
+
     code = 1
     try:
-        run(model, out, kind, resume=resume)
+        run(model, out, kind, resume=resume, step=step)
         code = 0
     finally:
         os._exit(code)
@@ -78,18 +106,29 @@ def steps_taken(folder: Path) -> int:
     return log.read_text(encoding="utf-8").count('"norm"') if log.is_file() else 0
 
 
+def wait(told: int, left: int, course: Course, kills: int, choice: random.Random) -> None:
+    """Until a run that has so many steps left is to be killed, or has come to its end."""
+    steps = choice.randint(0, max(1, 2 * course.steps // kills))
+    for _ in range(min(steps, left)):
+        if not os.read(told, 1):
+            return
+    longest = course.end if steps > left else course.each if steps else course.start
+    time.sleep(choice.uniform(0.0, longest))
+
+
 def killed(model: Path, folder: Path, kind: str, kills: int, choice: random.Random) -> dict[str, Any]:
-    began = time.monotonic()
-    run(model, folder / "whole", kind, resume=False)
-    taken, expected = time.monotonic() - began, weights(folder / "whole")
+    course = undisturbed(model, folder / "whole", kind)
+    expected = weights(folder / "whole")
     out, moments, compared, different = folder / "out", [], 0, 0
     while True:
         done = len(moments) == kills
-        process = forked(model, out, kind)
+        left = course.steps - steps_taken(folder / "out.run")
+        process, told = forked(model, out, kind)
         if not done:
-            time.sleep(choice.uniform(0.0, 2 * taken / kills))
+            wait(told, left, course, kills, choice)
             os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        os.close(told)
         if code == -signal.SIGKILL:
             moments.append(steps_taken(folder / "out.run"))
             if not out.exists():
@@ -110,13 +149,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, action="append", help="what to run; left out, all of them")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    without_bars()
     choice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="killed-"))
     try:
         build_folder(str(ROOT / "examples" / "lolcats-small.yaml"), ROOT / "examples" / "teacher", folder / "model")
         found = {}
-        for kind in KINDS:
+        for kind in options.kind or KINDS:
             (folder / kind).mkdir()
             found[kind] = killed(folder / "model", folder / kind, kind, options.kills, choice)
             print(f"{kind}: {found[kind]}", flush=True)
@@ -125,6 +166,8 @@ def main() -> None:
     RESULTS.write_text(json.dumps({"seed": options.seed, "steps": STEPS, "kinds": found}, indent=1) + "\n")
     if any(one["different"] for one in found.values()):
         sys.exit("a run ended with other numbers")
+    if not all(any(one["steps_logged_when_killed"]) for one in found.values()):
+        sys.exit("no run had taken a step when it was killed")
 
 
 if __name__ == "__main__":
