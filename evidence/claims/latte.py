@@ -37,8 +37,7 @@ CLAIMS = (
         "Each addition to Latte lowers perplexity",
         "Latte, section 4.1, tables 1 and 2",
         "Latte 21.88, ++ (RMSNorm, gated MLP) 21.56, with a convolution 20.26 and a window beside it 18.52, with the RG-LRU "
-        "19.99 and a "
-        "window 17.64, the same without latents 18.25, Transformer++ 17.19.",
+        "19.99 and a window 17.64, the same without latents 18.25, Transformer++ 17.19.",
         TABLE,
         PERPLEXITY,
         tuple(below(f"{better} below {worse}", Place(TABLE[better], SHORT), Place(TABLE[worse], SHORT)) for better, worse in STEPS),
@@ -48,8 +47,7 @@ CLAIMS = (
         "More latents, lower perplexity; full attention lower still",
         "Latte, section 4.3, figure 5a",
         "“increasing L improves the performance; nevertheless there is a point at which the added computational cost of using "
-        "more latent "
-        "states is no longer justified … standard causal attention on the full context performs better.”",
+        "more latent states is no longer justified … standard causal attention on the full context performs better.”",
         LATENTS,
         PERPLEXITY[:1],
         tuple(
@@ -76,9 +74,8 @@ CLAIMS = (
     Claim(
         "Trained from nothing, Macchiato extrapolates and softmax attention does not",
         "Latte, section 4.3, figure 6",
-        "“our model successfully extrapolates to longer sequences, whereas the performance of standard causal attention degrades "
-        "as the "
-        "sequence length increases”.",
+        "“our model successfully extrapolates to longer sequences, whereas the performance of standard causal attention degrades"
+        " as the sequence length increases”.",
         {"Latte-RGLRU-SWA++": TABLE["Latte-RGLRU-SWA++"], "Transformer++": TABLE["Transformer++"]},
         PERPLEXITY,
         (
@@ -101,8 +98,7 @@ CLAIMS = (
         "A pretrained model turned into Macchiato keeps its perplexity far beyond its length",
         "Latte, section 4.5, table 4",
         "Gemma 2.6B on TinyStories at 4K, 8K, 16K: 5.45, 19.15, 66.61; Gemma-Macchiato 4.26, 4.34, 4.30. “Unlike "
-        "Gemma-Macchiato, Gemma "
-        "fails to generalise to longer sequences.”",
+        "Gemma-Macchiato, Gemma fails to generalise to longer sequences.”",
         {"teacher": TEACHER, "teacher, window alone": "teacher/window", "Macchiato": OURS},
         STORIES,
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, Claim
-from evidence.verdict import Place, above, at_least, at_most, below, near
+from evidence.verdict import Place, above, at_least, at_most, below, beyond, near
 
 WITHOUT_NORM = "students/lawcat-normalisation-without"
 WITHOUT_CONV = "students/lawcat-convolution-without"
@@ -22,23 +22,24 @@ CLAIMS = (
         "LAWCAT retrieves beyond the length that it was trained on, LoLCATs does not",
         "LAWCAT, section 5.2, table 5",
         "“even when distilled and fine-tuned solely on 1K-length sequences, the resulting model retains competitive performance "
-        "up to "
-        "12K tokens”. Passkeys at 1K, 2K, 4K, 8K: LAWCAT 1.0, 1.0, 1.0, 0.9; LoLCATs 0.9, 0.8, 0, 0.",
+        "up to 12K tokens”. Passkeys at 1K, 2K, 4K, 8K: LAWCAT 1.0, 1.0, 1.0, 0.9; LoLCATs 0.9, 0.8, 0, 0.",
         {"teacher": TEACHER, "LoLCATs": LOLCATS, "LAWCAT": LAWCAT},
         PASSKEY + RECALL,
         (
-            *(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at)) for at in PASSKEY[1:] + RECALL[1:]),
+            *(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at)) for at in PASSKEY[1:]),
+            *(beyond(above(f"LAWCAT above LoLCATs, {at}", Place(LAWCAT, at), Place(LOLCATS, at))) for at in RECALL[1:]),
             at_least("LAWCAT keeps 0.9 at four times the training length", Place(LAWCAT, X4), 0.9),
             at_least("LAWCAT keeps 0.9 at eight times", Place(LAWCAT, X8), 0.9),
             at_most("LoLCATs is at 0.1 or less at four times", Place(LOLCATS, X4), 0.1),
         ),
+        "Training is short here. With four times as much of it (`examples/distill_small.sh`, one seed) LAWCAT keeps 1.00 and "
+        "0.99 at twice and four times the training length, LoLCATs 0.16 and 0.07, as the README shows.",
     ),
     Claim(
         "Without normalisation LAWCAT fails beyond the training length",
         "LAWCAT, table 2",
         "“removing GLA normalization significantly degrades performance on passkey retrieval tasks involving longer contexts, "
-        "although "
-        "the model maintains reasonable accuracy at the 1K-length scale”: 0.9 at 1K, 0 from 2K; LAWCAT 1.0 and 1.0.",
+        "although the model maintains reasonable accuracy at the 1K-length scale”: 0.9 at 1K, 0 from 2K; LAWCAT 1.0 and 1.0.",
         {"LAWCAT": LAWCAT, "without normalisation": WITHOUT_NORM},
         PASSKEY + RECALL,
         (
@@ -51,8 +52,7 @@ CLAIMS = (
         "The convolution matters little for passkeys and much for harder retrieval",
         "LAWCAT, tables 2 and 3",
         "“the Conv1D layer offers limited benefit for the relatively simpler passkey retrieval task … its importance becomes "
-        "evident in "
-        "more complex scenarios”. Passkeys at 8K: 0.8 without, 0.9 with; S-NIAH-3 at 1K: 0 without, 56 % with.",
+        "evident in more complex scenarios”. Passkeys at 8K: 0.8 without, 0.9 with; S-NIAH-3 at 1K: 0 without, 56 % with.",
         {"LAWCAT": LAWCAT, "without convolution": WITHOUT_CONV},
         PASSKEY + RECALL,
         (
@@ -65,8 +65,7 @@ CLAIMS = (
         "With rotary positions LAWCAT fails beyond the training length",
         "LAWCAT, table 5",
         "“the variant without RoPE maintained high accuracy up to 8K tokens, whereas the RoPE-equipped variant's performance "
-        "collapsed "
-        "beyond 3K tokens”: 1.0, 0.8 and 0 at 1K, 2K and 3K.",
+        "collapsed beyond 3K tokens”: 1.0, 0.8 and 0 at 1K, 2K and 3K.",
         {"LAWCAT": LAWCAT, "with RoPE": WITH_ROPE},
         PASSKEY + RECALL,
         (
@@ -79,8 +78,7 @@ CLAIMS = (
         "LoLCATs without rotary positions: worse on short text, better on long",
         "LAWCAT, table 5",
         "“removing RoPE decreases performance on shorter contexts (1K-3K tokens) but slightly improves performance on longer "
-        "contexts "
-        "(4K-8K tokens)”: 0.4 at 1K, 0.2 at 8K, against 0.9 and 0.",
+        "contexts (4K-8K tokens)”: 0.4 at 1K, 0.2 at 8K, against 0.9 and 0.",
         {"LoLCATs": LOLCATS, "RoPE in the window alone": LOCAL_ROPE, "no RoPE": NO_ROPE},
         PASSKEY + RECALL,
         (
@@ -89,15 +87,13 @@ CLAIMS = (
             *(above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
         ),
         "The paper's “PE for linear attention” can be read either way, so both stand here. They are the control that separates "
-        "positions "
-        "from the memory, too: heads, windows and states are the same in all three rows.",
+        "positions from the memory, too: heads, windows and states are the same in all three rows.",
     ),
     Claim(
         "LoLCATs needs its window to retrieve, LAWCAT is better without one",
         "LAWCAT, table 6",
         "“removing SWA significantly impaired LoLCATs, confirming its reliance on this mechanism. Conversely, LAWCAT performed "
-        "better "
-        "without SWA, especially at longer contexts”. At 1K: LoLCATs 0.9 with, 0.1 without; LAWCAT 0.5 with, 1.0 without.",
+        "better without SWA, especially at longer contexts”. At 1K: LoLCATs 0.9 with, 0.1 without; LAWCAT 0.5 with, 1.0 without.",
         {"LoLCATs": LOLCATS, "LoLCATs, no window": NO_WINDOW, "LAWCAT": LAWCAT, "LAWCAT with a window": WITH_WINDOW},
         PASSKEY + RECALL,
         (
@@ -109,8 +105,7 @@ CLAIMS = (
         "A window helps on short text",
         "LAWCAT, table 7",
         "“adding SWA (window size 64) significantly boosts performance for both models”: LAWCAT 55.8 without and 59.9 with, "
-        "LoLCATs 41.2 "
-        "and 59.6, of five tasks of LM Eval; the teacher with a window alone 54.7, and 60.0 as it is.",
+        "LoLCATs 41.2 and 59.6, of five tasks of LM Eval; the teacher with a window alone 54.7, and 60.0 as it is.",
         {
             "teacher": TEACHER,
             "teacher, window alone": "teacher/window",
@@ -136,8 +131,7 @@ CLAIMS = (
         "Sharing the linear map and not the convolution is best",
         "LAWCAT, table 4",
         "Passkeys at 8K: 0.9 where queries and keys share the map alone, 0.1 where they share both or nothing, 0 where they "
-        "share the "
-        "convolution alone.",
+        "share the convolution alone.",
         {"map (LAWCAT)": LAWCAT, **SHARING},
         PASSKEY + RECALL,
         tuple(above(f"LAWCAT above {name}, {X8}", Place(LAWCAT, X8), Place(run, X8)) for name, run in SHARING.items()),

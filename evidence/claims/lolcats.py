@@ -18,10 +18,8 @@ CLAIMS = (
         "Attention transfer before LoRA ends better, for every map; exp is the best of them",
         "LoLCATs (workshop), section 4.1, table 1",
         "“In all cases, training linear attentions to match softmax … improves linearized LLM perplexity on validation "
-        "responses.” Final "
-        "perplexity without and with: 1 + ELU 556 and 3.38, ReLU 1,421 and 3.52, exp 6.78 and 3.11. Attention MSE: 17.13 and "
-        "1.89, 17.25 "
-        "and 1.76, 11.88 and 0.98.",
+        "responses.” Final perplexity without and with: 1 + ELU 556 and 3.38, ReLU 1,421 and 3.52, exp 6.78 and 3.11. Attention "
+        "MSE: 17.13 and 1.89, 17.25 and 1.76, 11.88 and 0.98.",
         ROWS,
         ("perplexity before stage 2", FINAL, MSE, KL),
         (

@@ -21,8 +21,7 @@ CLAIMS = (
         "Prefill is slower on short text and faster on long",
         "LAWCAT, section 5.5, figure 4",
         "“LAW-CAT incurs slightly higher prefill latency than LLaMA3.2 1B with FA2 for sequences shorter than 8K tokens. Beyond "
-        "this "
-        "point, however, LAW-CAT achieves significantly lower latency, with the gap widening as sequence length increases.”",
+        "this point, however, LAW-CAT achieves significantly lower latency, with the gap widening as sequence length increases.”",
         ROWS,
         LENGTHS,
         (
@@ -35,9 +34,8 @@ CLAIMS = (
     Claim(
         "The state does not grow, and neither does the time of a token",
         "LoLCATs (workshop), section 4.3, figure 2",
-        "Memory grows by a factor of 1.1 from 512 to 131K generated tokens, where FlashAttention-2 runs out of it beyond 64K; at "
-        "large "
-        "batches 2.5 to 4 times its throughput.",
+        "Memory grows by a factor of 1.1 from 512 to 131K generated tokens, where FlashAttention-2 runs out of it beyond 64K; at"
+        " large batches 2.5 to 4 times its throughput.",
         ROWS,
         (*STATES, *TIMES, ONE, SHALLOW, DEEP),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evidence.kept import Run
-from evidence.verdict import Kept, Place, Verdict, above, at_least, at_most, below, near, seeds_of, state, verdict
+from evidence.verdict import Kept, Place, Verdict, above, at_least, at_most, below, beyond, near, seeds_of, state, verdict
 
 ONE, OTHER = Place("a/one", "score"), Place("a/other", "score")
 
@@ -42,6 +42,20 @@ def test_one_expectation_that_fails_decides() -> None:
     assert [state(one, found) for one in (open_, holds, fails)] == ["holds", "holds", "fails"]
     assert verdict([holds, open_], found) == "reproduced"
     assert verdict([holds, fails], found) == "not reproduced"
+
+
+def test_what_goes_beyond_the_paper_does_not_count() -> None:
+    found = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
+    assert verdict([above("", ONE, OTHER), beyond(below("", ONE, OTHER))], found) == "reproduced"
+
+
+def test_a_figure_that_nothing_is_drawn_for_needs_one_seed() -> None:
+    teacher, own = Place("teacher/softmax", "score"), Place("teacher/window", "score")
+    facts = {"identity": "", "values": {}, "teacher_perplexity": None, "seconds": 0.0, "versions": {}}
+    runs = [Run(experiment="teacher", variant=name, seed=0, figures={"score": 1.0}, **facts) for name in ("softmax", "window")]
+    assert verdict([near("", teacher, own, 0.1)], Kept(runs)) == "reproduced"
+    assert verdict([near("", teacher, own, 0.1)], Kept(runs[:1])) == "runs are missing"
+    assert verdict([near("", teacher, Place("students/lawcat-rope-rope", "score"), 0.1)], Kept(runs)) == "runs are missing"
 
 
 def test_bounds() -> None:
