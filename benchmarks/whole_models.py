@@ -38,8 +38,9 @@ def make_models(folder: Path, width: int, layers: int) -> list[str]:
         head_dim=64,
         max_position_embeddings=2048,
     )
-    source = folder / "llama"
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(source)
+    source, model = folder / "llama", LlamaForCausalLM(config)
+    torch.nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(source)
     for spec in STUDENTS:
         composer.build_folder(spec, source, folder / spec)
     return [str(source), *(str(folder / spec) for spec in STUDENTS)]
