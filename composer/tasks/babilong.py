@@ -88,7 +88,8 @@ class Babilong(Task):
         assert sample.prompt
         assert sample.answers
         said = re.split(r"\.|<context>|<example>", written.lower())[0]
-        question = re.split(r"(?<=[.!?\n])\s*", sample.prompt.removesuffix("?"))[-1].lower()
+        # By its first word: the sentence before it may have been cut, and has no end then.
+        question = re.split(r"\b(?=(?:Where|What|Who)\b)", sample.prompt)[-1].lower()
         found = {label for label in self.labels if label in said and label not in question}
         return float(found == {sample.answers[0].lower()})
 

@@ -74,6 +74,8 @@ def test_labels_of_the_question_do_not_count(babi: Path) -> None:
     sample = Sample((), (), "", "Mary was there. Where was the apple before the kitchen?", ("garden",))
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the garden.") == 1
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the office.") == 0
+    cut = Sample((), (), "", "What a day! Then they left the garden for Where is the apple?", ("garden",))
+    assert BabilongQa2(babi=babi).score(cut, "garden") == 1, "the background's last sentence is no part of the question"
     people = Sample((), (), "", "<context>\nMary ran.\n</context>\nQuestion: What did Fred give to Bill?", ("Apple",))
     assert BabilongQa5(babi=babi).score(people, "Fred gave Bill the apple") == 1
     assert BabilongQa5(babi=babi).score(people, "Mary gave Bill the apple") == 0
