@@ -49,7 +49,9 @@ def ablate(
     seeds: Annotated[str, typer.Option(metavar="N,…", help="Each variant is built and trained with each of them.")] = "0",
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="What perplexity reads.")] = None,
     haystack: Annotated[Path | None, typer.Option(metavar="FILE", help="The text that needles are hidden in.")] = None,
-    babi: Annotated[Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong.")] = None,
+    babi: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
+    ] = None,
     settings: Set = None,
     device: RunsOn = "cpu",
     bfloat16: Bfloat16 = False,

@@ -47,7 +47,9 @@ def evaluate(
     ] = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="What perplexity reads.")] = None,
     haystack: Annotated[Path | None, typer.Option(metavar="FILE", help="The text that needles are hidden in.")] = None,
-    babi: Annotated[Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong.")] = None,
+    babi: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
+    ] = None,
     device: RunsOn = "cpu",
     dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples that are scored together.")] = BATCH_TOKENS,

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from composer.errors import TaskError
+from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
 from composer.tasks.base import Sample, Scored, Split, Task, answered, origin
 from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text, haystack_origin
 from composer.tasks.writer import Writer, fit
 
-PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
-PEOPLE_AND_THINGS = ("bill", "fred", "jeff", "mary", "apple", "football", "milk")
+PEOPLE_AND_THINGS = (*(person.lower() for person in GIVERS), *THINGS)
 TRIES = 100
 """Stories that are drawn at most until one fits."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question of a bAbI file, with all facts that are told before it."""
-
-    facts: tuple[str, ...]
-    text: str
-    answer: str
-    supports: tuple[int, ...]
-    """Which of the facts answer it."""
 
 
 class Babilong(Task):
@@ -39,9 +28,10 @@ class Babilong(Task):
     number: ClassVar[int]
     labels: ClassVar[tuple[str, ...]] = PLACES
 
-    babi: Path
-    """The folder with bAbI's files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and
-    evaluation ``_test``; where there is only one of them, training takes four fifths of its stories, evaluation the rest."""
+    babi: Literal["simulated"] | Path = "simulated"
+    """``simulated``, facts and questions of this project in bAbI's forms (its files do not ship with it), or the folder with bAbI's
+    files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and evaluation ``_test``; where
+    there is only one of them, training takes four fifths of its stories, evaluation the rest."""
     haystack: Text = "stories"
     """The background: ``stories``, small ones of this project (the original's, PG19, does not ship with it), or a text file, of
     which training takes the first four fifths and evaluation the rest."""
@@ -75,8 +65,7 @@ class Babilong(Task):
 
     @property
     def provenance(self) -> dict[str, str]:
-        babi = "; ".join(origin(path) for paths in files_of(self.babi, self.number).values() for path in paths)
-        return {"babi": babi, "haystack": haystack_origin(self.haystack)}
+        return {"babi": _origin(self.babi, self.number), "haystack": haystack_origin(self.haystack)}
 
     def prompt(self, context: str, question: str) -> str:
         if self.instruction is None:
@@ -88,15 +77,16 @@ class Babilong(Task):
         assert sample.prompt
         assert sample.answers
         said = re.split(r"\.|<context>|<example>", written.lower())[0]
-        question = re.split(r"(?<=[.!?\n])\s*", sample.prompt.removesuffix("?"))[-1].lower()
+        # By its first word: the sentence before it may have been cut, and has no end then.
+        question = re.split(r"\b(?=(?:Where|What|Who)\b)", sample.prompt)[-1].lower()
         found = {label for label in self.labels if label in said and label not in question}
         return float(found == {sample.answers[0].lower()})
 
     def _question(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Question:
         """One that fits without any background."""
-        questions, least = of_split(self.babi, self.number, split), None
+        draw, least = questions_of(self.babi, self.number, split), None
         for _ in range(TRIES):
-            question = rng.choice(questions)
+            question = draw(rng)
             tokens = writer.count(f"{self.prompt(' '.join(question.facts), question.text)} {question.answer}")
             if tokens <= length:
                 return question
@@ -138,6 +128,21 @@ class BabilongQa5(Babilong):
     kind: Literal["babilong-qa5"] = "babilong-qa5"
     number: ClassVar[int] = 5
     labels: ClassVar[tuple[str, ...]] = PEOPLE_AND_THINGS
+
+
+def questions_of(babi: str | Path, number: int, split: Split) -> Callable[[random.Random], Question]:
+    """What draws a question of a task that a split may ask. Raises ``TaskError`` as ``of_split`` does."""
+    if babi == BUILT_IN:
+        return lambda rng: ask(number, rng, split)
+    read = of_split(Path(babi), number, split)
+    return lambda rng: rng.choice(read)
+
+
+def _origin(babi: str | Path, number: int) -> str:
+    """As ``Task.provenance`` records it."""
+    if babi == BUILT_IN:
+        return "built-in: simulated people, things and places of this project in bAbI's forms, not bAbI's files"
+    return "; ".join(origin(path) for paths in files_of(Path(babi), number).values() for path in paths)
 
 
 @lru_cache(maxsize=16)

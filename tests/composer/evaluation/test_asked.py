@@ -71,7 +71,6 @@ def test_files_reach_the_tasks_that_take_them() -> None:
         ("recall,passkey,recall", {}, "The task recall is asked for twice"),
         ("recall,", {}, 'No task "".'),
         ("perplexity", {}, "perplexity needs text: say --text (`stories` has texts of its own, and is scored alike)."),
-        ("babilong-qa1", {}, "babilong-qa1 needs babi: say --babi."),
         ("passkey", {"haystack": HAY}, "--haystack: none of the tasks asked for takes it. Those that do: niah-single-2, "),
         ("passkey", {"text": HAY}, "--text: none of the tasks asked for takes it. Those that do: perplexity."),
         ("niah-single-2", {"babi": BABI}, "--babi: none of the tasks asked for takes it. Those that do: babilong-qa1, "),

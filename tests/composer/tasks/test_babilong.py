@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from composer.errors import TaskError
-from composer.tasks.babilong import PEOPLE_AND_THINGS, PLACES, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, Question, read
-from composer.tasks.base import Sample
+from composer.tasks.babi import PLACES, Question
+from composer.tasks.babilong import PEOPLE_AND_THINGS, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, read
+from composer.tasks.base import Sample, Split
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
 from tests.composer.tasks.conftest import ROOT
+from tests.composer.tasks.test_tasks import SPLITS
 
 REAL = ROOT.parent / "shared" / "data" / "babi"
 
@@ -74,9 +76,30 @@ def test_labels_of_the_question_do_not_count(babi: Path) -> None:
     sample = Sample((), (), "", "Mary was there. Where was the apple before the kitchen?", ("garden",))
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the garden.") == 1
     assert BabilongQa3(babi=babi).score(sample, "Before the kitchen the apple was in the office.") == 0
+    cut = Sample((), (), "", "What a day! Then they left the garden for Where is the apple?", ("garden",))
+    assert BabilongQa2(babi=babi).score(cut, "garden") == 1, "the background's last sentence is no part of the question"
     people = Sample((), (), "", "<context>\nMary ran.\n</context>\nQuestion: What did Fred give to Bill?", ("Apple",))
     assert BabilongQa5(babi=babi).score(people, "Fred gave Bill the apple") == 1
     assert BabilongQa5(babi=babi).score(people, "Mary gave Bill the apple") == 0
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("babilong")])
+def test_without_files(name: str, any_text: Writer) -> None:
+    """Facts of this project are told, named as such, and nothing of one split is told in the other."""
+    told: dict[Split, set[str]] = {}
+    made = TASKS[name].model_validate({"samples": 15})
+    for split in SPLITS:
+        samples = list(made.drawn(any_text, 2500, split))
+        told[split] = {sample.text for sample in samples}
+        for sample in samples:
+            assert 2440 <= len(sample.ids) <= 2500
+            assert sample.answers
+            assert made.score(sample, sample.answers[0]) == 1
+    assert not told["train"] & told["evaluation"]
+    assert made.provenance["babi"] == (
+        "built-in: simulated people, things and places of this project in bAbI's forms, not bAbI's files"
+    )
+    assert made.model_dump()["babi"] == "simulated"
 
 
 def test_labels() -> None:

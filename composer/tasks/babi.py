@@ -1,0 +1,207 @@
+"""A stand-in for bAbI's files: people, things and places are simulated, and facts, a question and its answer told in their forms.
+
+The forms are those of Weston et al. 2015 (bAbI), arXiv:1502.05698, its tasks 1 to 5; the sentences are made here. An answer
+follows from the facts alone: where somebody or something is, is asked only once they tell it, and what may be told more than once
+is asked of its last time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from composer.tasks.base import Split, apart
+
+BUILT_IN = "simulated"
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+THINGS = ("apple", "football", "milk")
+PEOPLE = ("Daniel", "John", "Mary", "Sandra")
+GIVERS = ("Bill", "Fred", "Jeff", "Mary")
+"""The people of task 5."""
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+
+MOVED = ("went", "moved", "journeyed", "travelled")
+TOOK = ("got", "grabbed", "took", "picked up")
+LEFT = ("left", "dropped", "discarded", "put down")
+GAVE = ("gave", "handed", "passed")
+
+MOVES = 0.6
+"""Share of what is done that is a move, where something else could be."""
+FACTS = {1: (2, 10), 2: (2, 20), 3: (3, 40), 5: (2, 20)}
+"""How few and how many are told, by task."""
+
+
+class Fact(NamedTuple):
+    """A sentence, and what it means. who did it; what: the thing, or the place of a move; to: who got it.
+
+    Of two places: ``who`` lies on the side ``what`` of ``to``.
+    """
+
+    text: str
+    deed: Literal["move", "take", "leave", "give", "lie"]
+    who: str
+    what: str
+    to: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, with all facts that are told before it."""
+
+    facts: tuple[str, ...]
+    text: str
+    answer: str
+    supports: tuple[int, ...]
+    """Which of the facts answer it."""
+
+
+def ask(number: int, rng: random.Random, split: Split) -> Question:
+    """A question of bAbI's task 1 to 5 about facts that only this split tells."""
+    facts = apart(rng, split, lambda rng: tell(number, rng))
+    text, answer, supports = rng.choice(ASKED[number](facts))
+    return Question(tuple(fact.text for fact in facts), text, answer, supports)
+
+
+def tell(number: int, rng: random.Random) -> tuple[Fact, ...]:
+    """Facts that something can be asked about."""
+    while True:
+        facts = _map(rng) if number == 4 else tuple(_lives(number, rng))
+        if ASKED[number](facts):
+            return facts
+
+
+def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
+    """People move about, take things, leave them, and give them to each other.
+
+    Everybody is somewhere from the start, though it is not told; a thing that nobody has touched may be anywhere.
+    """
+    people = GIVERS if number == 5 else PEOPLE
+    here = {person: rng.choice(PLACES) for person in people}
+    been: dict[str, set[str]] = defaultdict(set)
+    holder: dict[str, str] = {}
+    lies: dict[str, str] = {}
+    for _ in range(rng.randint(*FACTS[number])):
+        person = rng.choice(people)
+        place = here[person]
+        held = [thing for thing in THINGS if holder.get(thing) == person]
+        near = [thing for thing in THINGS if thing not in holder and lies.get(thing, place) == place]
+        beside = [other for other in people if other != person and here[other] == place]
+        able = {"take": near and (number == 5 or been[person]), "leave": held, "give": number == 5 and held and beside}
+        deeds = [deed for deed, can in able.items() if can and number != 1]
+        deed = rng.choice(deeds) if deeds and rng.random() > MOVES else "move"
+        if deed == "move":
+            here[person] = rng.choice([other for other in PLACES if other != place])
+            yield Fact(_moved(rng, person, here[person], been[person]), "move", person, here[person])
+            been[person].add(here[person])
+            continue
+        thing = rng.choice(near if deed == "take" else held)
+        there = rng.choice(("", " there"))
+        if deed == "take":
+            holder[thing] = person
+            yield Fact(f"{person} {rng.choice(TOOK)} the {thing}{there}.", "take", person, thing)
+        elif deed == "leave":
+            lies[thing] = place
+            del holder[thing]
+            yield Fact(f"{person} {rng.choice(LEFT)} the {thing}{there}.", "leave", person, thing)
+        else:
+            holder[thing] = rng.choice(beside)
+            yield Fact(f"{person} {rng.choice(GAVE)} the {thing} to {holder[thing]}.", "give", person, thing, holder[thing])
+
+
+def _moved(rng: random.Random, person: str, place: str, been: set[str]) -> str:
+    """Nobody goes back where nobody has told of them before."""
+    return f"{person} {rng.choice((*MOVED, 'went back') if place in been else MOVED)} to the {place}."
+
+
+def _map(rng: random.Random) -> tuple[Fact, ...]:
+    """Two places on two sides of a third, each told from one end or from the other."""
+    middle, *others = rng.sample(PLACES, 3)
+    facts = []
+    for place, side in zip(others, rng.sample(list(OPPOSITE), 2), strict=True):
+        one, way, other = (place, side, middle) if rng.random() < 0.5 else (middle, OPPOSITE[side], place)
+        facts.append(Fact(f"The {one} is {way} of the {other}.", "lie", one, way, other))
+    return tuple(facts)
+
+
+Asked = tuple[str, str, tuple[int, ...]]
+"""A question, its answer, and the facts that answer it."""
+
+
+class _Known:
+    """What facts tell of where people and things are, each place with the number of the fact that tells it."""
+
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        self.at: dict[str, tuple[str, int]] = {}
+        self.trails: dict[str, list[tuple[str, int]]] = {}
+        """Places that a thing has been to, one after another."""
+        self.touched: dict[str, int] = {}
+        """Who has a thing, or where somebody has left it, is told by this fact."""
+        held: dict[str, set[str]] = defaultdict(set)
+        for number, fact in enumerate(facts):
+            if fact.deed == "move":
+                self.at[fact.who] = (fact.what, number)
+                for thing in held[fact.who]:
+                    self.trails[thing].append((fact.what, number))
+                continue
+            self.touched[fact.what] = number
+            if fact.deed == "take":
+                held[fact.who].add(fact.what)
+                self.trails[fact.what] = [*self.trails.get(fact.what, ())[:-1], self.at[fact.who]]
+            else:
+                held[fact.who].remove(fact.what)
+
+
+def _people(facts: Sequence[Fact]) -> list[Asked]:
+    return [(f"Where is {person}?", place, (number,)) for person, (place, number) in _Known(facts).at.items()]
+
+
+def _things(facts: Sequence[Fact]) -> list[Asked]:
+    known = _Known(facts)
+    return [(f"Where is the {thing}?", trail[-1][0], (known.touched[thing], trail[-1][1])) for thing, trail in known.trails.items()]
+
+
+def _before(facts: Sequence[Fact]) -> list[Asked]:
+    known, found = _Known(facts), []
+    for thing, trail in known.trails.items():
+        if len(trail) > 1:
+            (before, went), (now, came) = trail[-2:]
+            found.append((f"Where was the {thing} before the {now}?", before, (known.touched[thing], came, went)))
+    return found
+
+
+def _sides(facts: Sequence[Fact]) -> list[Asked]:
+    """Where all three places lie in a row, the outer ones lie on the same side of two: these are not asked about."""
+    first, second = ({fact.who, fact.to} for fact in facts)
+    (middle,) = first & second
+    sides = {fact.what if fact.to == middle else OPPOSITE[fact.what] for fact in facts}
+    row = len({*sides, *(OPPOSITE[side] for side in sides)}) == 2
+    found: list[Asked] = []
+    for number, (_, _, one, side, other) in enumerate(facts):
+        if not row or other == middle:
+            found.append((f"What is {side} of the {other}?", one, (number,)))
+        if not row or one == middle:
+            found.append((f"What is the {one} {side} of?", other, (number,)))
+    return found
+
+
+def _gifts(facts: Sequence[Fact]) -> list[Asked]:
+    """A question has the answer of the last gift that it fits."""
+    found: dict[str, Asked] = {}
+    for number, (_, deed, who, thing, to) in enumerate(facts):
+        if deed == "give":
+            for text, answer in (
+                (f"What did {who} give to {to}?", thing),
+                (f"Who gave the {thing} to {to}?", who),
+                (f"Who did {who} give the {thing} to?", to),
+                (f"Who gave the {thing}?", who),
+                (f"Who received the {thing}?", to),
+            ):
+                found[text] = (text, answer, (number,))
+    return list(found.values())
+
+
+ASKED = {1: _people, 2: _things, 3: _before, 4: _sides, 5: _gifts}
+"""All that can be asked about facts, by task."""
