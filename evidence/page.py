@@ -152,7 +152,7 @@ def _cell(figures: Mapping[int, float]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:,.3g}" if value < 1000 else f"{value:.2e}"
+    return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -173,7 +173,7 @@ def draw(kept: Kept, target: Path) -> None:
 
     best = next((name for name, _ in ranking(kept) if name in OURS), None)
     shown = FOUR | ({f"ours: {best}": OURS[best]} if best else {})
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
     lengths = [int(length.replace(",", "")) for length in TIMES]
     for axis, columns, title in zip(
         axes, (PASSKEY, RECALL, STORIES), ("passkeys found", "values recalled", "perplexity of stories"), strict=True
@@ -201,7 +201,7 @@ def draw(kept: Kept, target: Path) -> None:
         axis.axvline(256, color="gray", linewidth=0.8, linestyle=":")
         axis.set(title=title, xlabel="tokens (all were trained on 256)")
     axes[2].set_ylim(1.5, 4)
-    axes[0].legend(fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(shown), frameon=False)
     partial = target.with_name(f".{target.name}.partial")
     figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
     pyplot.close(figure)
