@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import TrainingError
-from composer.locks import alone
+from composer.locks import alone, at_work
 from tests.composer.training.processes import ending, forked
 
 
@@ -46,3 +46,10 @@ def test_a_process_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert ending(process) == -signal.SIGKILL
     with alone(path, TrainingError):
         pass
+
+
+def test_a_folder_that_somebody_is_at_work_on(tmp_path: Path) -> None:
+    for _ in range(2):
+        with at_work(tmp_path) as first, at_work(tmp_path) as second:
+            assert (first, second) == (True, False)
+    assert list(tmp_path.iterdir()) == []
