@@ -51,19 +51,19 @@ def evaluate(
     for subject in subjects:
         check_texts(subject.tokenizer, subject.source.trunk.vocabulary_size, asked, lengths)
     setting = _setting(subjects, asked, lengths, options)
-    standing = open_standing(None if options.out is None else options.out.expanduser(), setting, force=options.force)
-    run = _Run(subjects, asked, lengths, options, standing, manager)
-    cells = [cell for subject in subjects for cell in run.subject(subject)]
-    report = Report(
-        setting=setting,
-        batch_tokens=options.batch_tokens,
-        cells=tuple(cells),
-        harness=tuple(
-            one for subject in subjects if options.harness for one in measured(subject.label, standing.harness(subject.label))
-        ),
-    )
-    if standing.folder is not None:
-        write_report(report, standing.folder)
+    folder = None if options.out is None else options.out.expanduser()
+    with open_standing(folder, setting, force=options.force) as standing:
+        run = _Run(subjects, asked, lengths, options, standing, manager)
+        cells = [cell for subject in subjects for cell in run.subject(subject)]
+        found = [measured(subject.label, standing.harness(subject.label)) for subject in subjects if options.harness]
+        report = Report(
+            setting=setting,
+            batch_tokens=options.batch_tokens,
+            cells=tuple(cells),
+            harness=tuple(one for every in found for one in every),
+        )
+        if folder is not None:
+            write_report(report, folder)
     return report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
+from composer.locks import alone
 
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
 SHOWN = 5
@@ -60,26 +61,36 @@ class Standing:
             stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Standing:
-    """The evaluation in a folder, gone on with if it is this one, or begun. force: what another one has written there goes.
+@contextmanager
+def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iterator[Standing]:
+    """The evaluation in a folder, gone on with if it is this one, or begun; inside, no other one writes there.
 
-    Raises EvaluationError where something else stands there.
+    force: what another one has written there goes. Raises EvaluationError where something else stands there.
     """
     if folder is None:
-        return Standing()
+        yield Standing()
+        return
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
-    if (folder / RUN).is_file():
-        if not force:
+    with ExitStack() as held:
+        begun = (folder / RUN).is_file()
+        if begun:
+            _take(folder, held)
+        if begun and not force:
             check_same(folder, setting)
-            return Standing(folder)
-        _remove(folder)
-    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
+        else:
+            if begun:
+                _remove(folder)
+            elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+                raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
+            write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
+            _take(folder, held)
+        yield Standing(folder)
+
+
+def _take(folder: Path, held: ExitStack) -> None:
     with _writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
-    return Standing(folder)
+        held.enter_context(alone(folder / RUN, EvaluationError))
 
 
 def check_same(folder: Path, setting: Setting) -> None:

@@ -62,29 +62,29 @@ def _in_memory(run: Run) -> RunReport:
     stages, options = run.stages, run.options
     student, teacher = load_student(run.student, options.device), run.teacher.load(loaded_on(options.device))
     shard(teacher, computing_alone(teacher.model), options.device)
-    run.begin()
-    setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
-    finetune = stages.get("finetune")
+    with run.standing():
+        setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
+        finetune = stages.get("finetune")
 
-    def asked(model: ComposedForCausalLM) -> float | None:
-        if not isinstance(finetune, Finetune) or run.held_out is None:
-            return None
-        return loss_of(model.eval(), run.held_out, 1, finetune.average)
+        def asked(model: ComposedForCausalLM) -> float | None:
+            if not isinstance(finetune, Finetune) or run.held_out is None:
+                return None
+            return loss_of(model.eval(), run.held_out, 1, finetune.average)
 
-    teacher_loss = asked(teacher)
-    for name, stage in stages.items():
-        if learned and count() > 1:
-            student = _anew(run, learned)
-        course = _course(stage, student, teacher, options)
-        outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, setting))
-        learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
-    return run.finish(
-        outcomes,
-        _changed(learned, student, merge=options.merge),
-        adapter=_adapter(stages, student, merge=options.merge),
-        loss=asked(student),
-        teacher_loss=teacher_loss,
-    )
+        teacher_loss = asked(teacher)
+        for name, stage in stages.items():
+            if learned and count() > 1:
+                student = _anew(run, learned)
+            course = _course(stage, student, teacher, options)
+            outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, setting))
+            learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
+        return run.finish(
+            outcomes,
+            _changed(learned, student, merge=options.merge),
+            adapter=_adapter(stages, student, merge=options.merge),
+            loss=asked(student),
+            teacher_loss=teacher_loss,
+        )
 
 
 def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
@@ -114,9 +114,9 @@ def _streamed(run: Run) -> RunReport:
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source)
     assert isinstance(stage, Transfer), "it has been looked at"
     check_disk(run, stage, student)
-    run.begin()
-    outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
-    return run.finish([outcome], learned)
+    with run.standing():
+        outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
+        return run.finish([outcome], learned)
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,7 @@ from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, Setting, Step
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
-from composer.training.standing import Identity, begin, check_same, check_standing, fingerprint
+from composer.training.standing import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.teacher import Teacher
 from composer.weights.output import check_output
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
@@ -102,10 +103,12 @@ class Run:
     folder: Path
     identity: Identity
 
-    def begin(self) -> None:
-        """Make its folder, unless it goes on in one: from here on something is left behind. Raises TrainingError."""
-        if not self.options.resume:
-            by_first(lambda: begin(self.folder, self.identity))
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Inside, its folder is there, and its alone: from here on something is left behind. Raises TrainingError."""
+        with ExitStack() as held:
+            by_first(lambda: held.enter_context(taken(self.folder, self.identity, resume=self.options.resume)))
+            yield
 
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""
@@ -174,7 +177,7 @@ def open_run(
     check_held_out(stages, held_out=bool(options.held_out or options.share))
     check_output(target, student.source, force=options.force)
     folder = target.parent / f"{target.name}.run"
-    check_standing(folder, resume=options.resume, force=options.force)
+    by_first(lambda: check_standing(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
     identity = {
         "model": fingerprint(student.source),

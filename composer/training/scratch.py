@@ -36,10 +36,10 @@ def train(
         student, learned = load_student(described, options.device), _as_finetune(stage)
         prepare(student, options)
         course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
-        run.begin()
-        outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
-        loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
-        return run.finish([outcome], course.units[0].parameters, loss=loss)
+        with run.standing():
+            outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
+            loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
+            return run.finish([outcome], course.units[0].parameters, loss=loss)
 
 
 def _stage(student: Student) -> Train:

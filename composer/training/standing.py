@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
+from composer.locks import alone
 from composer.weights.record import known_sha256, record_of
 from converters.source import Source
 
@@ -42,6 +44,8 @@ def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
         if any(folder.iterdir()) or resume:
             raise TrainingError(f"{folder} holds no {IDENTITY}, so no run wrote it. Move it away, or choose another --out.")
         return
+    with alone(folder / IDENTITY, TrainingError):
+        pass
     if not (resume or force):
         raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
@@ -63,15 +67,26 @@ def check_same(folder: Path, identity: Identity) -> None:
         )
 
 
-def begin(folder: Path, identity: Identity) -> None:
-    """Make the folder of a run anew: it appears with what it is, or not at all. Raises TrainingError."""
+@contextmanager
+def taken(folder: Path, identity: Identity, *, resume: bool) -> Iterator[None]:
+    """The folder of a run, to go on in or made anew: then it appears with what it is, or not at all.
+
+    Inside, no other run is there. Raises TrainingError.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        for stale in (partial, folder):
-            if stale.exists():
-                shutil.rmtree(stale)
-        partial.mkdir(parents=True)
-        (partial / IDENTITY).write_text(json.dumps(identity, indent=2), encoding="utf-8")
-        partial.rename(folder)
-    except OSError as error:
-        raise TrainingError(f"The run cannot stand at {folder}: {error.strerror}. Choose another --out.") from error
+    with ExitStack() as held:
+        try:
+            begun = (folder / IDENTITY).is_file()
+            if begun:
+                held.enter_context(alone(folder / IDENTITY, TrainingError))
+            if not resume:
+                for stale in (partial, *([folder] if begun else [])):  # one that has come since is another run's
+                    if stale.exists():
+                        shutil.rmtree(stale)
+                partial.mkdir(parents=True)
+                (partial / IDENTITY).write_text(json.dumps(identity, indent=2), encoding="utf-8")
+                held.enter_context(alone(partial / IDENTITY, TrainingError))
+                partial.rename(folder)
+        except OSError as error:
+            raise TrainingError(f"The run cannot stand at {folder}: {error.strerror}. Choose another --out.") from error
+        yield

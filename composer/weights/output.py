@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from composer.errors import BuildError
+from composer.locks import at_work
 from composer.weights.record import RECORD, read_record
 from converters.source import INDEX, Source, small_files
 
@@ -78,24 +80,26 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
     """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
 
     Before that it waits until all of it is on the disk. What stood at ``out`` is replaced in one step where the system can
-    exchange two folders, and removed after that. Ctrl-C and SIGTERM end the build as errors do; file-system errors are raised
-    as ``BuildError``.
+    exchange two folders, and removed after that. What killed builds of the same output have left is removed first. Ctrl-C and
+    SIGTERM end the build as errors do; file-system errors are raised as ``BuildError``.
     """
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
     done = False
     with _sigterm_raises():
         try:
+            _remove_abandoned(out)
             partial.mkdir(parents=True)
-            yield partial
-            _sync_all(partial)
-            with _undisturbed():
-                replaced = _take_place(partial, out)
-                done = True
-                # From here on the output stands: what fails now is no failure of the build.
-                with suppress(OSError):
-                    _sync(out.parent)
-                shutil.rmtree(replaced, ignore_errors=True)
+            with at_work(partial):
+                yield partial
+                _sync_all(partial)
+                with _undisturbed():
+                    replaced = _take_place(partial, out)
+                    done = True
+                    # From here on the output stands: what fails now is no failure of the build.
+                    with suppress(OSError):
+                        _sync(out.parent)
+                    shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             raise BuildError(_what_failed(error, out)) from error
         finally:
@@ -105,6 +109,14 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
                     for parent in made:
                         with suppress(OSError):
                             parent.rmdir()
+
+
+def _remove_abandoned(out: Path) -> None:
+    """What stands beside the output as ``whole_or_nothing`` names it, and nobody is at work on any more."""
+    for partial in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"):
+        with suppress(OSError), at_work(partial) as abandoned:
+            if abandoned:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _take_place(partial: Path, out: Path) -> Path:

@@ -47,8 +47,14 @@ def one(index: int, **more: Any) -> Judged:
     return Judged(index=index, score=0.5, tokens=60, seconds=0.1, **more)
 
 
+def opened(folder: Path | None, said: Setting, *, force: bool) -> Standing:
+    """As it is after it was left."""
+    with open_standing(folder, said, force=force) as standing:
+        return standing
+
+
 def written(folder: Path) -> Standing:
-    standing = open_standing(folder, setting(), force=False)
+    standing = opened(folder, setting(), force=False)
     standing.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
     standing.add(KEY, one(1, losses=(None, 0.125)))
     standing.add_harness("model", {"mine": {"acc,none": 0.5}})
@@ -57,7 +63,7 @@ def written(folder: Path) -> Standing:
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     before = written(tmp_path / "out")
-    after = open_standing(tmp_path / "out", setting(), force=False)
+    after = opened(tmp_path / "out", setting(), force=False)
     assert after.judged(KEY) == before.judged(KEY) != {}
     assert after.judged(Key("model", "recall", 65)) == {}
     assert (after.harness("model"), after.harness("other")) == ({"mine": {"acc,none": 0.5}}, None)
@@ -69,7 +75,7 @@ def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
     path = tmp_path / SAMPLES
     contents = path.read_bytes()
     path.write_bytes(contents[:-bytes_lost])
-    again = open_standing(tmp_path, setting(), force=False)
+    again = opened(tmp_path, setting(), force=False)
     assert again.judged(KEY) == {0: before[0]}
     again.add(KEY, before[1])
     assert path.read_bytes() == contents
@@ -81,10 +87,10 @@ def test_a_damaged_line_is_told(tmp_path: Path) -> None:
     for damaged in ("{nonsense\n", '{"model": "model"}\n', '{"model": "m", "task": "t", "length": 3, "index": "x"}\n'):
         path.write_text(damaged + path.read_text())
         with pytest.raises(EvaluationError, match=f"{SAMPLES} is damaged: .*Begin anew: --force"):
-            open_standing(tmp_path, setting(), force=False)
+            opened(tmp_path, setting(), force=False)
     (tmp_path / RUN).write_text("{")
     with pytest.raises(EvaluationError, match="nothing says what was evaluated"):
-        open_standing(tmp_path, setting(), force=False)
+        opened(tmp_path, setting(), force=False)
 
 
 def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
@@ -92,7 +98,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     before = (tmp_path / SAMPLES).read_bytes()
     (model,), (task,) = setting().models, setting().tasks
     moved = model.model_copy(update={"reference": "elsewhere/model"})
-    assert open_standing(tmp_path, setting(models=(moved,)), force=False).judged(KEY), "a model may move"
+    assert opened(tmp_path, setting(models=(moved,)), force=False).judged(KEY), "a model may move"
     changed = setting(
         models=(model.model_copy(update={"weights": {"a": "9"}}),),
         tasks=(task.model_copy(update={"options": {"pairs": 8}}),),
@@ -100,7 +106,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
         samples=7,
     )
     with pytest.raises(EvaluationError) as caught:
-        open_standing(tmp_path, changed, force=False)
+        opened(tmp_path, changed, force=False)
     message = str(caught.value)
     for line in (
         "models model.weights.a: 2 then, 9 now",
@@ -110,7 +116,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     ):
         assert f"\n  {line}\n" in message
     assert (tmp_path / SAMPLES).read_bytes() == before
-    anew = open_standing(tmp_path, changed, force=True)
+    anew = opened(tmp_path, changed, force=True)
     assert anew.judged(KEY) == {}
     assert not (tmp_path / SAMPLES).exists()
     assert json.loads((tmp_path / RUN).read_text())["samples"] == 7
@@ -129,18 +135,18 @@ def test_what_no_evaluation_wrote_stays(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     for force in (False, True):
         with pytest.raises(EvaluationError, match=f"holds no {RUN}, so no evaluation wrote it"):
-            open_standing(tmp_path / "out", setting(), force=force)
+            opened(tmp_path / "out", setting(), force=force)
     with pytest.raises(EvaluationError, match="is a file"):
-        open_standing(tmp_path / "out" / "thesis.txt", setting(), force=True)
+        opened(tmp_path / "out" / "thesis.txt", setting(), force=True)
     written(tmp_path / "mine")
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    open_standing(tmp_path / "mine", setting(seed=1), force=True)
+    opened(tmp_path / "mine", setting(seed=1), force=True)
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["notes.txt", RUN]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    standing = open_standing(None, setting(), force=False)
+    standing = opened(None, setting(), force=False)
     standing.add(KEY, one(0))
     assert standing.judged(KEY) == {0: one(0)}
     assert list(tmp_path.iterdir()) == []
@@ -149,4 +155,17 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvaluationError, match="cannot be written to: Not a directory"):
-        open_standing(tmp_path / "file" / "out", setting(), force=False)
+        opened(tmp_path / "file" / "out", setting(), force=False)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
+    """Nor does the second touch what the first has written so far."""
+    for _ in ("begun", "gone on with"):
+        with open_standing(tmp_path, setting(), force=False) as first:
+            first.add(KEY, one(0))
+            before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+            with pytest.raises(EvaluationError, match=f"^Another run writes to {tmp_path}. Wait until it has ended, or choose"):
+                opened(tmp_path, setting(), force=force)
+            assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert opened(tmp_path, setting(), force=force).judged(KEY).keys() == (set() if force else {0})

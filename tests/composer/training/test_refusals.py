@@ -14,6 +14,7 @@ from composer.training import distill as module
 from composer.training.loop import Step
 from composer.training.run import Options
 from composer.training.scratch import train
+from tests.checkpoints import fingerprint
 from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
 from tests.composer.training.stages import STAGES, StoppedError
 from tests.composer.training.stages import run as again
@@ -78,6 +79,41 @@ def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: 
     data = write_texts(tmp_path / "other.jsonl", seed=4) if change == "data" else texts
     with pytest.raises(ComposerError, match=f"another {'teacher' if change == 'teacher' else 'data'}"):
         run(student, tmp_path / "out", data, resume=True, **streamed, **options)
+
+
+def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> None:
+    """The second is refused from the first's start to its end, also where the first goes on with what was stopped."""
+    refused: list[str] = []
+
+    def second(step: Step) -> None:
+        before = fingerprint(tmp_path / "out.run")
+        for options in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(TrainingError) as caught:
+                run(student, tmp_path / "out", texts, which="transfer", **options)
+            refused.append(str(caught.value))
+        assert fingerprint(tmp_path / "out.run") == before
+        if step.step == 3 and len(refused) < 12:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(student, tmp_path / "out", texts, which="transfer", watch=second, checkpoint_seconds=0.0)
+    run(student, tmp_path / "out", texts, which="transfer", watch=second, resume=True)
+    assert len(refused) == 3 * 3 + 3 * 4, "the third step was not yet in a checkpoint"
+    assert {*refused} == {f"Another run writes to {tmp_path / 'out.run'}. Wait until it has ended, or choose another --out."}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_run_that_began_meanwhile(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have found the place free, and were reading their data."""
+    monkeypatch.setattr("composer.training.run.check_standing", lambda *_, **__: None)
+
+    def second(step: Step) -> None:
+        for options in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(TrainingError, match="Another run writes to"):
+                run(student, tmp_path / "out", texts, steps, which="transfer", **options)
+
+    steps = "recipe.transfer.steps=1"
+    assert run(student, tmp_path / "out", texts, steps, which="transfer", watch=second).stages
 
 
 @pytest.mark.parametrize("config", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
