@@ -8,16 +8,15 @@ import pytest
 
 from composer.ablation.plan import read_variants
 from composer.ablation.report import TITLES, Column
-from composer.ablation.steps import FAILURE
 from composer.evaluation.asked import read_tasks
 from composer.evaluation.options import Options
 from evidence import speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
 from evidence.experiments import EXPERIMENTS, Experiment
-from evidence.kept import all_runs, identity
+from evidence.kept import all_runs
 from evidence.page import FOUR, OURS, PAGE, page
-from evidence.running import taught
+from evidence.running import missing_runs
 from evidence.verdict import Place
 
 EVERY = [claim for claims in CLAIMS.values() for claim in claims]
@@ -78,15 +77,17 @@ def test_the_last_table_is_of_runs_that_exist() -> None:
 
 def test_kept_runs_are_of_what_is_asked() -> None:
     """A run of another spec, recipe, task or teacher than the page speaks of must not stand there."""
-    for run in all_runs():
-        if run.experiment == speed.NAME:
-            assert run.identity == speed.identity(run.seed), f"{run.experiment}/{run.variant}"
-            continue
-        experiment = EXPERIMENTS[run.experiment]
-        (variant,) = [one for one in read_variants(experiment.specs, experiment.overrides) if one.name == run.variant]
-        assert run.identity == identity(experiment, variant, run.seed, taught(experiment)), f"{run.experiment}/{run.variant}"
-        assert FAILURE not in run.figures
-        assert set(run.figures) <= columns(experiment)
+    kept = [run for run in all_runs() if run.experiment != speed.NAME]
+    for name, experiment in EXPERIMENTS.items():
+        own = {(run.variant, run.seed): run for run in kept if run.experiment == name}
+        stale = set(own) & set(missing_runs(experiment))
+        assert not stale, f"{name}: {stale}"
+        assert {variant for variant, _ in own} <= KNOWN[name][0]
+        assert all(set(run.figures) <= columns(experiment) for run in own.values())
+    benches = [run for run in all_runs() if run.experiment == speed.NAME]
+    assert all(run.identity == speed.identity(run.seed) for run in benches)
+    assert kept
+    assert benches
 
 
 def test_the_page_is_of_the_runs() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from evidence import page
+from evidence.__main__ import main
 from evidence.kept import Run
 from evidence.verdict import Kept
-
-ROOT = Path(__file__).parents[2]
 
 
 def kept(**scores: list[float]) -> Kept:
@@ -62,11 +60,6 @@ def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("said", "told"), [(["--only", "nothing"], 'no experiment is called "nothing"'), (["--jobs", "0"], "--jobs")]
-)
-def test_what_is_said_wrongly(said: list[str], told: str) -> None:
-    ended = subprocess.run([sys.executable, "-m", "evidence", *said], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert told in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_an_unknown_experiment() -> None:
+    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students'):
+        main(only=["nothing"])

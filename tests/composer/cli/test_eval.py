@@ -108,7 +108,7 @@ def test_killed_from_outside(tmp_path: Path) -> None:
 
     process, lines = start("killed"), tmp_path / "killed" / SAMPLES
     until = time.monotonic() + 120
-    while not lines.is_file() and time.monotonic() < until:
+    while not (lines.is_file() and lines.stat().st_size) and time.monotonic() < until:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
