@@ -14,6 +14,7 @@ from composer.ablation.plan import Variant
 from composer.evaluation.asked import read_tasks
 from composer.evaluation.options import Options
 from composer.evaluation.runner import task_facts
+from composer.files import write_whole
 from composer.weights.contents import sha256
 from evidence.experiments import EXPERIMENTS, Experiment
 
@@ -59,6 +60,11 @@ def path_of(experiment: str, variant: str, seed: int, folder: Path = KEPT) -> Pa
 def read(path: Path) -> Run | None:
     """None where there is none."""
     return Run.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def keep(run: Run, folder: Path = KEPT) -> None:
+    """As a file of its own. Raises OSError."""
+    write_whole(path_of(run.experiment, run.variant, run.seed, folder), run.model_dump_json(indent=1) + "\n")
 
 
 def all_runs(folder: Path = KEPT) -> list[Run]:

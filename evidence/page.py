@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from composer.ablation.steps import write_whole
+from composer.files import whole, write_whole
 from evidence import speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
@@ -202,7 +202,6 @@ def draw(kept: Kept, target: Path) -> None:
         axis.set(title=title, xlabel="tokens (all were trained on 256)")
     axes[2].set_ylim(1.5, 4)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(shown), frameon=False)
-    partial = target.with_name(f".{target.name}.partial")
-    figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
+    with whole(target) as partial:
+        figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
     pyplot.close(figure)
-    partial.replace(target)

@@ -11,11 +11,11 @@ from composer.ablation.identity import PACKAGES
 from composer.ablation.plan import Chain, Request, Step, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import Start
-from composer.ablation.steps import FAILURE, Figures, found, model_of, write_whole
+from composer.ablation.steps import FAILURE, Figures, found, model_of
 from composer.evaluation.runner import versions_of
 from composer.training.merge import merge_adapters
 from evidence.experiments import EXPERIMENTS, Experiment
-from evidence.kept import KEPT, Run, identity, path_of, read
+from evidence.kept import KEPT, Run, identity, keep, path_of, read
 
 Told = Callable[[str], None]
 
@@ -120,8 +120,6 @@ def _run(
 
 
 def _keep(experiment: Experiment, chain: Chain, results: dict[str, Figures], own: str, kept: Path) -> None:
-    path = path_of(experiment.name, chain.variant.name, chain.seed, kept)
-    path.parent.mkdir(parents=True, exist_ok=True)
     one = Run(
         experiment=experiment.name,
         variant=chain.variant.name,
@@ -133,4 +131,4 @@ def _keep(experiment: Experiment, chain: Chain, results: dict[str, Figures], own
         seconds=round(sum(figures["seconds"] for figures in results.values()), 1),
         versions=versions_of(PACKAGES),
     )
-    write_whole(path, one.model_dump_json(indent=1) + "\n")
+    keep(one, kept)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from composer import build_folder
 from composer.ablation.identity import PACKAGES
-from composer.ablation.steps import write_whole
 from composer.benching import Options, bench
 from composer.benching.report import Cell
 from composer.evaluation.runner import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
-from evidence.kept import KEPT, Run, contents, path_of, read
+from evidence.kept import KEPT, Run, contents, keep, path_of, read
 
 NAME = "speed"
 STUDENTS = ("lawcat", "lolcats", "latte-macchiato")
@@ -84,8 +83,6 @@ def _keep(name: str, seed: int, cells: list[Cell], kept: Path) -> None:
         if cell.kind == "decode" and cell.batch == 1 and cell.median is not None and cell.state_bytes is not None:
             figures[state_title(cell.length)] = cell.state_bytes / 1024
             figures[time_title(cell.length)] = cell.median * 1000
-    path = path_of(NAME, name, seed, kept)
-    path.parent.mkdir(parents=True, exist_ok=True)
     run = Run(
         experiment=NAME,
         variant=name,
@@ -97,4 +94,4 @@ def _keep(name: str, seed: int, cells: list[Cell], kept: Path) -> None:
         seconds=round(sum(sum(cell.seconds) for cell in cells), 1),
         versions=versions_of(PACKAGES),
     )
-    write_whole(path, run.model_dump_json(indent=1) + "\n")
+    keep(run, kept)

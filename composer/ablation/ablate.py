@@ -9,9 +9,10 @@ from composer.ablation.check import check_inputs, check_request
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import Start, Told, one_process, run_chains
-from composer.ablation.steps import LOCK, Figures, write_whole
+from composer.ablation.steps import LOCK, Figures
 from composer.ablation.table import draw, markdown
 from composer.errors import AblationError
+from composer.files import write_whole
 from composer.weights.record import versions
 
 STEPS, REPORT, TABLE, PLOT = "steps", "report.json", "table.md", "plot.png"

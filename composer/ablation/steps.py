@@ -16,6 +16,7 @@ from composer.ablation.plan import MODELS, Kind, Step
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
+from composer.files import write_whole
 from composer.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ def run_step(step: Step, folder: Path) -> Figures:
         done = found(step, folder)
         if done is not None:
             return done
-        for stale in folder.glob(f".{step.name}.*.partial"):  # of a build that was killed
-            shutil.rmtree(stale, ignore_errors=True)
         began = time.monotonic()
         figures: Figures
         try:
@@ -67,13 +66,6 @@ def _alone(step: Step, folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("r+b") as stream:
         fcntl.lockf(stream, fcntl.LOCK_EX, 1, int(step.key[:15], 16))
         yield
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is there as a whole or not at all. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def model_of(step: Step | None, folder: Path) -> Path:

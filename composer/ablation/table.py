@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
+from composer.files import whole
 
 MISSING = "–"
 LONGEST = 40
@@ -78,9 +79,8 @@ def draw(report: AblationReport, target: Path) -> None:
             axis.set_xlim(0, 1.25)
         elif min((one.mean for one in found if one is not None), default=1.0) * 20 < max(means):
             axis.set_xscale("log")
-    partial = target.with_name(f".{target.name}.partial")
-    figure.savefig(partial, dpi=120, format="png")
-    partial.replace(target)
+    with whole(target) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     pyplot.close(figure)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.benching.report import Cell, Report
+from composer.files import whole
 
 MIB = 2**20
 Figure = Callable[[Cell], float | None]
@@ -28,9 +29,8 @@ def draw(report: Report, folder: Path) -> None:
         figure = make(report, pyplot)
         figure.suptitle(f"{report.setting.device_name}, {report.setting.device}", fontsize="small")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-        partial = folder / f".{kind}.png.partial"
-        figure.savefig(partial, dpi=120, format="png")
-        partial.replace(folder / f"{kind}.png")
+        with whole(folder / f"{kind}.png") as partial:
+            figure.savefig(partial, dpi=120, format="png")
         pyplot.close(figure)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
 from composer.locks import alone
@@ -127,21 +128,15 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def write_whole(path: Path, text: str) -> None:
     """A file that is there as a whole or not at all. Raises EvaluationError."""
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with _writable(path.parent):
+        files.write_whole(path, text)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Gives a name to write a file under; it gets its own once it is whole, and else is gone. Raises EvaluationError."""
-    partial = path.with_name(f".{path.name}.partial")
-    with _writable(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield partial
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    """As ``composer.files`` has it. Raises EvaluationError."""
+    with _writable(path.parent), files.whole(path) as partial:
+        yield partial
 
 
 def _brief(value: Any) -> str:
