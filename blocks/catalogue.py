@@ -8,7 +8,7 @@ from __future__ import annotations
 from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
 from blocks.gates import GATES, GateConfig
-from blocks.memories import MEMORIES, MemoryConfig
+from blocks.memories import MEMORIES, PATTERNS, MemoryConfig
 from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
@@ -20,6 +20,7 @@ from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
     "CATALOGUE",
+    "PATTERNS",
     "ConvolutionConfig",
     "FeatureMapConfig",
     "GateConfig",

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
 from blocks.taps import filtered
 
@@ -72,6 +73,19 @@ class Convolution(Part):
     def flops(self, shape: Shape, tokens: int) -> int:
         heads = {"q": shape.heads, "k": self.key_heads(shape)}
         return 2 * self.kernel * shape.head_dim * sum(heads[name] for name in self.inputs)
+
+    def operation(self, shape: Shape) -> Operation:
+        size = shape.head_dim
+        return Operation(
+            reads=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, shape.key_heads, size)),
+            gives=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, self.key_heads(shape), size)),
+            forms=(Form(EVERY, "as defined", self._run),),
+            slots=self.state(shape),
+        )
+
+    def _run(self, parameters: Parameters, call: Call, *, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
+        query, key, state = self.convolve(parameters, query, key, call.tokens, call.state)
+        return (query, key), state
 
     def convolve(
         self,

@@ -120,6 +120,16 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """What a feature map makes of the tokens' queries, and how it sees the keys of pairs: features, of length 1 where the memory
+    wants them so, or their logarithms."""
+
+    query: Float[Tensor, "B T H F"]
+    key: Callable[[Pairs], Float[Tensor, "B E N F"]]
+    logarithm: bool
+
+
+@dataclass(frozen=True)
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 

@@ -13,6 +13,7 @@ dtype of the model.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,20 @@ else:
     # Annotations are checked where torch is there before the blocks are (the tests see to it).
     Tensor = sys.modules["torch"].Tensor if "torch" in sys.modules else Any
 
-__all__ = ["Bool", "Float", "Int", "Shape", "Shaped", "Tensor", "torch"]
+__all__ = ["Bool", "Float", "Int", "Number", "Shape", "Shaped", "Tensor", "torch"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """What travels with each pair beside its key and value: its name, and for how many heads.
+
+    error: where a window sums it up while the pair stands there, of exact weights and the products that stand for them (B H t e
+    both); None where the pair's token brings it.
+    """
+
+    name: str
+    heads: int
+    error: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +58,7 @@ class Shape:
 
     hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
     on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    numbers: what else travels with the pairs that a memory holds, by name, and for how many heads.
+    numbers: what else travels with the pairs that a memory holds.
     exponential: the features are given by their logarithms. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
     """
@@ -56,6 +70,6 @@ class Shape:
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
-    numbers: tuple[tuple[str, int], ...] = ()
+    numbers: tuple[Number, ...] = ()
     exponential: bool = False
     both_ways: bool = False

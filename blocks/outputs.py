@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 from blocks import initialise
 from blocks.flow import rms_norm
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Part, bare, kinds
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Part, State, bare, kinds
 
 ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
 """Where swish is 1, and sigmoid 0.98: a gate starts open."""
@@ -27,6 +28,14 @@ class Norm(Part):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return {"weight": Fresh((shape.head_dim,), initialise.constant(1.0))}
+
+    def operation(self, shape: Shape) -> Operation:
+        answer = Port("output", Kind.OUTPUT, shape.heads, shape.head_dim)
+        hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
+        return Operation(reads=(answer, hidden), gives=(answer,), forms=(Form(EVERY, "as defined", self._run),))
+
+    def _run(self, parameters: Parameters, call: Call, *, output: Tensor, hidden: Tensor) -> tuple[tuple[Tensor], State]:
+        return (self.finish(parameters, output, hidden),), {}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * shape.heads * shape.head_dim

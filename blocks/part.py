@@ -19,6 +19,8 @@ from blocks.legend import Shape, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from blocks.operation import Operation
+
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
 State = dict[str, "Tensor"]
@@ -79,8 +81,10 @@ class Part(Closed):
     role: ClassVar[str]
     equation: ClassVar[str]
     source: ClassVar[str]
-    forms: ClassVar[dict[str, str]] = {"reference": "as defined", "torch": "as defined"}
-    """How each backend computes it, in words."""
+
+    def operation(self, shape: Shape) -> Operation:
+        """What the part does in a head of this shape."""
+        raise NotImplementedError
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """The fresh parameters, by name."""

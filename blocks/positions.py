@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
@@ -22,10 +22,29 @@ class Llama3Scaling(Closed):
     """Positions of the training before the stretch."""
 
 
-class NoPosition(Part):
-    """Queries and keys meet as they are."""
+class Position(Part):
+    """Turns queries and keys by where they stand."""
 
     role: ClassVar[str] = "position"
+
+    def problem(self, shape: Shape) -> str | None:
+        """Why it cannot stand on these sizes, in words for its user; None where it can."""
+        return None
+
+    def on(self, theta: float, scaling: Llama3Scaling | None) -> Self:
+        """The same, with what it leaves to the source model written out."""
+        return self
+
+    def rotate(
+        self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
+    ) -> Float[Tensor, "B T H D"]:
+        """``states`` as they stand at these positions."""
+        raise NotImplementedError
+
+
+class NoPosition(Position):
+    """Queries and keys meet as they are."""
+
     equation: ClassVar[str] = "q_t, k_s"
     source: ClassVar[str] = "Haviv et al. 2022, arXiv:2203.16634"
     kind: Literal["none"] = "none"
@@ -35,16 +54,23 @@ class NoPosition(Part):
         return states
 
 
-class Rope(Part):
+class Rope(Position):
     """Rotary positions in the two-halves layout of Llama checkpoints."""
 
-    role: ClassVar[str] = "position"
     equation: ClassVar[str] = "(x_i + j·x_{i+D/2}) · exp(j · t · θ^(-2i/D)), i < D/2"
     source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat | None = None
     """Base of the frequencies. Left out: the source model's own theta and scaling."""
     scaling: Llama3Scaling | None = None
+
+    def problem(self, shape: Shape) -> str | None:
+        if shape.head_dim % 2 == 0:
+            return None
+        return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`"
+
+    def on(self, theta: float, scaling: Llama3Scaling | None) -> Self:
+        return self if self.theta is not None else self.model_copy(update={"theta": theta, "scaling": self.scaling or scaling})
 
     def frequencies(self, head_dim: int) -> Float[Tensor, " half"]:
         """Radians per position, in float32 as the checkpoints' own code computes them."""

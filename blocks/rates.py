@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 from blocks import initialise
 from blocks.flow import accumulating
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Part, Per, Whole, bare, kinds
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Part, Per, State, Whole, bare, kinds
 
 
 class Rate(Part):
@@ -20,6 +21,16 @@ class Rate(Part):
     def heads(self, shape: Shape) -> int:
         """How many rates a token has."""
         raise NotImplementedError
+
+    def operation(self, shape: Shape) -> Operation:
+        return Operation(
+            reads=(Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),),
+            gives=(Port("rate", Kind.NUMBERS, self.heads(shape), 1),),
+            forms=(Form(EVERY, "as defined", self._run),),
+        )
+
+    def _run(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor], State]:
+        return (self.rate(parameters, hidden, call.shape),), {}
 
     def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
         """β_t, from 0 (not written) over 1 (what was under this key is replaced) to 2."""

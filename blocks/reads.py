@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from blocks.flow import Partial, accumulating
-from blocks.legend import Float, Tensor, torch
-from blocks.part import Parameters, Part, bare, kinds
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Parameters, Part, State, bare, kinds
 
 
 class Read(Part):
@@ -22,8 +23,44 @@ class Read(Part):
     leaves_masses_out: ClassVar[bool] = False
     """Memories are weighed by their logits alone, so it needs no mass."""
 
+    def operation(self, shape: Shape) -> Operation:
+        heads, size = shape.heads, shape.head_dim
+        weight = Port("weight", Kind.WEIGHT, heads, 1, many=True, needed=False)
+        return Operation(
+            reads=(Port("partial", Kind.PARTIAL, heads, size, many=True), weight),
+            gives=(Port("output", Kind.OUTPUT, heads, size),),
+            forms=(Form(EVERY, "as defined", self._run),),
+        )
+
+    def _run(
+        self, parameters: Parameters, call: Call, *, partial: Mapping[str, Partial], weight: Mapping[str, Tensor]
+    ) -> tuple[tuple[Tensor], State]:
+        """Both by the memories' names."""
+        weighed = [replace(one, logit=weight[name]) if name in weight else one for name, one in partial.items()]
+        return (self.combine(parameters, weighed),), {}
+
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         raise NotImplementedError
+
+    def problem(self, exact: Sequence[bool]) -> tuple[str, str] | None:
+        """What is wrong with it over memories of which these are exact, and the field that says so; None where nothing is."""
+        return None
+
+    def over(self, masses: Sequence[bool]) -> Read:
+        """The plainest read that does the same over memories of which these have a mass."""
+        return self
+
+
+class Alone(Read):
+    """The answer of the only memory, as it is. No spec names it."""
+
+    equation: ClassVar[str] = "o_t = o_1(t)"
+    source: ClassVar[str] = "the head has one memory"
+    leaves_masses_out: ClassVar[bool] = True
+
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+        (only,) = partials
+        return only.output
 
 
 class Shared(Read):
@@ -46,6 +83,11 @@ class Shared(Read):
         total = raw.sum(-1, keepdim=True)
         weights = raw / total.masked_fill(total == 0, 1.0)
         return _weighted(partials, weights)
+
+    def problem(self, exact: Sequence[bool]) -> tuple[str, str] | None:
+        if self.scale == "exact" or len(set(exact)) > 1:
+            return None
+        return "`scale: row_max` rescales exact memories against others; this head has not both: remove it", "scale"
 
     def _scaled(self, partials: Sequence[Partial]) -> Sequence[Partial]:
         maxima = [partial.maximum for partial in partials if partial.maximum is not None]
@@ -84,6 +126,9 @@ class Sum(Read):
     source: ClassVar[str] = "Infini-attention and others, arXiv:2404.07143"
     takes_raw: ClassVar[bool] = True
     kind: Literal["sum"] = "sum"
+
+    def over(self, masses: Sequence[bool]) -> Read:
+        return Shared() if all(masses) else self
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         with_mass = [partial for partial in partials if partial.lse is not None]

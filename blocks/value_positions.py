@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, PositiveFloat
 
 from blocks.flow import accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Part, bare, kinds
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Part, State, bare, kinds
 from blocks.positions import Rope
 
 
@@ -38,6 +39,22 @@ class Vapor(Part):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
         return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), partial(_rope_frequencies, theta=self.theta))}
+
+    def operation(self, shape: Shape) -> Operation:
+        """On the way in: R^-s v_s."""
+        value = Port("value", Kind.VALUE, shape.key_heads, shape.head_dim)
+        return Operation(reads=(value,), gives=(value,), forms=(Form(EVERY, "as defined", self._enter),))
+
+    def way_out(self, shape: Shape) -> Operation:
+        """R^t o_t."""
+        output = Port("output", Kind.OUTPUT, shape.heads, shape.head_dim)
+        return Operation(reads=(output,), gives=(output,), forms=(Form(EVERY, "as defined", self._leave),))
+
+    def _enter(self, parameters: Parameters, call: Call, *, value: Tensor) -> tuple[tuple[Tensor], State]:
+        return (self.enter(parameters, value, call.tokens.position),), {}
+
+    def _leave(self, parameters: Parameters, call: Call, *, output: Tensor) -> tuple[tuple[Tensor], State]:
+        return (self.leave(parameters, output, call.tokens.position),), {}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.errors import BuildError, GraphError
 from composer.graph.explain import BYTES, Explanation, explain_resolved
-from composer.graph.lowering import BACKENDS, Backend
+from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
@@ -53,7 +53,7 @@ def build(
     dtype: Dtype | None = None,
     seed: int = 0,
     share: bool = False,
-    backend: Backend = "torch",
+    backend: str = AUTO,
 ) -> Composed:
     """The composed model, in memory, in evaluation mode.
 
@@ -64,13 +64,12 @@ def build(
     """
     from composer.weights.memory import build_from_model, trunk_of
 
-    known = _backend(backend)
     source = _origin(source, fresh, revision)
     if source is None:
         from composer.weights.fresh import build_fresh
 
         made = build_fresh(resolve_spec(spec, None, overrides), dtype=dtype, seed=seed)
-        made.model.backend = known
+        made.set_backend(backend)
         return made
     if isinstance(source, (str, os.PathLike)):
         import torch
@@ -88,7 +87,7 @@ def build(
         model = source if dtype is None else _turned(source, dtype)
         resolved = resolve_spec(spec, dimensions(trunk_of(model)), overrides)
     student = build_from_model(resolved, model, seed=seed, share=share)
-    student.model.backend = known
+    student.set_backend(backend)
     return student
 
 
@@ -163,7 +162,7 @@ def explain(
     overrides: Sequence[str] = (),
     revision: str | None = None,
     sequence: int = 4096,
-    backend: Backend = "torch",
+    backend: str = AUTO,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Explanation:
@@ -178,18 +177,15 @@ def explain(
     kind = dtype or (trunk.dtype if trunk else "float32")
     if kind not in BYTES:
         raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')
-    return explain_resolved(resolved, sequence=sequence, backend=_backend(backend), device=device, dtype=kind)
+    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind)
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: Backend = "torch"
-) -> Composed:
+def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter."""
     from composer.model.loading import load_model
 
-    known = _backend(backend)
     model = load_model(Path(folder), dtype, device)
-    model.model.backend = known
+    model.set_backend(backend)
     return model
 
 
@@ -212,13 +208,6 @@ def _loaded(spec: SpecLike, overrides: Sequence[str]) -> Spec:
     if overrides:
         return load_spec(spec.model_dump(mode="json", exclude_unset=True), overrides)
     return spec
-
-
-def _backend(backend: str) -> Backend:
-    for known in BACKENDS:
-        if known == backend:
-            return known
-    raise BuildError(f'there is no backend "{backend}"; there are {", ".join(BACKENDS)}')
 
 
 def _turned(model: PreTrainedModel, dtype: str) -> PreTrainedModel:

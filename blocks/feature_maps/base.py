@@ -7,9 +7,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
-from blocks.flow import accumulating, repeat_heads
+from blocks.flow import Mapped, Pairs, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import FieldError, Fresh, Parameters, Part, Per
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, State
+from blocks.positions import Position
 
 Scale = Literal["plain", "logarithm", "unit"]
 """Features as they are, their logarithms, or divided by their length."""
@@ -50,6 +52,25 @@ class FeatureMap(Part):
                 f"{', '.join(said)} {verb} the learned matrix, and there is none: set linear: true or leave {those} out", said[0]
             )
         return self
+
+    def operation(self, shape: Shape) -> Operation:
+        """As it stands above one memory: a head with several has one operation for each, with one part between them."""
+        return Operation(
+            reads=(Port("query", Kind.QUERY, shape.heads, shape.head_dim),),
+            gives=(Port("features", Kind.FEATURES, shape.heads, shape.features),),
+            forms=(Form(EVERY, "as defined", self._run),),
+        )
+
+    def _run(
+        self, parameters: Parameters, call: Call, *, query: Tensor, position: Position, scale: Scale
+    ) -> tuple[tuple[Mapped], State]:
+        """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features."""
+
+        def map_key(pairs: Pairs) -> Tensor:
+            return self.map_key(parameters, position.rotate(pairs.convolved, pairs.position), scale=scale)
+
+        turned = position.rotate(query, call.tokens.position)
+        return (Mapped(self.map_query(parameters, turned, scale=scale), map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
         """f, elementwise or over the last dimension: the definition."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks.legend import Float, Shape, Tensor
-from blocks.part import Parameters, Part
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Parameters, Part, State
 
 DecayRank = Literal["none", "head", "channel"]
 
@@ -19,6 +20,17 @@ class Gate(Part):
     def key_heads(self, shape: Shape, incoming: int) -> int:
         """State heads that this gate asks for where the keys come in with ``incoming`` heads."""
         return incoming
+
+    def operation(self, shape: Shape) -> Operation:
+        width = shape.features if self.rank_of_decay == "channel" else 1
+        return Operation(
+            reads=(Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),),
+            gives=(Port("decay", Kind.DECAY, shape.state_heads, width),),
+            forms=(Form(EVERY, "as defined", self._run),),
+        )
+
+    def _run(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor | None], State]:
+        return (self.log_decay(parameters, hidden, call.shape),), {}
 
     def log_decay(
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape

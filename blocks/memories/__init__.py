@@ -10,6 +10,7 @@ from blocks.memories.delta import Delta
 from blocks.memories.full import Full
 from blocks.memories.latents import Latents
 from blocks.memories.sparse import Sparse
+from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.part import bare, kinds
@@ -20,3 +21,5 @@ MemoryConfig = Annotated[
     BeforeValidator(bare),
 ]
 MEMORIES = kinds(MemoryConfig)
+PATTERNS = (SPARSE_ABOVE_STATE,)
+"""Memories that one form computes together, those that cover most first."""

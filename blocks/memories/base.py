@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.flow import accumulating
-from blocks.legend import Float, Shape, Tensor
-from blocks.part import Fresh, Parameters, Part
-from blocks.positions import PositionConfig
+from blocks.legend import Float, Number, Shape, Tensor
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Part, Slot, State
+from blocks.positions import NoPosition, Position, PositionConfig
+
+if TYPE_CHECKING:
+    from blocks.feature_maps.base import FeatureMap
+    from blocks.gates.base import Gate
+    from blocks.rates import Rate
 
 LOLCATS_FACTOR = math.log(0.1 / 0.9)
 """LoLCATs starts its window factors at σ = 0.1."""
 
 
+Path = tuple[str | int, ...]
+
+
 class Memory(Part):
-    """Holds past pairs in some form, and answers a query with a partial attention."""
+    """Holds past pairs in some form, and answers a query with a partial attention.
+
+    Every form of every memory has one signature: its parameters, the ``Call`` with the tokens and the memory's state, and its inputs
+    by name; it returns the partial, with the pairs that fall where it is bounded, and the new state.
+    """
 
     role: ClassVar[str] = "memory"
     bounded: ClassVar[bool]
     """It holds a fixed number of pairs, so pairs fall out of it."""
-    reads: ClassVar[Literal["pairs", "features", "inputs"]]
-    """What it is fed: pairs as they are, their features, or the hidden states that the head mixes."""
+    reads: ClassVar[Kind]
+    """What it is fed beside queries: pairs as they are, their features, or the hidden states that the head mixes."""
     exact: ClassVar[bool] = False
     """It weighs its pairs by softmax of q·k / √D."""
+    grows: ClassVar[bool] = False
+    """Its state grows with the text."""
+    per_query_head: ClassVar[bool] = False
+    """Each query head holds pairs of its own."""
+    scale: ClassVar[Literal["unit"] | None] = None
+    """unit: features of length 1, whatever the map. None: as they are, exponential ones by their logarithms."""
+    takes_several: ClassVar[bool] = False
+    """Several pairs may fall into it at one token."""
+    to_have_mass: ClassVar[str] = ""
+    """What a user would set so that its answer has a mass."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     """What its parameters are called by; left out, its kind."""
@@ -44,6 +68,17 @@ class Memory(Part):
         """Why the memory cannot stand on these sizes, in words for its user; None where it can."""
         return None
 
+    def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
+        """What is wrong with its own parts and with the feature map above it, and where in the memory it is said."""
+        return iter(())
+
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+        """What is wrong with what stands around it: the memory that feeds it, and those that it feeds, by name.
+
+        edges: the head names its edges. A path of ("graph", NAME) is the edge to that memory.
+        """
+        return iter(())
+
     def problem_both_ways(self) -> str | None:
         """Why it cannot answer tokens that see those after them, too; None where it can."""
         return f"a `{self.kind}` memory only looks back"  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
@@ -55,17 +90,109 @@ class Memory(Part):
             return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
         return {}
 
-    def weighing(self, shape: Shape) -> int:
+    @property
+    def called(self) -> str:
+        """Its name in the head: its own, or its kind."""
+        return self.name or self.kind  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
+
+    @property
+    def turn(self) -> Position:
+        """How queries and keys are turned."""
+        return self.position or NoPosition()
+
+    @property
+    def drops(self) -> bool:
+        """Whether what it evicts goes nowhere."""
+        return False
+
+    def dropping(self) -> Self:
+        """The same memory, where what it evicts goes nowhere."""
+        return self
+
+    @property
+    def falls_together(self) -> bool:
+        """Whether several pairs may fall out of it at one token."""
+        return False
+
+    @property
+    def looks_below(self) -> bool:
+        """Whether it looks at the state that it feeds before it lets a pair fall."""
+        return False
+
+    @property
+    def chooses_by_value(self) -> bool:
+        """Whether the weights of its answer depend on the values."""
+        return False
+
+    @property
+    def weighs_values(self) -> bool:
+        """Whether its answer is a mean of values, weighed."""
+        return self.has_mass()
+
+    @property
+    def gates(self) -> Gate | None:
+        """How fast it forgets, where it does."""
+        return None
+
+    def rates(self) -> Mapping[str, Rate]:
+        """What the token of a pair brings for this memory, by the name that it travels under."""
+        return {}
+
+    def sums(self, shape: Shape) -> tuple[Number, ...]:
+        """What a window above sums up for this memory while a pair stands there."""
+        return ()
+
+    def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
+        """The state once so many tokens are in it."""
+        return self.state(shape)
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        """Pairs of a key and a value that one key head's share of it holds after so many tokens, as LoLA's table 1 counts them."""
+        raise NotImplementedError
+
+    def operation(self, shape: Shape) -> Operation:
+        """Its answer, and what falls out of it, if anything may."""
+        fallen = Port("fallen", Kind.PAIRS, shape.heads if self.per_query_head else shape.key_heads, shape.head_dim)
+        return Operation(
+            reads=self.inputs(shape),
+            gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim), *([fallen] if self.bounded else [])),
+            forms=self.forms_both_ways(shape) if shape.both_ways else self.forms(shape),
+            slots={} if shape.both_ways else self.state(shape),
+        )
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        """What it reads."""
+        return (Port("query", Kind.QUERY, shape.heads, shape.head_dim), Port("pairs", Kind.PAIRS, dim=shape.head_dim))
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        """Where tokens see those before them."""
+        raise NotImplementedError
+
+    def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        """Where tokens see those after them, too."""
+        raise NotImplementedError
+
+    def weighing(self, shape: Shape) -> Operation | None:
+        """What gives its weight in the read; None where it has none of its own."""
+        if self.weight is None or self.weight == "same":
+            return None
+        hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
+        weight = Port("weight", Kind.WEIGHT, shape.heads, 1)
+        return Operation(reads=(hidden,), gives=(weight,), forms=(Form(EVERY, "as defined", self._weigh),))
+
+    def _weigh(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor], State]:
+        return (self.logit(parameters, hidden, call.shape.heads),), {}
+
+    def flops_of_weight(self, shape: Shape) -> int:
         """Operations that ``logit`` takes a token."""
         return 2 * shape.hidden_size * shape.heads if self.weight == "token" else 0
 
-    def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor | None:
+    def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor:
         """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
         kind = accumulating(inputs.dtype)
         if self.weight == "token":
             return (inputs.to(parameters["weight"].dtype) @ parameters["weight"].T).to(kind)
         if self.weight == "learned":
             return parameters["weight"].to(kind)
-        if isinstance(self.weight, float):
-            return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=kind)
-        return None
+        assert isinstance(self.weight, float), "a memory without a weight is not asked for it"
+        return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=kind)

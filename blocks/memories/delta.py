@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-from blocks.flow import Features, Partial, Tokens, accumulating, repeat_heads
+from blocks.flow import Features, Pairs, Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.recurrent import Recurrent
-from blocks.part import Parameters, Slot, State
-from blocks.rates import Learned, RateConfig
+from blocks.operation import Form
+from blocks.part import Slot, State
+from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
 
@@ -23,18 +26,29 @@ class Delta(Recurrent):
     equation: ClassVar[str] = "S_t = α_t (I - β_t u_t u_tᵀ) S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated)"
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "one token after the other",
-        "torch": "chunks of 64 through a triangular system, one step in decode",
-    }
     kind: Literal["delta"] = "delta"
     rate: RateConfig = Learned()
     """How strongly each pair is written."""
 
-    features_as: ClassVar[Literal["features", "unit"]] = "unit"
+    scale: ClassVar[Literal["unit"]] = "unit"
 
     def has_mass(self) -> bool:
         return False
+
+    @property
+    def recurrences(self) -> tuple[Form, ...]:
+        return delta.FORMS
+
+    @property
+    def _travels_as(self) -> str:
+        return f"{self.called}_rate"
+
+    def rates(self) -> Mapping[str, Rate]:
+        return {self._travels_as: self.rate}
+
+    def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
+        """With the rate that each pair brings."""
+        return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
@@ -57,16 +71,16 @@ class Delta(Recurrent):
         log_decay: Tensor | None,
         tokens: Tokens,
         state: State,
+        recurrence: Callable[..., tuple[Tensor, Tensor]],
         *,
-        form: str,
+        exact: bool,
     ) -> tuple[Partial, State]:
         state_heads, kind = state["state"].shape[1], accumulating(pairs.value.dtype)
         assert pairs.rate is not None, "the graph gives every pair its rate"
         rate = pairs.there(repeat_heads(pairs.rate, state_heads), 0.0)
         key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(kind)
-        forms = delta.FORMS[form]
-        output, matrix = forms(query, key, value, rate, log_decay, tokens.segment, state["state"])
+        output, matrix = recurrence(query, key, value, rate, log_decay, tokens.segment, state["state"])
         return Partial(output.to(pairs.value.dtype), None), {"state": matrix}
 
-    def predict(self, parameters: Parameters, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         return torch.einsum("behf,bhfv->behv", key, state["state"])

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from blocks.flow import Pairs, Tokens, accumulating, repeat_heads
+from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
 from blocks.legend import Bool, Float, Tensor, torch
 from blocks.scores.base import LARGEST
 
@@ -19,19 +18,9 @@ Error = Callable[[Tensor, Tensor], Tensor]
 ROWS = 64
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The error that is summed, of exact weights and products; the features of the tokens' queries (B T H F) and of pairs' keys
-    (B E N F), or their logarithms."""
-
-    error: Error
-    query: Callable[[], Tensor]
-    key: Callable[[Pairs], Tensor]
-    logarithm: bool
-
-
 def error_sums(
-    compared: Compared,
+    error_of: Error,
+    features: Mapped,
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
     pairs: Pairs,
@@ -44,13 +33,13 @@ def error_sums(
         kind, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
         held = key.shape[1] - length
         keys = repeat_heads(key, heads).to(kind)
-        query_features, key_features = compared.query().to(kind), repeat_heads(compared.key(pairs), heads).to(kind)
+        query_features, key_features = features.query.to(kind), repeat_heads(features.key(pairs), heads).to(kind)
         sums = key.new_zeros(*key.shape[:2], heads, dtype=kind)
         for start in range(0, length, ROWS):
             rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
             logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(kind), keys[:, entries]) / math.sqrt(query.shape[-1])
-            product = _product(query_features[:, rows], key_features[:, entries], compared.logarithm)
-            error = compared.error(logits.clamp(max=LARGEST).exp(), product)
+            product = _product(query_features[:, rows], key_features[:, entries], features.logarithm)
+            error = error_of(logits.clamp(max=LARGEST).exp(), product)
             seen = visible(rows, entries)
             if tokens.valid is not None:
                 seen = seen & tokens.valid[:, rows, None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
+from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Setting
 from blocks.part import Parameters, Slot, State
-from blocks.positions import NoPosition
 from blocks.softmax import dense
 
 
@@ -19,23 +20,31 @@ class Full(Memory):
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, eq. 1"
     bounded: ClassVar[bool] = False
     exact: ClassVar[bool] = True
-    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "pairs"
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "all pairs, masked",
-        "torch": "blocks of 512 queries",
-    }
-    plain_form: ClassVar[str] = "scaled_dot_product_attention"
-    """The torch backend's form where every token brings its pair and nobody asks for the mass."""
+    grows: ClassVar[bool] = True
+    reads: ClassVar[Kind] = Kind.PAIRS
     kind: Literal["full"] = "full"
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """The empty state; ``grown`` says what it is after some tokens."""
-        return self.grown(shape, 0)
+        """The empty state."""
+        return self.state_after(shape, 0)
 
-    def grown(self, shape: Shape, tokens: int) -> dict[str, Slot]:
-        """The state after ``tokens`` tokens. Keys are kept rotated."""
+    def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
+        """Keys are kept rotated."""
         pair = (tokens, shape.key_heads, shape.head_dim)
         return {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return tokens
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        return (
+            Form(REFERENCE, "all pairs, masked", self.answer),
+            Form(TORCH, "scaled_dot_product_attention", partial(self.answer, native=True), _native_fits),
+            Form(TORCH, "blocks of 512 queries", self.answer),
+        )
+
+    def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * (tokens + 1) * shape.heads * shape.head_dim
@@ -43,33 +52,24 @@ class Full(Memory):
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         return 2 * (tokens + 1) * shape.heads * shape.head_dim
 
-    def attend(
-        self,
-        parameters: Parameters,
-        query: Float[Tensor, "B T H D"],
-        pairs: Pairs,
-        tokens: Tokens,
-        state: State,
-        *,
-        form: str,
-        plain: bool,
-    ) -> tuple[Partial, State]:
-        """Answer the queries. plain: every token brings its pair and nobody asks for the mass; PyTorch's own attention does it."""
-        turn = self.position or NoPosition()
+    def answer(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, native: bool = False
+    ) -> tuple[tuple[Partial], State]:
+        """Answer the queries. native: by PyTorch's own attention, which gives no mass, and wants a pair from every token."""
+        turn, tokens, state = self.turn, call.tokens, call.state
         query = turn.rotate(query, tokens.position)
         earlier = state["key"].shape[1]
         key = torch.cat((state["key"], turn.rotate(pairs.key, pairs.position)), dim=1)
         value = torch.cat((state["value"], pairs.value), dim=1)
         position = torch.cat((state["position"], pairs.position), dim=1)
-        if form == "torch" and plain:
-            partial = Partial(self._native(query, key, value, position, tokens, earlier), lse=None)
+        if native:
+            answer = Partial(self._native(query, key, value, position, tokens, earlier), lse=None)
         else:
-            partial = dense(query, key, value, self._visible(position, tokens, earlier))
+            answer = dense(query, key, value, self._visible(position, tokens, earlier))
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
-        state = {"key": key, "value": value, "position": position}
-        return partial, state
+        return (answer,), {"key": key, "value": value, "position": position}
 
     def _visible(self, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
@@ -94,12 +94,19 @@ class Full(Memory):
     def problem_both_ways(self) -> None:
         return None
 
-    def attend_both_ways(
-        self, parameters: Parameters, query: Float[Tensor, "B T H D"], pairs: Pairs, tokens: Tokens, *, form: str
-    ) -> Partial:
+    def answer_both_ways(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
+    ) -> tuple[tuple[Partial], State]:
         """Softmax over the whole document of each token, before and after it."""
-        turn = self.position or NoPosition()
+        turn, tokens = self.turn, call.tokens
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        return dense(turn.rotate(query, tokens.position), turn.rotate(pairs.key, pairs.position), pairs.value, visible)
+        answer = dense(turn.rotate(query, tokens.position), turn.rotate(pairs.key, pairs.position), pairs.value, visible)
+        return (answer,), {}
+
+
+def _native_fits(setting: Setting) -> str | None:
+    if setting.mass_asked:
+        return "PyTorch's attention gives no mass, and the read asks for it"
+    return None if setting.every_pair else "PyTorch's attention wants a pair from every token, and these fall out of a memory"

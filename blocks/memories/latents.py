@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
 from blocks import initialise
-from blocks.flow import Partial, Tokens, accumulating, repeat_heads
+from blocks.flow import Partial, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port
 from blocks.part import Fresh, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
@@ -30,11 +33,7 @@ class Latents(Memory):
     )
     source: ClassVar[str] = "Latte, definitions 1 to 3 (eq. 5 to 14)"
     bounded: ClassVar[bool] = False
-    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "inputs"
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "one token after the other, with a running maximum (eq. 19)",
-        "torch": "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
-    }
+    reads: ClassVar[Kind] = Kind.HIDDEN
     kind: Literal["latents"] = "latents"
     size: PositiveInt = 128
     """Latents of the group of heads, split evenly over them."""
@@ -47,6 +46,41 @@ class Latents(Memory):
 
     def has_mass(self) -> bool:
         return False
+
+    @property
+    def weighs_values(self) -> bool:
+        return True
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        """L of a head, of D values each: half a pair."""
+        return self.size // shape.heads / 2
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        return (
+            Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),
+            Port("value", Kind.VALUE, shape.key_heads, shape.head_dim),
+        )
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        return (
+            Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
+            *(
+                Form(
+                    form.backend,
+                    "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
+                    partial(self.answer, means=partial(_by_recurrence, recurrence=form.run)),
+                    form.fits,
+                )
+                for form in additive.FORMS
+                if form.backend != REFERENCE
+            ),
+        )
+
+    def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        return (
+            Form(REFERENCE, "T × T weights of each document", partial(self.answer_both_ways, left=True)),
+            Form(TORCH, "sums over each document, whole", self.answer_both_ways),
+        )
 
     def problem(self, shape: Shape) -> str | None:
         if self.size % shape.heads == 0:
@@ -79,65 +113,75 @@ class Latents(Memory):
         chunk = 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
 
-    def recall(
+    def answer(
         self,
         parameters: Parameters,
-        inputs: Float[Tensor, "B T C"],
-        value: Float[Tensor, "B T K D"],
-        tokens: Tokens,
-        state: State,
+        call: Call,
         *,
-        form: str,
-    ) -> tuple[Partial, State]:
-        """Definition 2: take each token's value and answer the token. inputs: what the logits see."""
-        query, key = self._logits(parameters, inputs, tokens, state["maximum"].shape[1])
-        values, shares = value.to(query.dtype), query.softmax(-1)
-        if form == "reference":
-            output, carried = _sequential(shares, key, values, tokens.segment, state)
-        else:
-            sums = cumulate(key, tokens.segment, state["maximum"], state["total"])
-            carried = {"maximum": sums.maximum, "total": sums.total}
-            recurrence = additive.FORMS[form]
-            output, carried["state"] = recurrence(shares, sums.key, values, sums.log_decay, tokens.segment, state["state"])
-        return Partial(output.to(value.dtype), None, query.logsumexp(-1)), carried
+        hidden: Float[Tensor, "B T C"],
+        value: Float[Tensor, "B T K D"],
+        means: Callable[..., tuple[Tensor, State]],
+    ) -> tuple[tuple[Partial], State]:
+        """Definition 2: take each token's value and answer the token. hidden: what the logits see."""
+        query, key = self._logits(parameters, hidden, call)
+        output, state = means(query.softmax(-1), key, value.to(query.dtype), call.tokens.segment, call.state)
+        return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
 
     def problem_both_ways(self) -> None:
         return None
 
-    def attend_both_ways(
+    def answer_both_ways(
         self,
         parameters: Parameters,
-        inputs: Float[Tensor, "B T C"],
-        value: Float[Tensor, "B T K D"],
-        tokens: Tokens,
+        call: Call,
         *,
-        heads: int,
-        form: str,
-    ) -> Partial:
-        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call."""
-        query, key = self._logits(parameters, inputs, tokens, heads)
-        states = (query.softmax(-1), key, repeat_heads(value.to(query.dtype), heads))
+        hidden: Float[Tensor, "B T C"],
+        value: Float[Tensor, "B T K D"],
+        left: bool = False,
+    ) -> tuple[tuple[Partial], State]:
+        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call.
+
+        left: by way of T × T weights.
+        """
+        tokens = call.tokens
+        query, key = self._logits(parameters, hidden, call)
+        states = (query.softmax(-1), key, repeat_heads(value.to(query.dtype), call.shape.heads))
         if tokens.segment is None:
-            output = _pooled(*states, form=form)
+            output = _pooled(*states, left=left)
         else:
             row = torch.arange(value.shape[0], device=value.device)[:, None] * (tokens.segment.max() + 1)
             _, lengths = (row + tokens.segment).flatten().unique_consecutive(return_counts=True)
             # Documents stand one behind the other, so each is a stretch of its own.
             stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
-            output = torch.cat([_pooled(*stretch, form=form) for stretch in stretches], dim=1)
+            output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
             output = output.unflatten(1, value.shape[:2]).squeeze(0)
-        return Partial(output.to(value.dtype), None, query.logsumexp(-1))
+        return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), {}
 
     def _logits(
-        self, parameters: Parameters, inputs: Tensor, tokens: Tokens, heads: int
+        self, parameters: Parameters, inputs: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B T H L"], Float[Tensor, "B T H L"]]:
         """x_t·w_l^q and θ = x_t·w_l^k, which is -inf where there is no token."""
         kind = accumulating(inputs.dtype)
         seen = inputs.to(kind)
-        query, key = ((seen @ parameters[name].to(kind).T).unflatten(-1, (heads, -1)) for name in ("query", "key"))
-        if tokens.valid is not None:
-            key = key.masked_fill(~tokens.valid[..., None, None], -math.inf)
+        query, key = ((seen @ parameters[name].to(kind).T).unflatten(-1, (call.shape.heads, -1)) for name in ("query", "key"))
+        if call.tokens.valid is not None:
+            key = key.masked_fill(~call.tokens.valid[..., None, None], -math.inf)
         return query, key
+
+
+def _by_recurrence(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K D"],
+    segment: Int[Tensor, "B T"] | None,
+    state: State,
+    *,
+    recurrence: Callable[..., tuple[Tensor, Tensor]],
+) -> tuple[Float[Tensor, "B T H D"], State]:
+    """Keys and decays that add up to 1, on a form of the additive recurrence."""
+    sums = cumulate(logits, segment, state["maximum"], state["total"])
+    output, mean = recurrence(query, sums.key, value, sums.log_decay, segment, state["state"])
+    return output, {"maximum": sums.maximum, "total": sums.total, "state": mean}
 
 
 def _sequential(
@@ -167,7 +211,7 @@ def _sequential(
 
 
 def _pooled(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, form: str
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, left: bool
 ) -> Float[Tensor, "B T H D"]:
     """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
     query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
@@ -175,5 +219,5 @@ def _pooled(
     shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
     total = shares.sum(2, keepdim=True)
     shares = (shares / total.masked_fill(total == 0, 1.0)).mT
-    output = (query @ shares) @ value if form == "reference" else query @ (shares @ value)
+    output = (query @ shares) @ value if left else query @ (shares @ value)
     return output.transpose(1, 2)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, Tokens, accumulating, in_all_rows, repeat_heads
-from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.flow import Pairs, Partial, accumulating, in_all_rows, repeat_heads
+from blocks.legend import Float, Int, Number, Shape, Tensor, torch
+from blocks.memories.base import Memory, Path
 from blocks.memories.falls import spans
+from blocks.memories.recurrent import Recurrent
+from blocks.memories.window import Window
+from blocks.operation import EVERY, Call, Form, Kind
 from blocks.part import Parameters, Slot, State
-from blocks.positions import NoPosition
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders
 from blocks.scores.self_recall import SelfRecall
@@ -52,8 +55,9 @@ class Sparse(Memory):
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, eq. 9 to 14, table 4 and appendix D"
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "pairs"
-    forms: ClassVar[dict[str, str]] = {"reference": "one fall after the other", "torch": "one fall after the other"}
+    reads: ClassVar[Kind] = Kind.PAIRS
+    per_query_head: ClassVar[bool] = True
+    takes_several: ClassVar[bool] = True
     kind: Literal["sparse"] = "sparse"
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""
@@ -69,7 +73,72 @@ class Sparse(Memory):
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot(pair[:2], "int64", -1)}
         if shape.convolved_heads:
             slots["convolved"] = Slot(pair, "pairs")
-        return slots | {name: Slot(pair[:2], "state") for name, _ in shape.numbers}
+        return slots | {number.name: Slot(pair[:2], "state") for number in shape.numbers}
+
+    @property
+    def drops(self) -> bool:
+        return self.evict == "drop"
+
+    def dropping(self) -> Self:
+        return self.model_copy(update={"evict": "drop"})
+
+    @property
+    def looks_below(self) -> bool:
+        return True
+
+    @property
+    def chooses_by_value(self) -> bool:
+        return self.keep.reads == "state"
+
+    @property
+    def _sum(self) -> str:
+        return f"{self.called}_error"
+
+    def sums(self, shape: Shape) -> tuple[Number, ...]:
+        return (Number(self._sum, shape.heads, self.keep.error),) if self.keep.reads == "window" else ()
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return self.size
+
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+        wrong = [name for number, (name, one) in enumerate(below.items()) if number or not isinstance(one, Recurrent)]
+        for name in wrong:
+            yield (
+                "what falls out of a sparse cache goes into one state; "
+                + (f"say `pairs -> {name}`" if edges else "put a `state` (or `delta`) memory below it"),
+                ("graph", name) if edges else (),
+            )
+        if not below and self.keep.reads != "pair":
+            yield (
+                f"`keep: {self.keep.kind}` compares a pair with the state below, and there is none; "
+                + (f"add an edge `{self.called} -> NAME` to a `state`" if edges else "add a `state` memory")
+                + ", or keep `recent` or `random` pairs",
+                ("keep",),
+            )
+        if self.keep.reads == "window" and not isinstance(above, Window):
+            yield (
+                f"`keep: {self.keep.kind}` sums over the queries that saw a pair in the window above, and there is none; "
+                + ("let it get its pairs from a `window`" if edges else "put a `window` above it")
+                + ", or choose another score",
+                ("keep",),
+            )
+        if self.weight == "same" and (above is None or not above.exact or above.weight is None):
+            yield (
+                "`weight: same` takes the weight of the exact memory above, and there is none; "
+                "give the memory above a `weight`, or this one its own",
+                ("weight",),
+            )
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
+        return () if shape.features else (Form(EVERY, "one fall after the other", self.answer),)
+
+    def answer(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
+    ) -> tuple[tuple[Partial, None], State]:
+        """What falls out of it goes nowhere."""
+        partial, state = self.attend(parameters, query, pairs, call, below=None)
+        return (partial, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache; a score of the recall reads the state once a pair."""
@@ -81,18 +150,12 @@ class Sparse(Memory):
         parameters: Parameters,
         query: Float[Tensor, "B T H D"],
         pairs: Pairs,
-        tokens: Tokens,
-        state: State,
+        call: Call,
         *,
         below: Below | None,
-        place: tuple[int, int] = (0, 0),
     ) -> tuple[Partial, State]:
-        """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, span by span between falls.
-
-        place: the layer, and the first of these heads in it; the random score counts by them.
-        """
-        heads = query.shape[2]
-        turn = self.position or NoPosition()
+        """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, span by span between falls."""
+        heads, turn, tokens, state, place = query.shape[2], self.turn, call.tokens, call.state, call.place
         numbers = [name for name in state if name not in {"key", "value", "position", "convolved"}]
 
         cut, falling = spans(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), tokens)
@@ -144,8 +207,7 @@ class Sparse(Memory):
             answered = below.predict(eligible["mapped"]).to(value.dtype)
             if begins is not None:
                 answered = answered.masked_fill(begins[:, None, None, None], 0.0)
-        errors = next((sums for name, sums in eligible.items() if name.endswith("_error")), None)
-        return self.keep.score(Contenders(eligible["position"], value, answered, errors, place))
+        return self.keep.score(Contenders(eligible["position"], value, answered, eligible.get(self._sum), place))
 
     def _answer(self, query: Tensor, held: Held) -> tuple[Tensor, Tensor, Tensor]:
         if self.size == 0:

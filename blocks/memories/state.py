@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from blocks.flow import Features, Partial, Tokens, accumulating, repeat_heads
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.base import Path
 from blocks.memories.recurrent import Recurrent
+from blocks.operation import Call, Form
 from blocks.part import Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.stabilised import stabilise
+
+if TYPE_CHECKING:
+    from blocks.feature_maps.base import FeatureMap
 
 
 class StateMemory(Recurrent):
@@ -25,16 +31,26 @@ class StateMemory(Recurrent):
     equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
     source: ClassVar[str] = "LoLCATs (workshop), eq. 4 and 5; LAWCAT, eq. 4 to 8"
     decay_ranks: ClassVar[frozenset[str]] = additive.DECAY_RANKS
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "one token after the other",
-        "torch": "chunks of 64 (joined from shorter blocks where decay is steep), one step in decode",
-    }
+    to_have_mass: ClassVar[str] = "set `normalise: true`, "
     kind: Literal["state"] = "state"
     normalise: bool = True
     """Divide by the mass. Without it the answer is a raw numerator, which only a sum can take beside other memories."""
 
     def has_mass(self) -> bool:
         return self.normalise
+
+    @property
+    def recurrences(self) -> tuple[Form, ...]:
+        return additive.FORMS
+
+    def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
+        if self.normalise and feature_map is not None and not feature_map.positive:
+            yield (
+                f"`{feature_map.kind}` features can be negative, so there is no mass to divide by; "  # pyright: ignore
+                "choose a positive feature map, or set `normalise: false`",
+                (),
+            )
+        yield from super().problem_with(feature_map)
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
@@ -61,8 +77,9 @@ class StateMemory(Recurrent):
         log_decay: Tensor | None,
         tokens: Tokens,
         state: State,
+        recurrence: Callable[..., tuple[Tensor, Tensor]],
         *,
-        form: str,
+        exact: bool,
     ) -> tuple[Partial, State]:
         exponential = "maximum" in state
         state_heads, dtype = state["state"].shape[1], pairs.value.dtype
@@ -75,7 +92,7 @@ class StateMemory(Recurrent):
 
         carried: State = {}
         matrix, log_scale = state["state"], query.new_zeros(query.shape[:3])
-        if exponential and form == "reference":
+        if exponential and exact:
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif exponential:
@@ -84,10 +101,10 @@ class StateMemory(Recurrent):
             carried["maximum"] = stable.maximum
         elif self.normalise:
             query, log_scale = _scaled(query)
-        output, carried["state"] = additive.FORMS[form](query, key, value, log_decay, tokens.segment, matrix)
+        output, carried["state"] = recurrence(query, key, value, log_decay, tokens.segment, matrix)
         return self._answer(output, log_scale, dtype), carried
 
-    def predict(self, parameters: Parameters, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         matrix = state["state"]
         log_scale = key.new_zeros(key.shape[:3])
         if "maximum" in state:
@@ -103,13 +120,14 @@ class StateMemory(Recurrent):
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
 
-    def recall_both_ways(
-        self, parameters: Parameters, query: Float[Tensor, "B T H F"], pairs: Features, tokens: Tokens, shape: Shape
-    ) -> Partial:
+    def answer_both_ways(
+        self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
+    ) -> tuple[tuple[Partial], State]:
         """The same with the sums of a token's whole document, before and after it."""
-        dtype, exponential = pairs.value.dtype, shape.exponential
-        key = pairs.there(repeat_heads(pairs.key, shape.state_heads), -math.inf if exponential else 0.0)
-        value = repeat_heads(pairs.value.to(accumulating(dtype)), shape.state_heads)
+        query, taken, tokens = features.query, self.features(features, pairs), call.tokens
+        dtype, exponential = pairs.value.dtype, call.shape.exponential
+        key = taken.there(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
+        value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
             value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
         segment = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
@@ -120,7 +138,7 @@ class StateMemory(Recurrent):
             answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
             output = output + answer * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        return self._answer(output, log_scale, dtype)
+        return (self._answer(output, log_scale, dtype),), {}
 
     def _answer(self, output: Tensor, log_scale: Tensor, dtype: torch.dtype) -> Partial:
         if not self.normalise:

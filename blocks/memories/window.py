@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveInt
 
-from blocks.flow import Pairs, Partial, Tokens, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
-from blocks.memories.base import Memory
-from blocks.memories.errors import Compared, error_sums
+from blocks.memories.base import Memory, Path
+from blocks.memories.errors import error_sums
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port
 from blocks.part import Parameters, Slot, State
-from blocks.positions import NoPosition
 from blocks.softmax import dense, windowed
 
 
@@ -29,11 +30,7 @@ class Window(Memory):
     source: ClassVar[str] = "LoLCATs, arXiv:2410.10254; workshop paper, eq. 8; terraced: LoLA, eq. 14 (chunk-wise inference)"
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    reads: ClassVar[Literal["pairs", "features", "inputs"]] = "pairs"
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "all pairs of a call, masked",
-        "torch": "blocks of queries against their own and the previous window",
-    }
+    reads: ClassVar[Kind] = Kind.PAIRS
     kind: Literal["window"] = "window"
     size: PositiveInt = 64
     """Pairs that it holds, the current token's included; of a terraced window, the tokens of a chunk."""
@@ -53,45 +50,83 @@ class Window(Memory):
         if self.evict == "fall":
             if shape.convolved_heads:
                 slots["convolved"] = Slot((self.held, shape.convolved_heads, shape.head_dim), "pairs")
-            slots |= {name: Slot((self.held, heads), "state") for name, heads in shape.numbers}
+            slots |= {number.name: Slot((self.held, number.heads), "state") for number in shape.numbers}
         return slots
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return self.held
+
+    @property
+    def drops(self) -> bool:
+        return self.evict == "drop"
+
+    def dropping(self) -> Self:
+        return self.model_copy(update={"evict": "drop"})
+
+    @property
+    def falls_together(self) -> bool:
+        return self.shape == "terraced"
+
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+        for name, memory in below.items() if self.falls_together else ():
+            if not memory.takes_several:
+                remedy = f"`pairs -> {name}`" if edges else "put one of those below it"
+                yield (
+                    "pairs fall out of a terraced window many at a token, which only a sparse cache or a state can take; "
+                    f"say `shape: sliding`, or {remedy}",
+                    ("graph", name) if edges else ("shape",),
+                )
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        """features: of the states below that sparse caches compare with the exact weights, by the number that this window sums."""
+        return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        return (
+            Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
+            Form(TORCH, "blocks of queries against their own and the previous window", partial(self.answer, attention=_blocks)),
+        )
+
+    def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        return (
+            Form(REFERENCE, "all pairs of a call, masked", self.answer_both_ways),
+            Form(TORCH, "blocks of queries against their own window", partial(self.answer_both_ways, blocks=True)),
+        )
 
     def flops(self, shape: Shape, tokens: int) -> int:
         seen = self.size if self.shape == "sliding" else 3 * self.size // 2
         return 4 * seen * shape.heads * shape.head_dim
 
-    def attend(
+    def answer(
         self,
         parameters: Parameters,
+        call: Call,
+        *,
         query: Float[Tensor, "B T H D"],
         pairs: Pairs,
-        tokens: Tokens,
-        state: State,
-        *,
-        form: str,
-        compared: Mapping[str, Compared] | None = None,
-    ) -> tuple[Partial, State, Pairs]:
+        features: Mapping[str, Mapped],
+        attention: Callable[[Tensor, Tensor, Pairs, Visible], Partial],
+    ) -> tuple[tuple[Partial, Pairs], State]:
         """Answer the queries, and say which pairs fall, and when (position -1: none).
 
-        pairs: one a token. compared: where memories below ask how far the products of features were from the exact weights
-        while a pair stood here; each sum falls with the pair under its name.
+        pairs: one a token. features: where memories below ask how far their products were from the exact weights while a pair
+        stood here; each sum falls with the pair under its name.
         """
-        length, held = query.shape[1], self.held
+        tokens, state = call.tokens, call.state
+        held = self.held
         earlier = {name: numbers for name, numbers in state.items() if name not in {"key", "value", "position", "convolved"}}
         before = Pairs(state["key"], state.get("convolved", state["key"]), state["value"], state["position"], numbers=earlier)
         extended = before.joined(pairs)
         segment = tokens.extended_segment(held)
-        turn = self.position or NoPosition()
-        key, query = turn.rotate(extended.key, extended.position), turn.rotate(query, tokens.position)
+        key, query = self.turn.rotate(extended.key, extended.position), self.turn.rotate(query, tokens.position)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
-        if form == "reference":
-            partial = dense(query, key, extended.value, visible(slice(0, length), slice(0, held + length)))
-        else:
-            partial = windowed(query, key, extended.value, extended.present, segment, held, reach)
-        for name, one in (compared or {}).items():
-            sums = extended.numbers[name] + error_sums(one, query, key, extended, tokens, visible)
-            extended = replace(extended, numbers={**extended.numbers, name: sums})
+        answer = attention(query, key, extended, visible)
+        for number in call.shape.numbers:
+            if number.error is not None:
+                sums = error_sums(number.error, features[number.name], query, key, extended, tokens, visible)
+                sums = extended.numbers[number.name] + sums
+                extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
         held_on = extended.each(lambda entries: tokens.tail(entries, held))
         carried = {"key": held_on.key, "value": held_on.value, "position": held_on.position, **held_on.numbers}
@@ -101,24 +136,30 @@ class Window(Memory):
         if current is not None:
             carried["position"] = carried["position"].masked_fill(~current, -1)
         fall = self._one_a_token if self.shape == "sliding" else self._chunks
-        return partial, carried, fall(extended, segment, tokens)
+        return (answer, fall(extended, segment, tokens)), carried
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
 
-    def attend_both_ways(
-        self, parameters: Parameters, query: Float[Tensor, "B T H D"], pairs: Pairs, tokens: Tokens, *, form: str
-    ) -> Partial:
-        """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4)."""
-        length, position = query.shape[1], tokens.position
-        turn = self.position or NoPosition()
-        query, key = turn.rotate(query, position), turn.rotate(pairs.key, pairs.position)
-        if form == "reference":
-            entry = torch.arange(length, device=query.device)
+    def answer_both_ways(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        query: Float[Tensor, "B T H D"],
+        pairs: Pairs,
+        features: Mapping[str, Mapped],
+        blocks: bool = False,
+    ) -> tuple[tuple[Partial, None], State]:
+        """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing falls."""
+        tokens = call.tokens
+        query, key = self.turn.rotate(query, tokens.position), self.turn.rotate(pairs.key, pairs.position)
+        if not blocks:
+            entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
             if tokens.segment is not None:
                 visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-            return dense(query, key, pairs.value, visible)
+            return (dense(query, key, pairs.value, visible), None), {}
 
         # A window of 2·size - 1 entries that ends size - 1 entries ahead of its query.
         def around(entries: Tensor) -> Tensor:
@@ -127,7 +168,7 @@ class Window(Memory):
 
         segment = None if tokens.segment is None else around(tokens.segment)
         given = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return windowed(query, *given, own=tokens.segment)
+        return (windowed(query, *given, own=tokens.segment), None), {}
 
     def _one_a_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
@@ -163,6 +204,14 @@ class Window(Memory):
         fallen = extended.each(lambda entries: take(entries, order))
         there = take(falls, order)
         return replace(fallen, position=fallen.position.masked_fill(~there, -1), arrival=column.gather(1, order).cummax(1).values)
+
+
+def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:
+    return dense(query, key, pairs.value, visible(slice(0, query.shape[1]), slice(0, key.shape[1])))
+
+
+def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:
+    return windowed(query, key, pairs.value, pairs.present, visible.segment, visible.held, visible.reach)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from blocks import initialise
 from blocks.flow import Tokens, accumulating, rms_norm
 from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.operation import Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Slot, State
 
 EPSILON = 1e-5
 """Added to the mean square, where what is mixed becomes queries and keys."""
+OneWay = Callable[..., tuple["Tensor", State]]
 BACKWARD = "backward_"
 """What the parameters of the way back are called by, before their names."""
 
@@ -41,11 +46,23 @@ class Mixer(Part):
         """Operations of one token, one way."""
         raise NotImplementedError
 
-    def follow(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
-    ) -> tuple[Float[Tensor, "B T C"], State]:
-        """One way over the tokens, in order, and its new state."""
+    @property
+    def one_way(self) -> tuple[Form, ...]:
+        """The forms of one way over the tokens, in order: run(parameters, hidden, tokens, state) gives B T C and the new state."""
         raise NotImplementedError
+
+    def operation(self, shape: Shape) -> Operation:
+        hidden = Port("hidden", Kind.HIDDEN, 1, shape.hidden_size)
+        return Operation(
+            reads=(hidden,),
+            gives=(hidden,),
+            forms=tuple(replace(form, run=partial(self._run, follow=form.run)) for form in self.one_way),
+            slots=self.state(shape),
+        )
+
+    def _run(self, parameters: Parameters, call: Call, *, hidden: Tensor, follow: OneWay) -> tuple[tuple[Tensor], State]:
+        mixed, state = self.mix(parameters, hidden, call.tokens, call.state, follow)
+        return (mixed,), state
 
     def problem(self, shape: Shape) -> str | None:
         """Why it does not fit this shape, in a plain sentence. None: it does."""
@@ -68,21 +85,21 @@ class Mixer(Part):
         return 2 * once + shape.hidden_size if self.both_ways else once
 
     def mix(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, follow: OneWay
     ) -> tuple[Float[Tensor, "B T C"], State]:
         """The mixed states, in hidden's dtype, and the new state."""
-        mixed, carried = self._ways(parameters, hidden, tokens, state, form)
+        mixed, carried = self._ways(parameters, hidden, tokens, state, follow)
         if self.feeds == "qk":
             mixed = rms_norm(mixed, parameters["norm"], EPSILON)
         return mixed.to(hidden.dtype), carried
 
-    def _ways(self, parameters: Parameters, hidden: Tensor, tokens: Tokens, state: State, form: str) -> tuple[Tensor, State]:
+    def _ways(self, parameters: Parameters, hidden: Tensor, tokens: Tokens, state: State, follow: OneWay) -> tuple[Tensor, State]:
         if not self.both_ways:
-            return self.follow(parameters, hidden, tokens, state, form=form)
+            return follow(parameters, hidden, tokens, state)
         back = {name.removeprefix(BACKWARD): own for name, own in parameters.items() if name.startswith(BACKWARD)}
         start, order = self._empty(hidden), reversal(tokens)
-        behind, _ = self.follow(parameters, hidden, tokens, start, form=form)
-        ahead, _ = self.follow(back, _taken(hidden, order), tokens, start, form=form)
+        behind, _ = follow(parameters, hidden, tokens, start)
+        ahead, _ = follow(back, _taken(hidden, order), tokens, start)
         return behind + _taken(ahead, order), {}
 
     def _empty(self, hidden: Float[Tensor, "B T C"]) -> State:

@@ -10,6 +10,7 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
+from blocks.operation import EVERY, Form
 from blocks.part import Fresh, Parameters, Slot, State
 from blocks.taps import filtered
 
@@ -35,8 +36,12 @@ class ConvolutionMixer(Mixer):
     def own_flops(self, width: int) -> int:
         return 2 * self.kernel * width
 
+    @property
+    def one_way(self) -> tuple[Form, ...]:
+        return (Form(EVERY, "as defined", self.follow),)
+
     def follow(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State
     ) -> tuple[Float[Tensor, "B T C"], State]:
         # As one head of C coordinates.
         mixed, last = filtered(hidden[:, :, None], parameters["weight"][None], tokens, state["hidden"][:, :, None])

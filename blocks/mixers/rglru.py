@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
@@ -10,9 +13,11 @@ from blocks import initialise
 from blocks.flow import Tokens, accumulating
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
+from blocks.operation import Form
 from blocks.part import Fresh, Parameters, Slot, State
 from blocks.recurrences import elementwise
 
+Recurrence = Callable[..., tuple["Tensor", "Tensor"]]
 POWER = 8.0
 """c of eq. 3 and 4."""
 SHORTEST, LONGEST = 0.9, 0.999
@@ -27,13 +32,13 @@ class RGLRU(Mixer):
 
     equation: ClassVar[str] = "h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ x_t, a_t = σ(Λ)^(8 r_t); r, i: σ(W x_t + b)"
     source: ClassVar[str] = "De et al. 2024, arXiv:2402.19427, eq. 1 to 4; as Latte Macchiato's input (Latte, section 2.4)"
-    forms: ClassVar[dict[str, str]] = {
-        "reference": "one token after the other",
-        "torch": "a scan over chunks of about √T tokens, one step in decode",
-    }
     kind: Literal["rglru"] = "rglru"
     blocks: PositiveInt = 1
     """Equal blocks that the channels are split into for W_a and W_x; 1: full matrices."""
+
+    @property
+    def one_way(self) -> tuple[Form, ...]:
+        return tuple(replace(form, run=partial(self.follow, recurrence=form.run)) for form in elementwise.FORMS)
 
     def problem(self, shape: Shape) -> str | None:
         width = shape.hidden_size
@@ -62,18 +67,18 @@ class RGLRU(Mixer):
         return 2 * 2 * width * (width // self.blocks) + 4 * width
 
     def follow(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, form: str
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, recurrence: Recurrence
     ) -> tuple[Float[Tensor, "B T C"], State]:
         kind = accumulating(hidden.dtype)
-        recurrence, gate = (_gate(parameters, name, hidden).to(kind).sigmoid() for name in ("recurrence", "input"))
-        log_decay = -POWER * torch.nn.functional.softplus(-parameters["decay"].to(kind)) * recurrence
+        pace, gate = (_gate(parameters, name, hidden).to(kind).sigmoid() for name in ("recurrence", "input"))
+        log_decay = -POWER * torch.nn.functional.softplus(-parameters["decay"].to(kind)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
         share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
         inputs = share * gate * hidden.to(kind)
         if tokens.valid is not None:
             padding = ~tokens.valid[..., None]
             inputs, log_decay = inputs.masked_fill(padding, 0.0), log_decay.masked_fill(padding, 0.0)
-        mixed, last = elementwise.FORMS[form](inputs, log_decay, tokens.segment, state["hidden"])
+        mixed, last = recurrence(inputs, log_decay, tokens.segment, state["hidden"])
         return mixed, {"hidden": last}
 
 

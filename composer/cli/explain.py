@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 import composer
-from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
 from composer.graph.explain import Explanation, GroupCost
-from composer.graph.lowering import Backend
+from composer.graph.lowering import AUTO
 from converters.trunk import Dtype
 
 
@@ -22,7 +22,7 @@ def explain(
     dtype: Annotated[
         Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own, or float32.")
     ] = None,
-    backend: Annotated[Backend, typer.Option(help="reference is the definition, torch its fast forms on any device.")] = "torch",
+    backend: Backend = AUTO,
     settings: Set = None,
     revision: Revision = None,
     as_json: Json = False,

@@ -15,6 +15,12 @@ Set = Annotated[
     typer.Option("--set", metavar="PATH=VALUE", help="Say something else than the spec: head.memory.0.size=32. May be repeated."),
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a model of the Hub.")]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--backend", help="auto takes the fastest form of each part; reference is the definition, torch runs on any device."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Data = Annotated[
     list[str],

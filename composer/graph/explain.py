@@ -7,10 +7,10 @@ from typing import Literal
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.memories.full import Full
+from blocks.operation import Kind, Setting
 from blocks.part import Closed, Slot
-from composer.graph.graph import HeadGraph, build_graph, memories, parts, slots
-from composer.graph.lowering import Backend, Lowered, lower
+from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
 from composer.model.naming import head_parameters
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Resolved
@@ -52,7 +52,7 @@ class Explanation(Closed):
     name: str
     hash: str
     direction: Literal["causal", "bidirectional"]
-    backend: Backend
+    backend: str
     device: str
     dtype: str
     sequence: int
@@ -67,9 +67,10 @@ class Explanation(Closed):
 
 
 def explain_resolved(
-    resolved: Resolved, *, sequence: int = 4096, backend: Backend = "torch", device: str = "cpu", dtype: str = "float32"
+    resolved: Resolved, *, sequence: int = 4096, backend: str = AUTO, device: str = "cpu", dtype: str = "float32"
 ) -> Explanation:
     """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them."""
+    check_backend(backend, (build_graph(head, shape) for _, _, head, shape in resolved.groups()))
     alike: dict[tuple[str, int], list[int]] = {}
     for layer, group, _, _ in resolved.groups():
         alike.setdefault((group.head, group.heads), []).append(layer)
@@ -107,10 +108,10 @@ def explain_resolved(
 
 def state_size(graph: HeadGraph, tokens: int) -> dict[str, Slot]:
     """Every tensor that a head hands from call to call after ``tokens`` tokens, for one row: ``<part>.<tensor>``."""
-    held = slots(graph)
-    for node, memory, shape in memories(graph):
-        if isinstance(memory, Full) and not shape.both_ways:
-            held |= {f"{node}.{name}": slot for name, slot in memory.grown(shape, tokens).items()}
+    held = dict(graph.slots)
+    for node, memory in graph.memories:
+        if node.operation.slots:
+            held |= {f"{node.name}.{name}": slot for name, slot in memory.state_after(node.shape, tokens).items()}
     return held
 
 
@@ -127,38 +128,28 @@ def pairs_held(graph: HeadGraph, tokens: int) -> float:
     values that LoLA's has, whatever the map. Latents are L of a head, of D values each: half a pair. One key head's worth is
     counted where each query head has its own. Normalisers, positions, scalars and what convolutions carry do not count.
     """
-    held, pairs = state_size(graph, tokens), 0.0
-    for node, memory, shape in memories(graph):
-        if shape.both_ways:
-            continue
-        if memory.reads == "pairs":
-            pairs += held[f"{node}.key"].shape[0]
-        elif memory.reads == "features":
-            pairs += shape.head_dim
-        else:
-            pairs += held[f"{node}.state"].shape[1] / 2
-    return pairs
+    return sum(memory.pairs_held(node.shape, tokens) for node, memory in graph.memories if node.operation.slots)
 
 
 def _cost(
-    head: HeadSpec, name: str, shape: Shape, layers: list[int], sequence: int, backend: Backend, device: str, dtype: str
+    head: HeadSpec, name: str, shape: Shape, layers: list[int], sequence: int, backend: str, device: str, dtype: str
 ) -> GroupCost:
     graph = build_graph(head, shape)
     cache = None if shape.both_ways else 2 * sequence * shape.key_heads * shape.head_dim * BYTES[dtype]
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
     # A value position stands in the graph twice, and counts the operations of both where values enter.
-    working = [(part, own) for node, part, own in parts(graph) if node != "value_position_back"]
-    beside = sum(memory.weighing(own) + _turning(memory, own, sequence) for _, memory, own in memories(graph))
+    working = [(node.part, node.shape) for node in graph.parts if node.part and node.main]
+    beside = sum(memory.flops_of_weight(node.shape) + _turning(memory, node.shape, sequence) for node, memory in graph.memories)
     return GroupCost(
         head=name,
         layers=tuple(layers),
         heads=shape.heads,
         key_heads=shape.key_heads,
-        parts=lower(graph, backend, device),
+        parts=lowered(graph, backend, Setting(device=device, dtype=dtype)),
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
-        state_grows=any(isinstance(memory, Full) for memory in head.memory) and not shape.both_ways,
+        state_grows=any(memory.grows for memory in head.memory) and not shape.both_ways,
         prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
         decode_flops_per_token=None if shape.both_ways else beside + sum(part.flops(own, sequence) for part, own in working),
         kv_cache_bytes=cache,
@@ -170,12 +161,12 @@ def _cost(
 
 
 def _turning(memory: Memory, shape: Shape, tokens: int) -> int:
-    return memory.position.flops(shape, tokens) if memory.position and memory.reads != "inputs" else 0
+    return memory.position.flops(shape, tokens) if memory.position and memory.reads is not Kind.HIDDEN else 0
 
 
 def uses_projections(head: HeadSpec) -> bool:
     """Whether anything looks at the layer's queries and keys. Latents have logits of their own, and take the values alone."""
-    return any(memory.reads != "inputs" for memory in head.memory)
+    return any(memory.reads is not Kind.HIDDEN for memory in head.memory)
 
 
 def _ratio(source: float | None, state: float) -> float | None:

@@ -1,52 +1,196 @@
-"""Which form computes each part of a head, on which kernels, and why not a faster one. Lowering changes speed, never meaning."""
+"""From a head's graph to its program: which form computes each operation, and why not a faster one.
+
+Patterns over several operations come first, then each operation by itself. One that has no form on the wanted backend, or none
+that fits, falls back to another by itself, and says why. Lowering changes speed, never meaning.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
+import networkx
+from networkx.algorithms.isomorphism import MultiDiGraphMatcher
+
+from blocks.catalogue import PATTERNS
+from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.memories.full import Full
-from blocks.part import Closed, Part
-from composer.graph.graph import HeadGraph, is_plain, parts
+from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
+from blocks.part import Closed
+from composer.errors import BuildError, GraphError
+from composer.graph.graph import OUTPUT, HeadGraph, Node, asked_for_mass, build_graph, sees_every_pair
+from composer.graph.program import Program, Step, covered
+from composer.spec.document import HeadSpec
 
-Backend = Literal["reference", "torch"]
-DECODING = ", one step in decode"
-"""What the forms of some parts end in; both ways, nothing is decoded."""
-BACKENDS: tuple[Backend, ...] = ("reference", "torch")
+AUTO = "auto"
+BACKENDS = (AUTO, REFERENCE, TORCH)
+"""The backends that are built in; auto takes the fastest form that fits."""
+PREFERRED = (TORCH, REFERENCE)
+"""What auto, and whoever falls back, tries in turn."""
+
+
+def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
+    """The same name. Raises BuildError where it is neither built in nor a form's of any of these heads."""
+    known = set(BACKENDS)
+    for graph in graphs:
+        known |= {form.backend for node in graph.parts for form in node.operation.forms}
+    known.discard(EVERY)
+    if backend in known:
+        return backend
+    raise BuildError(f'there is no backend "{backend}"; there are {", ".join(sorted(known))}')
 
 
 class Lowered(Closed):
-    """What one part of a head was lowered to."""
+    """What one part of a head was lowered to. decode: the form of a call with one token, where it is another one."""
 
     part: str
     kind: str
-    backend: Backend
+    backend: str
     form: str
+    decode: str | None = None
     why_not_faster: str
 
 
-def lower(graph: HeadGraph, backend: Backend, device: str) -> tuple[Lowered, ...]:
-    """The form of every part of the graph, in the order of the flow."""
-    lowered = []
-    for node, part, own in parts(graph):
-        kind: str = getattr(part, "kind")  # noqa: B009 - each part declares its own
-        form = part.forms[backend]
-        if own.both_ways:
-            form = form.removesuffix(DECODING)
-        if own.both_ways and isinstance(part, Memory) and part.reads != "pairs":
-            form = "sums over each document, whole"
-        elif isinstance(part, Full) and backend == "torch" and not own.both_ways and is_plain(graph, node):
-            form = part.plain_form
-        reason = _why_not_faster(part, backend, device)
-        lowered.append(Lowered(part=node, kind=kind, backend=backend, form=form, why_not_faster=reason))
-    return tuple(lowered)
+@lru_cache(maxsize=2048)
+def program_of(head: HeadSpec, shape: Shape, backend: str, setting: Setting) -> Program:
+    """The program of a completed head on a group of heads of this shape."""
+    return lower(build_graph(head, shape), backend, setting)
 
 
-def _why_not_faster(part: Part, backend: Backend, device: str) -> str:
-    if backend == "reference":
+def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None) -> Program:
+    """The graph as steps. Raises GraphError where an operation has no form at all."""
+    setting = setting or Setting()
+    units = {node.name: (node.name,) for node in graph.parts}
+    steps: dict[tuple[str, ...], Step] = {}
+    for pattern, found in _matches(graph):
+        nodes = tuple(graph.nodes[name] for name in found.values())
+        names = tuple(node.name for node in nodes)
+        free = all(len(units[name]) == 1 for name in names)
+        joined = units | dict.fromkeys(names, names)
+        chosen = (
+            _chosen(pattern.forms({own: _part(graph, name) for own, name in found.items()}), backend, setting) if free else None
+        )
+        if chosen is None or _order(graph, joined) is None:
+            continue
+        steps[names], units = _step(graph, nodes, tuple(found), *chosen), joined
+    order = _order(graph, units)
+    assert order is not None, "a graph has no circle"
+    for unit in order:
+        if unit not in steps:
+            node = graph.nodes[unit[0]]
+            chosen = _chosen(node.operation.forms, backend, _of_node(graph, node, setting))
+            if chosen is None:
+                raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
+            steps[unit] = _step(graph, (node,), (node.name,), *chosen)
+    first = graph.before_projections()
+    (last,) = graph.into(OUTPUT)
+    mixed = next(((edge.start, edge.output) for edge in graph.into("query")), ("hidden", "hidden"))
+    return Program(
+        before=tuple(steps[unit] for unit in order if unit[0] in first),
+        after=tuple(steps[unit] for unit in order if unit[0] not in first),
+        mixed=mixed,
+        output=(last.start, last.output),
+    )
+
+
+def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
+    """What each part that a spec says was lowered to, in the order of the program."""
+    whole = _by_node(lower(graph, backend, setting))
+    one = _by_node(lower(graph, backend, replace(setting, one_token=True)))
+    return tuple(
+        Lowered(
+            part=name,
+            kind=graph.nodes[name].kind,
+            backend=backend if step.form.backend == EVERY else step.form.backend,
+            form=step.form.says,
+            decode=one[name].form.says if one[name].form.says != step.form.says else None,
+            why_not_faster=step.why,
+        )
+        for name, step in whole.items()
+        if graph.nodes[name].path is not None
+    )
+
+
+def _by_node(program: Program) -> dict[str, Step]:
+    return {one.node.name: step for step in program.steps for one in step.covers}
+
+
+def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], form: Form, why: str) -> Step:
+    inside = {node.name for node in nodes}
+    edges = {node.name: tuple(edge for edge in graph.into(node.name) if edge.start not in inside) for node in nodes}
+    return Step(tuple(covered(node, edges[node.name]) for node in nodes), names, form, why)
+
+
+def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
+    if not isinstance(node.part, Memory):
+        return setting
+    return replace(setting, mass_asked=asked_for_mass(graph, node.name), every_pair=sees_every_pair(graph, node.name))
+
+
+def _part(graph: HeadGraph, name: str) -> Any:
+    return graph.nodes[name].part
+
+
+def _chosen(forms: Iterable[Form], backend: str, setting: Setting) -> tuple[Form, str] | None:
+    """The first form that fits, on the wanted backend or on one to fall back to, and why none is faster."""
+    forms, reasons = tuple(forms), []
+    wanted = PREFERRED if backend == AUTO else (backend, *(other for other in PREFERRED if other != backend))
+    for place, one in enumerate(wanted):
+        found = [form for form in forms if form.backend in (one, EVERY)]
+        for form in found:
+            problem = form.fits(setting)
+            if problem is None:
+                return form, _why(form, forms, backend, setting, reasons)
+            reasons.append(f"{form.says}: {problem}")
+        if not found and place == 0 and backend != AUTO:
+            reasons.append(f"it has no {one} form")
+    return None
+
+
+def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: list[str]) -> str:
+    if backend == REFERENCE:
         return "the reference was asked for; it is the definition, and slow"
-    if len(set(part.forms.values())) == 1:
+    if reasons:
+        return "; ".join(reasons)
+    if form.backend == EVERY:
         return "one form computes it everywhere"
-    if device == "cpu":
+    if form.backend not in PREFERRED or setting.device == "cpu":
         return "of the forms that are built in, this is the fastest"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"
+
+
+def _matches(graph: HeadGraph) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
+    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order."""
+    for pattern in PATTERNS:
+        wanted = networkx.MultiDiGraph()
+        wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
+        wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
+        matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
+        for found in matcher.subgraph_monomorphisms_iter():
+            by_name = {own: name for name, own in found.items()}
+            yield pattern, {own: by_name[own] for own in pattern.nodes}
+
+
+def _is_one(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    node: Node = found["of"]
+    return node.part is not None and node.main and wanted["is"](node.part)
+
+
+def _has_edges(found: Mapping[int, Mapping[str, Any]], wanted: Mapping[int, Mapping[str, Any]]) -> bool:
+    kinds = [edge["of"].kind for edge in found.values()]
+    return all(edge["kind"] in kinds for edge in wanted.values())
+
+
+def _order(graph: HeadGraph, units: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]] | None:
+    """The units, each after those that it reads from; None where they read from each other in a circle."""
+    place = {name: index for index, name in enumerate(graph.nodes)}
+    flow: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
+    flow.add_nodes_from(units.values())
+    pairs = ((units[edge.start], units[edge.end]) for edge in graph.edges if edge.start in units and edge.end in units)
+    flow.add_edges_from((start, end) for start, end in pairs if start != end)
+    try:
+        return list(networkx.lexicographical_topological_sort(flow, key=lambda unit: min(place[name] for name in unit)))
+    except networkx.NetworkXUnfeasible:
+        return None

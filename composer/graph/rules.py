@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from blocks.gates import gates_of
 from blocks.legend import Shape
-from blocks.memories.recurrent import Recurrent
-from blocks.memories.state import StateMemory
+from blocks.operation import Kind
 from blocks.part import Closed
-from blocks.positions import Rope
-from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.graph import HeadGraph, build_graph
-from composer.graph.rules_of_flow import Problem, along_edges, both_ways, falling, into_sparse
+from composer.graph.rules_of_flow import Problem, along_edges, between, both_ways, falling
 from converters.config import LARGEST
 
 if TYPE_CHECKING:
@@ -32,18 +28,16 @@ RESERVED = frozenset(
     smart_apply state_dict to to_empty train training type update values xpu zero_grad
     """.split()  # noqa: SIM905 - a list literal would fill the screen
 )
-FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
-"""What the rank of a gate's decay means."""
 Path = tuple[str | int, ...]
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: tuple[str | int, ...]) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
-    for rule in (_names, both_ways, along_edges, _parts_are_used, falling, into_sparse, _sizes, _feature_map, _positions):
+    for rule in (_names, both_ways, along_edges, _parts_are_used, falling, between, _sizes, _feature_map, _positions):
         for message, where in rule(head, shape):
             raise GraphError(message, path + where)
     graph = build_graph(head, shape)
-    for rule in (_gates, _masses):
+    for rule in (_wires, _masses):
         for message, where in rule(head, graph):
             raise GraphError(message, path + where)
     return graph
@@ -53,7 +47,7 @@ def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
     seen |= {"mix_input", "value_position", "value_position_back"}
     for index, memory in enumerate(head.memory):
-        name = memory.name or memory.kind
+        name = memory.called
         own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}
         if name in RESERVED:
             yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
@@ -64,7 +58,7 @@ def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
 
 
 def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    readers = [index for index, memory in enumerate(head.memory) if memory.reads == "features"]
+    readers = [index for index, memory in enumerate(head.memory) if memory.reads is Kind.FEATURES]
     if readers and head.feature_map is None:
         kind = head.memory[readers[0]].kind
         yield (
@@ -82,8 +76,8 @@ def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         yield "a weight sets a memory against others, and this one is alone; remove `weight`", ("memory", 0, "weight")
     if len(head.memory) == 1 and head.flow == "parallel":
         yield "parallel memories need a second one; remove `flow`", ("flow",)
-    looks = any(memory.reads == "inputs" or memory.weight == "token" for memory in head.memory)
-    takes = any(memory.reads != "inputs" for memory in head.memory)
+    looks = any(memory.reads is Kind.HIDDEN or memory.weight == "token" for memory in head.memory)
+    takes = any(memory.reads is not Kind.HIDDEN for memory in head.memory)
     if head.mix_input and head.mix_input.feeds == "inputs" and not looks:
         yield (
             "nothing in this head looks at the mixed inputs; add a `latents` memory or a `weight: token`, "
@@ -124,61 +118,64 @@ def _too_large(part: Closed, path: Path = ()) -> Iterator[tuple[str, Path]]:
 
 def _feature_map(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     mapping = head.feature_map
-    if mapping is None:
-        return
-    if mapping.skip and mapping.dim not in {None, shape.head_dim}:
+    if mapping is not None and mapping.skip and mapping.dim not in {None, shape.head_dim}:
         yield (
             f"xW + x needs W to keep the dimension: x has {shape.head_dim} numbers and xW has {mapping.dim}; "
             f"set `dim: {shape.head_dim}` (or leave it out), or `skip: false`",
             ("feature_map", "dim"),
         )
     for index, memory in enumerate(head.memory):
-        if isinstance(memory, StateMemory) and memory.normalise and not mapping.positive:
-            yield (
-                f"`{mapping.kind}` features can be negative, so there is no mass to divide by; "
-                "choose a positive feature map, or set `normalise: false`",
-                ("memory", index),
-            )
+        for message, where in memory.problem_with(mapping):
+            yield message, ("memory", index, *where)
 
 
 def _positions(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     for index, memory in enumerate(head.memory):
-        if memory.reads == "inputs":
-            continue
-        if isinstance(memory.position, Rope) and shape.head_dim % 2:
-            yield (
-                f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`",
-                ("memory", index, "position"),
-            )
+        problem = None if memory.reads is Kind.HIDDEN else memory.turn.problem(shape)
+        if problem:
+            yield problem, ("memory", index, "position")
 
 
-def _gates(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
-    for index, memory in enumerate(head.memory):
-        if isinstance(memory, Recurrent) and memory.gate.rank_of_decay not in memory.decay_ranks:
-            fitting = ", ".join(f"`{kind}`" for kind in gates_of(memory.decay_ranks))
-            yield (
-                f"the gate `{memory.gate.kind}` forgets {FORGETS[memory.gate.rank_of_decay]}, which a `{memory.kind}` memory "
-                f"cannot; it takes {fitting}",
-                ("memory", index, "gate"),
-            )
+def _wires(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
+    """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
+    for node in graph.nodes.values():
+        for port in node.operation.reads:
+            edges = graph.into(node.name, port.name)
+            for edge in edges:
+                wrong = [
+                    f"{found} {what}, and it reads {wanted}"
+                    for what, found, wanted in (
+                        ("is what comes", edge.kind, port.kind),
+                        ("heads", edge.heads, port.heads),
+                        ("coordinates", edge.dim, port.dim),
+                    )
+                    if wanted is not None and found != wanted
+                ]
+                if wrong:
+                    yield f"`{edge.start}` does not fit `{node.name}`: {'; '.join(wrong)}", node.path or ()
+            if port.needed and not edges:
+                yield f"nothing gives `{node.name}` its {port.name}", node.path or ()
+            if len(edges) > 1 and not port.many:
+                given = ", ".join(f"`{edge.start}`" for edge in edges)
+                yield f"`{node.name}` reads one {port.name}, and {given} give it", node.path or ()
 
 
 def _masses(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
-    if isinstance(head.read, Shared) and head.read.scale == "row_max" and len({memory.exact for memory in head.memory}) == 1:
-        yield (
-            "`scale: row_max` rescales exact memories against others; this head has not both: remove it",
-            ("read", "scale"),
-        )
-    if head.read is None or head.read.leaves_masses_out:
+    if head.read is None:
+        return
+    problem = head.read.problem([memory.exact for memory in head.memory])
+    if problem:
+        yield problem[0], ("read", problem[1])
+    if head.read.leaves_masses_out:
         return
     for index, memory in enumerate(head.memory):
-        if memory.reads == "inputs":
+        if memory.reads is Kind.HIDDEN:
             yield "the shares of latents are probabilities, which only `read: mixture` weighs against others", ("memory", index)
     if head.read.takes_raw:
         return
     for index, memory in enumerate(head.memory):
         if not memory.has_mass():
-            remedy = "set `normalise: true`, " if isinstance(memory, StateMemory) else "set "
+            remedy = memory.to_have_mass or "set "
             yield (
                 f"`read: {head.read.kind}` gives all memories one denominator, and this `{memory.kind}` has no mass; "
                 f"{remedy}`read: sum` to add its raw numerator, or `read: mixture`",

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from blocks.legend import Shape
-from blocks.memories.recurrent import Recurrent
-from blocks.memories.sparse import Sparse
-from blocks.memories.window import Window
+from blocks.operation import Kind
 from composer.graph.wires import ALL, edges, fed_by, memory_names, sources_of_pairs
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ def both_ways(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
 
 def along_edges(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     names = memory_names(head)
-    inputs = {name for name, memory in zip(names, head.memory, strict=True) if memory.reads == "inputs"}
+    inputs = {name for name, memory in zip(names, head.memory, strict=True) if memory.reads is Kind.HIDDEN}
     if head.graph is None:
         if head.flow == "cascade" and inputs and len(names) > 1:
             index = names.index(min(inputs, key=names.index))
@@ -61,7 +59,7 @@ def _of_an_edge(head: HeadSpec, start: str, end: str, fed: Mapping[str, str]) ->
         yield f'there is no "{name}" in this head; its memories are {", ".join(memories)}, and all pairs come from `{ALL}`'
     if end == ALL:
         yield "nothing flows into `pairs`: they come from the projections"
-    if any(name in memories and memories[name].reads == "inputs" for name in (start, end)):
+    if any(name in memories and memories[name].reads is Kind.HIDDEN for name in (start, end)):
         yield "latents see every token and no pairs; leave this edge out"
     if end in fed:
         yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source"
@@ -86,67 +84,27 @@ def falling(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
                 "put it last, or set `flow: parallel`",
                 ("memory", index),
             )
-        chunks = isinstance(memory, Window) and memory.shape == "terraced"
-        for one in receives if chunks else ():
-            if not isinstance(head.memory[names.index(one)], (Sparse, Recurrent)):
-                remedy = f"`{ALL} -> {one}`" if head.graph else "put one of those below it"
-                yield (
-                    "pairs fall out of a terraced window many at a token, which only a sparse cache or a state can take; "
-                    f"say `shape: sliding`, or {remedy}",
-                    _edge(head, name, one) or ("memory", index, "shape"),
-                )
-        if not isinstance(memory, (Window, Sparse)):
+        if not memory.bounded:
             continue
-        if receives and memory.evict == "drop":
+        if receives and memory.drops:
             yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", ("memory", index, "evict")
         lost = not receives and not (kept and memory in beside)
-        if lost and memory.evict != "drop":
+        if lost and not memory.drops:
             yield (
-                f"pairs beyond the {memory.size} that it holds fall out of this memory and into nothing; "
+                f"pairs beyond the {memory.pairs_held(shape, 0):.0f} that it holds fall out of this memory and into nothing; "
                 + (f"add an edge `{name} -> NAME` to a memory below it" if head.graph else "add a memory below it, such as `state`")
                 + ", or say `evict: drop`",
                 ("memory", index),
             )
 
 
-def into_sparse(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    """A sparse cache looks at the state below it, and at the window above."""
-    names, feeds = memory_names(head), sources_of_pairs(head)
-    for index, (name, memory) in enumerate(zip(names, head.memory, strict=True)):
-        below = fed_by(head, name)
-        above = feeds.get(name, ALL)
-        window = head.memory[names.index(above)] if above in names else None
-        if not isinstance(memory, Sparse):
-            continue
-        wrong = [one for number, one in enumerate(below) if number or not isinstance(head.memory[names.index(one)], Recurrent)]
-        for one in wrong:
-            yield (
-                "what falls out of a sparse cache goes into one state; "
-                + (f"say `{ALL} -> {one}`" if head.graph else "put a `state` (or `delta`) memory below it"),
-                _edge(head, name, one) or ("memory", index),
-            )
-        if not below and memory.keep.reads != "pair":
-            yield (
-                f"`keep: {memory.keep.kind}` compares a pair with the state below, and there is none; "
-                + (f"add an edge `{name} -> NAME` to a `state`" if head.graph else "add a `state` memory")
-                + ", or keep `recent` or `random` pairs",
-                ("memory", index, "keep"),
-            )
-        if memory.keep.reads == "window" and not isinstance(window, Window):
-            yield (
-                f"`keep: {memory.keep.kind}` sums over the queries that saw a pair in the window above, and there is none; "
-                + ("let it get its pairs from a `window`" if head.graph else "put a `window` above it")
-                + ", or choose another score",
-                ("memory", index, "keep"),
-            )
-        if memory.weight == "same" and (window is None or not window.exact or window.weight is None):
-            yield (
-                "`weight: same` takes the weight of the exact memory above, and there is none; "
-                "give the memory above a `weight`, or this one its own",
-                ("memory", index, "weight"),
-            )
-
-
-def _edge(head: HeadSpec, start: str, end: str) -> Path:
-    """Where the head says this edge; nothing where it has no edges of its own."""
-    return ("graph", edges(head).index((start, end))) if head.graph else ()
+def between(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
+    """What memories say of those that feed them and of those that they feed."""
+    memories, feeds = dict(zip(memory_names(head), head.memory, strict=True)), sources_of_pairs(head)
+    for index, (name, memory) in enumerate(memories.items()):
+        below = {one: memories[one] for one in fed_by(head, name)}
+        for message, where in memory.problem_between(memories.get(feeds.get(name, ALL)), below, edges=head.graph is not None):
+            if where[:1] == ("graph",):
+                yield message, ("graph", edges(head).index((name, where[1])))
+            else:
+                yield message, ("memory", index, *where)

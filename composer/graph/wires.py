@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blocks.operation import Kind
+
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
 
@@ -13,7 +15,7 @@ ALL = "pairs"
 
 def memory_names(head: HeadSpec) -> list[str]:
     """What the memories are called, top to bottom."""
-    return [memory.name or memory.kind for memory in head.memory]
+    return [memory.called for memory in head.memory]
 
 
 def edges(head: HeadSpec) -> list[tuple[str, str]]:
@@ -24,7 +26,7 @@ def edges(head: HeadSpec) -> list[tuple[str, str]]:
 
 def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
     """For each memory by name, the memory above that feeds it, or ``pairs``. Those that take no pairs are left out."""
-    names = [name for name, memory in zip(memory_names(head), head.memory, strict=True) if memory.reads != "inputs"]
+    names = [name for name, memory in zip(memory_names(head), head.memory, strict=True) if memory.reads is not Kind.HIDDEN]
     if head.graph is not None:
         return {end: start for start, end in edges(head)}
     if head.flow == "parallel":

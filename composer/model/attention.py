@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.part import State
-from composer.graph.lowering import Backend
 from composer.model.head import Head
 from composer.spec.resolve import Resolved
 
@@ -30,13 +29,13 @@ class ComposedAttention(nn.Module):
         self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden_size, bias=bias)
         self.composed = ComposedHeads(resolved, layer)
 
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
+    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
         """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state."""
         heads, state = self.heads(hidden, tokens, state, backend)
         return self.o_proj(heads.flatten(2)), state
 
     def heads(
-        self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend, values: Tensor | None = None
+        self, hidden: Tensor, tokens: Tokens, state: State, backend: str, values: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """What each head answers, ``B T H D``, before the output projection. values: ``B T K D``, in place of the layer's own."""
         value = self.v_proj(hidden).unflatten(2, (-1, self.head_dim)) if values is None else values
@@ -64,7 +63,7 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, Head(resolved.heads[group.head], resolved.shape(group.heads), (layer, first)))
             first += group.heads
 
-    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[list[Tensor], State]:
+    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
         inputs, carried = [], {}
         for name, head, own in self._heads(state):
@@ -74,7 +73,7 @@ class ComposedHeads(nn.Module):
         return inputs, carried
 
     def forward(
-        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
+        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: str
     ) -> tuple[Tensor, State]:
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
         queries, keys, values = (self.split(states) for states in (query, key, value))

@@ -1,31 +1,26 @@
-"""A group of heads that are composed alike: its graph, compiled once into plain calls.
-
-Each call reads named values, computes one part and writes what it gives. Nothing looks at the graph at run time.
-"""
+"""A group of heads that are composed alike: modules that hold its parts' parameters, and the program that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Pairs, Tokens
+from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.mixers.base import Mixer
+from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
-from composer.graph.graph import asked, build_graph, feed, parts, slots
-from composer.graph.lowering import Backend
-from composer.model.calls import COMPILERS
-from composer.model.run import Run
-from composer.model.wiring import wiring
+from composer.graph.graph import build_graph
+from composer.graph.listing import listing
+from composer.graph.lowering import AUTO, program_of
+from composer.graph.program import Program
 from composer.spec.document import HeadSpec
 
 
 class PartModule(nn.Module):
-    """Holds one part's parameters; calling it calls one of the part's functions with them."""
+    """Holds one part's parameters; calling it with a function of the part calls that with them."""
 
     def __init__(self, part: Part, fresh: dict[str, Fresh]) -> None:
         super().__init__()
@@ -40,56 +35,56 @@ class PartModule(nn.Module):
         for name, fresh in self.fresh.items():
             fresh.fill(self.get_parameter(name), generator)
 
-    def forward(self, function: str, *inputs: Any, **options: Any) -> Any:
-        """The part's own answer."""
-        return getattr(self.part, function)(self._parameters, *inputs, **options)
+    def forward(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """What the function answers to the parameters and these inputs."""
+        return function(self._parameters, *inputs, **options)
 
 
 class Head(nn.Module):
     """One group of H query heads on K key heads.
 
-    forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state) gives the output B T H D and the new state.
-    place: the layer, and the first of these heads in it; random choices count by them.
+    forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new
+    state. place: the layer, and the first of these heads in it; random choices count by them.
     """
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
+        self._head, self._shape, self._place = head, shape, place
         graph = build_graph(head, shape)
-        self._slots, self._both_ways = slots(graph), shape.both_ways
-        driven = {node for pair in asked(graph).values() for node in pair}
-        self._calls: list[Callable[[Run], None]] = []
-        self._before: list[Callable[[Run], None]] = []
-        for node, part, own in parts(graph):
-            name = graph.nodes[node]["module"]
-            if name not in self._modules:
-                self.add_module(name, PartModule(part, part.parameters(own)))
-            if node not in driven:
-                compiled = next(COMPILERS[kind] for kind in type(part).__mro__ if kind in COMPILERS)
-                calls = self._before if isinstance(part, Mixer) and part.feeds == "qk" else self._calls
-                calls.append(partial(compiled, node, name, **wiring(graph, node, place)))
-        (self._output,) = feed(graph, "output", "output") or feed(graph, "output", "partial")
+        self._slots = graph.slots
+        for node in graph.parts:
+            if node.part is not None and node.module not in self._modules:
+                self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
-    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
+    def program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
+        """What a call with such values and tokens runs."""
+        setting = Setting(
+            device=value.device.type,
+            dtype=str(value.dtype).removeprefix("torch."),
+            one_token=value.shape[1] == 1,
+            documents=tokens.segment is not None,
+            padded=tokens.valid is not None,
+            gradients=torch.is_grad_enabled(),
+        )
+        return program_of(self._head, self._shape, backend, setting)
+
+    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
-        run = Run({("hidden", "hidden"): hidden}, tokens, state, {}, backend, self._modules, self._both_ways)
+        program = self.program(hidden, tokens, backend)
         with torch.autocast(hidden.device.type, enabled=False):
-            for call in self._before:
-                call(run)
-        return run.values.get(("mix_input", "hidden"), hidden), run.carried
+            return program.mix(self._parts, hidden, tokens, state, self._place)
 
     def forward(
-        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: Backend
+        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: str
     ) -> tuple[Tensor, State]:
-        """Run the calls in order. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
-        position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
-        values: dict[Any, Any] = {("hidden", "hidden"): hidden, ("query", "query"): query, ("key", "key"): key}
-        values["value", "value"] = value
-        values["pairs", "pairs"] = Pairs(key, key, value, position)
-        run = Run(values, tokens, state, {}, backend, self._modules, self._both_ways)
+        """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
+        program, inputs = self.program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         with torch.autocast(hidden.device.type, enabled=False):
-            for call in self._calls:
-                call(run)
-        return run.answer(self._output), run.carried
+            return program.run(self._parts, inputs, tokens, state, self._place)
+
+    @property
+    def _parts(self) -> Any:
+        return self._modules
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -98,3 +93,7 @@ class Head(nn.Module):
             name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype], device=device)
             for name, slot in self._slots.items()
         }
+
+    def extra_repr(self) -> str:
+        """The program, as it runs on a CPU in training and prefill."""
+        return "\n".join(listing(program_of(self._head, self._shape, AUTO, Setting())))

@@ -14,7 +14,8 @@ from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausal
 
 from blocks.flow import Tokens
 from blocks.part import State
-from composer.graph.lowering import Backend
+from composer.graph.graph import build_graph
+from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import ComposedAttention
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.configuration import ComposedConfig
@@ -41,7 +42,7 @@ class ComposedDecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = make_norm(config)
         self.dropout = make_dropout(config)
 
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: Backend) -> tuple[Tensor, State]:
+    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
         """hidden ``B T C`` to the same, and the layer's new state."""
         attended, state = self.self_attn(self.input_layernorm(hidden), tokens, state, backend)
         return self.after(hidden, attended), state
@@ -66,6 +67,11 @@ class ComposedPreTrainedModel(PreTrainedModel):
     # Old Llama checkpoints hold these buffers, and their shards are linked as they are.
     _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
 
+    def set_backend(self, backend: str) -> None:
+        """Which kernels run its heads from now on: auto, reference, torch, or another that a part has a form for. Raises BuildError."""
+        graphs = (build_graph(head, shape) for _, _, head, shape in self.config.resolved().groups())
+        self.base_model.backend = check_backend(backend, graphs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -79,7 +85,7 @@ class ComposedModel(ComposedPreTrainedModel):
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)
         resolved = config.resolved()
-        self.backend: Backend = "torch"
+        self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.embed_positions = make_positions(config)

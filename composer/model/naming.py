@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from blocks.legend import Shape
 from blocks.part import Fresh, Part
-from composer.graph.graph import build_graph, parts
+from composer.graph.graph import build_graph
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Resolved
 
@@ -15,12 +15,11 @@ PREFIX = "model.layers.{layer}.self_attn.composed.{head}."
 
 def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
     """The parts of a head that have parameters, each once: module name, part, shape."""
-    graph, seen = build_graph(head, shape), set()
-    for node, part, own in parts(graph):
-        module = graph.nodes[node]["module"]
-        if module not in seen and part.parameters(own):
-            yield module, part, own
-        seen.add(module)
+    seen = set()
+    for node in build_graph(head, shape).parts:
+        if node.part is not None and node.module not in seen and node.part.parameters(node.shape):
+            yield node.module, node.part, node.shape
+        seen.add(node.module)
 
 
 def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:

@@ -17,9 +17,10 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from blocks.legend import Shape
+from blocks.operation import Kind
 from blocks.part import Closed
-from blocks.positions import Llama3Scaling, NoPosition, Rope
-from blocks.reads import Shared, Sum
+from blocks.positions import Llama3Scaling, NoPosition
+from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
@@ -176,7 +177,8 @@ def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, Trun
 
 def _refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
     """Where positions turn pairs of coordinates, it is the trunk that has to have an even number of them. said: as written."""
-    turned = head.value_position is not None or any(isinstance(memory.position, Rope) for memory in head.memory)
+    odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
+    turned = head.value_position is not None or any(memory.turn.problem(odd) for memory in head.memory)
     if turned and trunk.head_dim and trunk.head_dim % 2:
         key = "width" if said.head_dim is None else "head_dim"
         remedy = "choose another `width`, or say an even `head_dim`" if said.head_dim is None else "make it even"
@@ -193,21 +195,20 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
     memories = []
     for memory in head.memory:
         # Latents have no queries and keys that could be turned.
-        position = NoPosition() if memory.reads == "inputs" else memory.position or head.position
-        if dimensions and isinstance(position, Rope) and position.theta is None:
-            position = Rope(theta=dimensions.rope_theta, scaling=position.scaling or dimensions.rope_scaling)
-        changes: dict[str, Any] = {"position": position, "name": memory.name or memory.kind}
+        position = NoPosition() if memory.reads is Kind.HIDDEN else memory.position or head.position
+        if dimensions:
+            position = position.on(dimensions.rope_theta, dimensions.rope_scaling)
+        changes: dict[str, Any] = {"position": position, "name": memory.called}
         # Beside memories that get every pair, too, nothing need receive what this one evicts, as long as one of them keeps all.
-        beside = [other for other in head.memory if feeds.get(other.name or other.kind, ALL) == ALL]
+        beside = [other for other in head.memory if feeds.get(other.called, ALL) == ALL]
         alone = memory in beside and changes["name"] not in feeds.values()
         if memory.bounded and alone and not all(other.bounded for other in beside):
-            changes["evict"] = "drop"
+            memory = memory.dropping()
         memories.append(memory.model_copy(update=changes))
     read, features = head.read, head.feature_map
     if features and dimensions:
         features = features.resolved(dimensions.shape(dimensions.heads))
-    if isinstance(read, Sum) and all(memory.has_mass() for memory in memories):
-        read = Shared()
+    read = read.over([memory.has_mass() for memory in memories]) if read else read
     return head.model_copy(
         update={
             # Each memory has its own by now.

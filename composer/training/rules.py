@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from blocks.memories.latents import Latents
-from blocks.memories.sparse import Sparse
 from composer.errors import TrainingError
 from composer.model.naming import fresh_parameters
 from composer.spec.document import HeadSpec
@@ -65,8 +63,8 @@ def without_weights(head: HeadSpec) -> str | None:
     if head.output is not None:
         return "its answer is normalised"
     for memory in head.memory:
-        if not memory.has_mass() and not isinstance(memory, Latents):  # these have no mass, and weights all the same
+        if not memory.weighs_values:
             return f"the answer of its `{memory.kind}` memory is not normalised"
-        if isinstance(memory, Sparse) and memory.keep.reads == "state":
+        if memory.chooses_by_value:
             return f"which pairs its `{memory.kind}` memory keeps depends on their values"
     return None

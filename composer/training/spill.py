@@ -16,6 +16,7 @@ from torch import Tensor
 
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
+from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedDecoderLayer
 from composer.training.stored import StoredModel, read_rows
 from composer.training.transfer import lesson_of, tokens_of
@@ -106,7 +107,7 @@ class Spill:
         def answered(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
-                lesson = lesson_of(teacher, hidden, tokens_of(batch), "torch")
+                lesson = lesson_of(teacher, hidden, tokens_of(batch), AUTO)
                 return teacher.after(hidden, lesson.attended)
 
         self._fill(index + 1, answered)

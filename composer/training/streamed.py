@@ -23,6 +23,7 @@ from torch import Tensor
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
+from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedDecoderLayer
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
@@ -63,8 +64,8 @@ class LayerCourse:
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
         with torch.no_grad():
-            lesson = lesson_of(self._teacher, batch.hidden, tokens_of(batch), "torch")
-        return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, "torch")
+            lesson = lesson_of(self._teacher, batch.hidden, tokens_of(batch), AUTO)
+        return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, AUTO)
 
 
 def disk_needed(run: Run, stage: Transfer, student: StoredModel) -> int:

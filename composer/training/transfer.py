@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.graph.lowering import Backend
 from composer.model.attention import ComposedAttention
 from composer.model.modeling import ComposedDecoderLayer, ComposedForCausalLM, ComposedModel
 from composer.spec.recipe import Transfer
@@ -125,26 +124,26 @@ def _embedded(teacher: ComposedForCausalLM, ids: Tensor, tokens: Tokens) -> Tens
     return teacher.model.before(teacher.model.embed_tokens(ids), tokens)
 
 
-def _taught(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend, last: bool) -> tuple[Lesson, Tensor]:
+def _taught(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: str, last: bool) -> tuple[Lesson, Tensor]:
     """What the attention answers, and what the next layer is handed, if there is one."""
     lesson = lesson_of(teacher, hidden, tokens, backend)
     return lesson, hidden if last else teacher.after(hidden, lesson.attended)
 
 
-def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: Backend) -> Lesson:
+def lesson_of(teacher: ComposedDecoderLayer, hidden: Tensor, tokens: Tokens, backend: str) -> Lesson:
     """What one layer of the teacher answers to the hidden states that it is handed."""
     inputs = teacher.input_layernorm(hidden)
     return Lesson(inputs, tokens, *within(teacher.self_attn, _answers, inputs, tokens, backend))
 
 
-def _answers(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: Backend) -> tuple[Tensor, Tensor]:
+def _answers(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: str) -> tuple[Tensor, Tensor]:
     """Before the output projection, and after it."""
     heads, _ = attention.heads(hidden, tokens, {}, backend)
     return heads, attention.o_proj(heads.flatten(2))
 
 
 def transfer_loss(
-    attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: Backend
+    attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: str
 ) -> Tensor:
     """The weighed loss of one layer, summed over valid tokens and divided by ``total``."""
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
@@ -161,7 +160,7 @@ def transfer_loss(
     return loss
 
 
-def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: Backend) -> Tensor:
+def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
         wanted = within(teacher, attention_weights, lesson.hidden, lesson.tokens, backend)
@@ -169,7 +168,7 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
     return -(wanted * found.clamp(min=torch.finfo(found.dtype).tiny).log()).sum(-1).mean(-1)
 
 
-def attention_weights(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: Backend) -> Tensor:
+def attention_weights(attention: ComposedAttention, hidden: Tensor, tokens: Tokens, backend: str) -> Tensor:
     """The weight of every token s in the answer to every token t, B T H T.
 
     Answers are linear in the values, so those to unit vectors are the weights, as many of them at a time as a value has numbers.

@@ -16,10 +16,10 @@ from blocks.catalogue import CATALOGUE
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.memories.base import Memory
+from blocks.operation import Kind
 from blocks.part import State
 from blocks.scores.random import Random
 from composer.errors import GraphError
-from composer.graph.lowering import Backend
 from composer.model.head import Head
 from composer.spec.document import HeadSpec
 from composer.spec.loading import load_spec, load_specs
@@ -71,7 +71,7 @@ def _alone(kind: str, **said: Any) -> dict[str, Any]:
     features = {"feature_map": "hedgehog"}
     try:
         head = {"memory": [memory | ({"evict": "drop"} if part.bounded else {})]}
-        head |= features if part.reads == "features" else {}
+        head |= features if part.reads is Kind.FEATURES else {}
         complete(head)
     except GraphError:
         return {"memory": [{"kind": "window", "size": 5}, memory, "state"], **features}
@@ -190,7 +190,7 @@ def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) ->
     return head
 
 
-def run(head: Head, given: Inputs, state: State | None = None, backend: Backend = "torch") -> tuple[torch.Tensor, State]:
+def run(head: Head, given: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
     """One call, from an empty state unless another is given. What is mixed for queries and keys is projected as a layer does."""
     if state is None:
         state = head.empty_state(given.query.shape[0], given.query.dtype, given.query.device)

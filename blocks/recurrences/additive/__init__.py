@@ -13,9 +13,8 @@ Every form takes and returns the same:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from blocks.legend import Float, Int, Tensor
+from blocks.operation import REFERENCE, TORCH, Form
 from blocks.recurrences.additive.chunked import chunked
 from blocks.recurrences.additive.naive import naive
 from blocks.recurrences.additive.step import step
@@ -36,4 +35,7 @@ def fast(
     return form(query, key, value, log_decay, segment, state)
 
 
-FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": naive, "torch": fast}
+FORMS: tuple[Form, ...] = (
+    Form(REFERENCE, "one token after the other", naive),
+    Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep), one step in decode", fast),
+)

@@ -17,9 +17,8 @@ Every form takes and returns the same:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from blocks.legend import Float, Int, Tensor
+from blocks.operation import REFERENCE, TORCH, Form
 from blocks.recurrences.delta.chunked import chunked
 from blocks.recurrences.delta.naive import naive
 from blocks.recurrences.delta.step import step
@@ -41,4 +40,7 @@ def fast(
     return form(query, key, value, rate, log_decay, segment, state)
 
 
-FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": naive, "torch": fast}
+FORMS: tuple[Form, ...] = (
+    Form(REFERENCE, "one token after the other", naive),
+    Form(TORCH, "chunks of 64 through a triangular system, one step in decode", fast),
+)

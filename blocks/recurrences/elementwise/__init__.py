@@ -11,9 +11,8 @@ Every form takes and returns the same:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from blocks.legend import Float, Int, Tensor
+from blocks.operation import REFERENCE, TORCH, Form
 from blocks.recurrences.elementwise.naive import naive
 from blocks.recurrences.elementwise.scan import scan
 from blocks.recurrences.elementwise.step import step
@@ -30,4 +29,7 @@ def fast(
     return form(inputs, log_decay, segment, state)
 
 
-FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": naive, "torch": fast}
+FORMS: tuple[Form, ...] = (
+    Form(REFERENCE, "one token after the other", naive),
+    Form(TORCH, "a scan over chunks of about √T tokens, one step in decode", fast),
+)

@@ -1,36 +1,40 @@
-"""A state below a sparse cache, while pairs fall into it: the cache looks at it before each fall, and it answers at the end."""
+"""A sparse cache and the state below it, as one step: the cache looks at the state before each fall, and the state takes what
+falls on. No form of either alone could do it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from blocks.flow import Features, Pairs, Partial, Tokens
-from blocks.part import State
-from composer.model.run import Run
-from composer.model.wiring import Below
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.legend import Tensor, torch
+from blocks.memories.recurrent import Recurrent
+from blocks.memories.sparse import Sparse
+from blocks.operation import Bound, Form, Kind, Pattern
+from blocks.part import Part, State
 
 
 class Falling:
-    """``blocks.memories.sparse.Below`` for one forward pass.
+    """``blocks.memories.sparse.Below`` for one call.
 
     The cache chooses by what it sees, and a choice has no gradient: for its looks the state takes the pairs without one, and
     only when it is looked at. The tokens' answers come from one call over all the pairs.
     """
 
-    def __init__(self, below: Below, run: Run) -> None:
-        self.below, self.run = below, run
-        self.query = below.mapped.query(run)
-        self.log_decay = None if below.decay is None else run.values[below.decay]
-        self.seen = run.own(below.state)
+    def __init__(self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form) -> None:
+        """like: any tensor of the values' dtype."""
+        assert isinstance(state.part, Recurrent)
+        self.memory, self.call, self.recurrence = state.part, state.call, recurrence
+        self.mapped, self.log_decay, self.like = features, decay, like
+        self.seen = state.call.state
         self.unseen: list[tuple[Features, slice]] = []
         self.fallen: list[Features] = []
 
     def map(self, pairs: Pairs) -> Tensor:
         """The pairs' keys as the state sees them."""
-        return self.below.mapped.key(self.run, pairs)
+        return self.mapped.key(pairs)
 
     def predict(self, keys: Tensor) -> Tensor:
         """What the state, as it stands, answers to each pair's own key."""
@@ -38,7 +42,7 @@ class Falling:
             for features, columns in self.unseen:
                 self._pass(features, columns)
             self.unseen = []
-            return self.run.compute(self.below.module, "predict", keys, self.seen)
+            return self.memory.predict(keys, self.seen)
 
     def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
         """Let the pairs, if any, fall in at the first of these tokens, time pass, and the tokens ask."""
@@ -46,21 +50,20 @@ class Falling:
             self.unseen.append((self._nothing(1), columns))
             return
         arrival = torch.full(keys.shape[:2], columns.start, device=keys.device)
-        rate = None if self.below.rate is None else pairs.numbers[self.below.rate]
-        self.fallen.append(Features(keys, pairs.value, pairs.present, arrival, rate))
+        self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
         self.unseen.append((self.fallen[-1], columns))
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
-        length = self.query.shape[1]
-        features = _joined(self.fallen) if self.fallen else self._nothing(length)
-        if length == features.key.shape[1] == 1:
+        query = self.mapped.query
+        features = _joined(self.fallen) if self.fallen else self._nothing(query.shape[1])
+        if query.shape[1] == features.key.shape[1] == 1:
             features = replace(features, arrival=None)
-        return self._recall(self.query, features, self.log_decay, self.run.tokens, self.run.own(self.below.state))
+        return self._recall(query, features, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, columns: slice) -> None:
         """Let the pairs fall in, as if each had a token of its own, and the time of the columns pass."""
-        tokens, nobody = self.run.tokens.cut(columns), torch.zeros_like(features.key)
+        tokens, nobody = self.call.tokens.cut(columns), torch.zeros_like(features.key)
         once = tokens.position.new_zeros(features.key.shape[:2])
         segment = None if tokens.segment is None else tokens.segment[:, :1].expand_as(once)
         before = after = None
@@ -78,12 +81,12 @@ class Falling:
     def _recall(
         self, query: Tensor, features: Features, log_decay: Tensor | None, tokens: Tokens, state: State
     ) -> tuple[Partial, State]:
-        return self.run.compute(self.below.module, "recall", query, features, log_decay, tokens, state, form=self.run.backend)
+        return self.memory.recall(query, features, log_decay, tokens, state, self.recurrence)
 
     def _nothing(self, length: int) -> Features:
         """No pair at any of so many tokens."""
-        like, query = self.run.values["query", "query"], self.query[:, :length]
-        value = like.new_zeros(*query.shape[:3], like.shape[3])
+        query = self.mapped.query[:, :length]
+        value = self.like.new_zeros(*query.shape[:3], self.call.shape.head_dim)
         absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
         return Features(torch.zeros_like(query), value, absent, rate=query.new_zeros(query.shape[:3]))
 
@@ -96,3 +99,30 @@ def _joined(fallen: list[Features]) -> Features:
     arrivals = [each.arrival for each in fallen if each.arrival is not None]
     rates = [each.rate for each in fallen if each.rate is not None]
     return Features(key, value, present, torch.cat(arrivals, dim=1), torch.cat(rates, dim=1) if rates else None)
+
+
+def _answer(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form) -> list[tuple[Any, State]]:
+    """What the cache gives, and what the state does."""
+    cache, state = bound["sparse"], bound["state"]
+    assert isinstance(cache.part, Sparse)
+    query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
+    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
+    exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
+    rest, summed = state.compute(lambda _: below.answer())
+    return [((exact, None), held), ((rest,), summed)]
+
+
+def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
+    memory = parts["state"]
+    assert isinstance(memory, Recurrent)
+    return tuple(
+        Form(form.backend, f"one fall after the other; {form.says}", partial(_answer, recurrence=form), form.fits)
+        for form in memory.recurrences
+    )
+
+
+SPARSE_ABOVE_STATE = Pattern(
+    nodes={"sparse": lambda part: isinstance(part, Sparse), "state": lambda part: isinstance(part, Recurrent)},
+    edges=(("sparse", "state", Kind.PAIRS),),
+    forms=_forms,
+)

@@ -1,0 +1,47 @@
+"""Where the pairs of a call come together: key, convolved key, value, and what travels with them. No spec names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from blocks.flow import Pairs
+from blocks.legend import Float, Shape, Tensor
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Parameters, Part, State
+
+
+class Entry(Part):
+    """One pair a token, at the token's position; -1 at padding."""
+
+    role: ClassVar[str] = "entry"
+    equation: ClassVar[str] = "(k_t, v_t)"
+    source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
+
+    def operation(self, shape: Shape) -> Operation:
+        size = shape.head_dim
+        return Operation(
+            reads=(
+                Port("key", Kind.KEY, shape.key_heads, size),
+                Port("convolved", Kind.KEY, shape.convolved_heads, size, needed=False),
+                Port("value", Kind.VALUE, shape.key_heads, size),
+                Port("numbers", Kind.NUMBERS, many=True, needed=False),
+            ),
+            gives=(Port("pairs", Kind.PAIRS, shape.key_heads, size),),
+            forms=(Form(EVERY, "as they are", self._run),),
+        )
+
+    def _run(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        key: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K D"],
+        numbers: Mapping[str, Tensor],
+        convolved: Float[Tensor, "B T N D"] | None = None,
+    ) -> tuple[tuple[Pairs], State]:
+        """numbers: by the names under which they travel."""
+        tokens = call.tokens
+        position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
+        return (Pairs(key, key if convolved is None else convolved, value, position, numbers=numbers),), {}

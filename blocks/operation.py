@@ -1,0 +1,148 @@
+"""What a part does in a head: the ports that it reads and gives, and the forms that compute it.
+
+A head is a graph of operations. An edge joins a port that gives to a port that reads, both of one kind. A form is one way to
+compute an operation on one backend; it says of itself what it is, and where it does not fit. Forms of one operation give the same,
+up to rounding: the reference is the definition, and all others are held to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from blocks.flow import Tokens
+from blocks.legend import Shape
+
+if TYPE_CHECKING:
+    from blocks.part import Part, Slot, State
+
+EVERY = "every"
+"""The backend of a form that is the only one: it computes its operation on all of them."""
+REFERENCE, TORCH = "reference", "torch"
+
+
+class Kind(StrEnum):
+    """What flows along an edge, and what it is in Python: a tensor, or a type of ``blocks.flow``."""
+
+    HIDDEN = "hidden"
+    """B T C."""
+    QUERY = "query"
+    """B T H D."""
+    KEY = "key"
+    """B T K D, or one a query head."""
+    VALUE = "value"
+    """B T K D."""
+    NUMBERS = "numbers"
+    """B T n: what travels with the pairs beside key and value."""
+    PAIRS = "pairs"
+    """``Pairs``: those that enter, or those that a memory evicts."""
+    FEATURES = "features"
+    """``Mapped``: the queries' features, and how keys are mapped."""
+    DECAY = "decay"
+    """log α, B T N or B T N F; None where nothing decays."""
+    WEIGHT = "weight"
+    """A memory's logit in the read, H or B T H."""
+    PARTIAL = "partial"
+    """``Partial``."""
+    OUTPUT = "output"
+    """B T H D."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of an operation. name: of the argument, or of what is given.
+
+    heads, dim: the sizes of what flows; None on an input that takes any. many: an input that takes several edges, as a mapping
+    by their labels. needed: whether an input must be wired.
+    """
+
+    name: str
+    kind: Kind
+    heads: int | None = None
+    dim: int | None = None
+    many: bool = False
+    needed: bool = True
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how an operation is to run: what a form may have to refuse.
+
+    one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
+    are asked for. every_pair: of a memory, that it sees each token's pair as it comes. mass_asked: that somebody reads its lse.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    one_token: bool = False
+    documents: bool = False
+    padded: bool = False
+    gradients: bool = False
+    every_pair: bool = False
+    mass_asked: bool = True
+
+
+def anywhere(setting: Setting) -> str | None:
+    """The ``fits`` of a form that runs in every setting."""
+    return None
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute an operation.
+
+    says: what it does, in words. run: called with the part's parameters, the ``Call`` and the inputs by name; it returns what the
+    operation gives, in the order of its ports, and the new state. fits: the reason why it cannot run in a setting, or None.
+    """
+
+    backend: str
+    says: str
+    run: Callable[..., Any]
+    fits: Callable[[Setting], str | None] = anywhere
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Ports, forms, and the tensors that are handed from call to call, for one batch row."""
+
+    reads: tuple[Port, ...]
+    gives: tuple[Port, ...]
+    forms: tuple[Form, ...]
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
+    its heads in it."""
+
+    tokens: Tokens
+    state: State
+    shape: Shape
+    place: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
+    through the module that holds them, so that forward hooks see the call."""
+
+    part: Part
+    call: Call
+    compute: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Neighbouring operations that one form computes together.
+
+    nodes: what each of them is, by a name of the pattern's own, in the order of the flow. edges: (start, end, kind) between them.
+    forms: of the parts that were found, by those names. Its ``run`` is called with the bound parts and the inputs, both by those
+    names, and returns what each of them gives, as its own form would: outputs and state, in the order of ``nodes``.
+    """
+
+    nodes: Mapping[str, Callable[[Part], bool]]
+    edges: tuple[tuple[str, str, Kind], ...]
+    forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]

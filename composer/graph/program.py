@@ -1,0 +1,125 @@
+"""The program of a head: the steps that run, in order. It is what ``explain`` prints, too.
+
+A step covers one operation, or several that one form computes together. It names what it reads, what it gives and which tensors of
+the state are its own; all of that is bound when the head is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blocks.flow import Tokens
+from blocks.operation import Bound, Call, Form
+from blocks.part import State
+from composer.graph.graph import Edge, Node
+
+Value = tuple[str, str]
+"""What a node gives at a port."""
+Modules = Mapping[str, Callable[..., Any]]
+"""By name, what holds each part's parameters: called with a function and its inputs, it calls the function with the parameters
+before them."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """One operation within a step: where its inputs come from, what it gives, and its state's tensors by their names in the head."""
+
+    node: Node
+    single: tuple[tuple[str, Value], ...]
+    many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
+    gives: tuple[Value, ...]
+    slots: tuple[tuple[str, str], ...]
+
+    def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
+        """The arguments of a form, by name."""
+        given = {port: values[source] for port, source in self.single}
+        for port, sources in self.many:
+            given[port] = {label: values[source] for label, source in sources}
+        given.update(self.node.options)
+        return given
+
+    def call(self, tokens: Tokens, state: State, place: tuple[int, int]) -> Call:
+        """What the operation knows beside its inputs."""
+        return Call(tokens, {name: state[full] for name, full in self.slots}, self.node.shape, place)
+
+    def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
+        """Write what the operation has given, and its new state."""
+        outputs, state = given
+        values.update(zip(self.gives, outputs, strict=True))
+        for name, full in self.slots:
+            carried[full] = state[name]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One form, and the operations that it computes. names: what the form calls them; why: why no faster form was taken."""
+
+    covers: tuple[Covered, ...]
+    names: tuple[str, ...]
+    form: Form
+    why: str
+
+    def run(
+        self, modules: Modules, values: dict[Value, Any], tokens: Tokens, state: State, carried: State, place: tuple[int, int]
+    ) -> None:
+        """Compute, and write what comes of it to ``values`` and ``carried``."""
+        if len(self.covers) == 1:
+            (only,) = self.covers
+            call = only.call(tokens, state, place)
+            only.keep(modules[only.node.module](self.form.run, call, **only.inputs(values)), values, carried)
+            return
+        bound, inputs = {}, {}
+        for name, one in zip(self.names, self.covers, strict=True):
+            assert one.node.part is not None
+            bound[name] = Bound(one.node.part, one.call(tokens, state, place), modules[one.node.module])
+            inputs[name] = one.inputs(values)
+        for one, given in zip(self.covers, self.form.run(bound, inputs), strict=True):
+            one.keep(given, values, carried)
+
+
+@dataclass(frozen=True)
+class Program:
+    """before: the steps that queries and keys are projected from; after: the others."""
+
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    mixed: Value
+    """What queries and keys are projected from."""
+    output: Value
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.before, *self.after)
+
+    def mix(self, modules: Modules, hidden: Any, tokens: Tokens, state: State, place: tuple[int, int]) -> tuple[Any, State]:
+        """What queries and keys are projected from, and the new state of what gave it."""
+        values: dict[Value, Any] = {("hidden", "hidden"): hidden}
+        carried: State = {}
+        for step in self.before:
+            step.run(modules, values, tokens, state, carried, place)
+        return values[self.mixed], carried
+
+    def run(
+        self, modules: Modules, inputs: Mapping[str, Any], tokens: Tokens, state: State, place: tuple[int, int]
+    ) -> tuple[Any, State]:
+        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``."""
+        values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
+        carried: State = {}
+        for step in self.after:
+            step.run(modules, values, tokens, state, carried, place)
+        return values[self.output], carried
+
+
+def covered(node: Node, edges: tuple[Edge, ...]) -> Covered:
+    """An operation with these edges into it; an input that takes several and has none is handed an empty mapping."""
+    single, many = [], []
+    for port in node.operation.reads:
+        sources = [edge for edge in edges if edge.input == port.name]
+        if port.many:
+            many.append((port.name, tuple((edge.label, (edge.start, edge.output)) for edge in sources)))
+        else:
+            single += [(port.name, (edge.start, edge.output)) for edge in sources]
+    gives = tuple((node.name, port.name) for port in node.operation.gives)
+    return Covered(node, tuple(single), tuple(many), gives, tuple((name, f"{node.name}.{name}") for name in node.operation.slots))

@@ -1,0 +1,188 @@
+"""From a head's spec to its graph: which operations it has, and what is joined to what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blocks.entry import Entry
+from blocks.feature_maps.base import Scale
+from blocks.legend import Number, Shape
+from blocks.memories.base import Memory
+from blocks.operation import Kind, Port
+from blocks.reads import Alone
+from composer.graph.graph import OUTPUT, Draft, HeadGraph, Path
+from composer.graph.wires import ALL, fed_by, memory_names, sources_of_pairs
+
+if TYPE_CHECKING:
+    from composer.spec.document import HeadSpec
+
+
+def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
+    """The graph, from the head's inputs down to its output."""
+    return _Wiring(head, shape).draft.done()
+
+
+class _Wiring:
+    def __init__(self, head: HeadSpec, shape: Shape) -> None:
+        self.draft, self.head, self.shape = Draft(), head, shape
+        self.names, self.feeds = memory_names(head), sources_of_pairs(head)
+        self.memory = dict(zip(self.names, head.memory, strict=True))
+        self.convolved = head.conv.key_heads(shape) if head.conv and "k" in head.conv.inputs else 0
+        self.inputs, self.query, self.value = "hidden", "query", "value"
+        self._sources()
+        self._entry()
+        for name in self.names:
+            self._memory(name)
+        for name in self.names:
+            self._sums(name)
+        self._output()
+
+    def _sources(self) -> None:
+        head, shape = self.head, self.shape
+        hidden = Port("hidden", Kind.HIDDEN, 1, shape.hidden_size)
+        projected = (replace(hidden, needed=False),)
+        self.draft.source("hidden", hidden, shape)
+        self.draft.source("query", Port("query", Kind.QUERY, shape.heads, shape.head_dim), shape, reads=projected)
+        self.draft.source("key", Port("key", Kind.KEY, shape.key_heads, shape.head_dim), shape, reads=projected)
+        self.draft.source("value", Port("value", Kind.VALUE, shape.key_heads, shape.head_dim), shape)
+        if head.mix_input:
+            self.draft.add("mix_input", head.mix_input, shape, ("mix_input",))
+            self.draft.connect("hidden", "mix_input", "hidden")
+            if head.mix_input.feeds == "inputs":
+                self.inputs = "mix_input"
+            else:
+                self.draft.connect("mix_input", "query", "hidden")
+                self.draft.connect("mix_input", "key", "hidden")
+        if head.conv:
+            self.draft.add("conv", head.conv, shape, ("conv",))
+            self.draft.connect("query", "conv", "query")
+            self.draft.connect("key", "conv", "key")
+            self.query = "conv"
+        if head.value_position:
+            self.draft.add("value_position", head.value_position, shape, ("value_position",))
+            self.draft.connect("value", "value_position", "value")
+            self.value = "value_position"
+
+    def _entry(self) -> None:
+        """The pairs of the call, with what each memory wants to travel with them."""
+        self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
+        self.draft.connect("key", ALL, "key")
+        if self.convolved:
+            self.draft.connect("conv", ALL, "convolved", output="key")
+        self.draft.connect(self.value, ALL, "value")
+        for name, memory in self.memory.items():
+            for number, rate in memory.rates().items():
+                self.draft.add(number, rate, self.shape, (*self._path(name), "rate"))
+                self.draft.connect("hidden", number, "hidden")
+                self.draft.connect(number, ALL, "numbers", label=number)
+
+    def _memory(self, name: str) -> None:
+        memory, shape = self.memory[name], self.shape
+        if memory.reads is Kind.FEATURES:
+            self._state(name, memory)
+        elif memory.reads is Kind.HIDDEN:
+            self.draft.add(name, memory, shape, self._path(name))
+            self.draft.connect(self.inputs, name, "hidden")
+            self.draft.connect(self.value, name, "value")
+        else:
+            below = self._all_below(name)
+            features = any(self.memory[one].reads is Kind.FEATURES for one in below)
+            own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
+            if memory.looks_below and features:
+                own = replace(own, features=self._state_shape(below[0]).features)
+            self.draft.add(name, memory, own, self._path(name))
+            self.draft.connect("query", name, "query")
+            self._feed(name, "pairs")
+        weighing = memory.weighing(shape)
+        if weighing is not None:
+            self.draft.add(f"{name}_weight", memory, shape, None, module=name, operation=weighing)
+            self.draft.connect(self.inputs, f"{name}_weight", "hidden")
+
+    def _state(self, name: str, memory: Memory) -> None:
+        """A memory that reads features, with what stands above it: the map of its features and, where it has one, its gate."""
+        mapping, shape = self.head.feature_map, self._state_shape(name)
+        if mapping:
+            scale: Scale = "logarithm" if mapping.exponential else "plain"
+            options = {"position": memory.turn, "scale": memory.scale or scale}
+            self.draft.add(f"{name}_features", mapping, shape, ("feature_map",), module="feature_map", options=options)
+            self.draft.connect(self.query, f"{name}_features", "query")
+        gate = memory.gates
+        if gate is not None and gate.rank_of_decay != "none":
+            self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
+            self.draft.connect("hidden", f"{name}_gate", "hidden")
+        self.draft.add(name, memory, shape, self._path(name))
+        if mapping:
+            self.draft.connect(f"{name}_features", name, "features")
+        self._feed(name, "pairs")
+        if gate is not None and gate.rank_of_decay != "none":
+            self.draft.connect(f"{name}_gate", name, "decay")
+
+    def _feed(self, name: str, port: str) -> None:
+        """The pairs of the call, or those that fall out of the memory above."""
+        above = self.feeds[name]
+        self.draft.connect(above, name, port, output="fallen" if above in self.memory else None)
+
+    def _state_shape(self, name: str) -> Shape:
+        memory, mapping, incoming = self.memory[name], self.head.feature_map, self._incoming(name)
+        shape = replace(self.shape, convolved_heads=incoming if incoming != self.shape.key_heads else self.convolved)
+        mapped = mapping.key_heads(shape, incoming) if mapping else incoming
+        mapped = max([mapped, *(rate.heads(shape) for rate in memory.rates().values())])
+        gate = memory.gates
+        return replace(
+            shape,
+            features=mapping.features(shape) if mapping else 0,
+            state_heads=gate.key_heads(shape, mapped) if gate else mapped,
+            exponential=bool(mapping and mapping.exponential and memory.scale is None),
+        )
+
+    def _incoming(self, name: str) -> int:
+        """Heads of the keys that a memory's feature map is given."""
+        above = self.memory.get(self.feeds[name])
+        return self.shape.heads if above and above.per_query_head else self.convolved or self.shape.key_heads
+
+    def _all_below(self, name: str) -> list[str]:
+        """The memories that a pair may still fall into, nearest first."""
+        found: list[str] = []
+        for one in fed_by(self.head, name):
+            found += [one, *self._all_below(one)]
+        return found
+
+    def _numbers(self, name: str, below: list[str]) -> tuple[Number, ...]:
+        """What travels with the pairs that a memory holds: what those below want, and what it or those next below sum up."""
+        rates = (item for one in self.names if one in below for item in self.memory[one].rates().items())
+        sums = (number for one in (name, *fed_by(self.head, name)) for number in self.memory[one].sums(self.shape))
+        return (*(Number(number, rate.heads(self.shape)) for number, rate in rates), *sums)
+
+    def _sums(self, name: str) -> None:
+        """What a memory wants summed up is the window's above it to do, with the features of the state below."""
+        window, below = self.feeds.get(name), fed_by(self.head, name)
+        for number in self.memory[name].sums(self.shape):
+            if window in self.memory and below and self.head.feature_map:
+                self.draft.connect(f"{below[0]}_features", window, "features", label=number.name)
+
+    def _output(self) -> None:
+        head, shape = self.head, self.shape
+        self.draft.add("read", head.read or Alone(), shape, ("read",) if head.read else None)
+        for name, memory in self.memory.items():
+            self.draft.connect(name, "read", "partial", label=name)
+            weighed = self.feeds[name] if memory.weight == "same" else name
+            if memory.weight is not None and self.memory[weighed].weight is not None:
+                self.draft.connect(f"{weighed}_weight", "read", "weight", label=name)
+        answer = "read"
+        if head.value_position is not None:
+            way_out = head.value_position.way_out(shape)
+            path = ("value_position",)
+            self.draft.add("value_position_back", head.value_position, shape, path, module="value_position", operation=way_out)
+            self.draft.connect(answer, "value_position_back", "output")
+            answer = "value_position_back"
+        if head.output is not None:
+            self.draft.add("output_norm", head.output, shape, ("output",))
+            self.draft.connect(answer, "output_norm", "output")
+            self.draft.connect("hidden", "output_norm", "hidden")
+            answer = "output_norm"
+        self.draft.sink(OUTPUT, Port("output", Kind.OUTPUT, shape.heads, shape.head_dim), shape)
+        self.draft.connect(answer, OUTPUT, "output")
+
+    def _path(self, name: str) -> Path:
+        return ("memory", self.names.index(name))
