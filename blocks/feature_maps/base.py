@@ -67,9 +67,9 @@ class FeatureMap(Part):
         """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features."""
 
         def map_key(pairs: Pairs) -> Tensor:
-            return self.map_key(parameters, position.rotate(pairs.convolved, pairs.position), scale=scale)
+            return self.map_key(parameters, pairs.mappable(position), scale=scale)
 
-        turned = position.rotate(query, call.tokens.position)
+        turned = position.turn(query, call.tokens)
         return (Mapped(self.map_query(parameters, turned, scale=scale), map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Window(Memory):
         return self.size if self.shape == "sliding" else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
+        """Keys are kept turned."""
         pair = (self.held, shape.key_heads, shape.head_dim)
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((self.held,), "int64", -1)}
         if self.evict == "fall":
@@ -115,10 +116,11 @@ class Window(Memory):
         tokens, state = call.tokens, call.state
         held = self.held
         earlier = {name: numbers for name, numbers in state.items() if name not in {"key", "value", "position", "convolved"}}
-        before = Pairs(state["key"], state.get("convolved", state["key"]), state["value"], state["position"], numbers=earlier)
-        extended = before.joined(pairs)
+        held_key, held_value, held_position = state["key"], state["value"], state["position"]
+        before = Pairs(held_key, state.get("convolved", held_key), held_value, held_position, numbers=earlier, by=self.turn)
+        extended = before.joined(pairs.kept(self.turn))
         segment = tokens.extended_segment(held)
-        key, query = self.turn.rotate(extended.key, extended.position), self.turn.rotate(query, tokens.position)
+        key, query = extended.key, self.turn.turn(query, tokens)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
         answer = attention(query, key, extended, visible)
@@ -153,7 +155,7 @@ class Window(Memory):
     ) -> tuple[tuple[Partial, None], State]:
         """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing falls."""
         tokens = call.tokens
-        query, key = self.turn.rotate(query, tokens.position), self.turn.rotate(pairs.key, pairs.position)
+        query, key = self.turn.turn(query, tokens), pairs.turned(self.turn)
         if not blocks:
             entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
