@@ -54,6 +54,13 @@ class Tokens:
         last = self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0))
         return last * self.valid.any(1, keepdim=True)
 
+    def next_position(self) -> Int[Tensor, "B 1"]:
+        """Where the token after the last real one of each row will stand."""
+        if self.valid is None:
+            return self.position[:, -1:] + 1
+        count = self.valid.sum(1, keepdim=True)
+        return self.position.gather(1, (count - 1).clamp(min=0)) + (count > 0)
+
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:
         """Which of ``tail``'s entries belong to the document that the row ends in. None: all."""
         extended = self.extended_segment(count)
@@ -123,7 +130,9 @@ class Pairs:
         key = join(self.key, later.key)
         convolved = key if self.convolved is self.key else join(self.convolved, later.convolved)
         numbers = {name: join(entries, later.numbers.get(name)) for name, entries in self.numbers.items()}
-        return Pairs(key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers, by=self.by)
+        return Pairs(
+            key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers, by=self.by
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,7 @@ class Partial:
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:

@@ -143,8 +143,16 @@ class FeatureMap(Part):
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         heads = max(weight.shape[0], inputs.shape[2])
         inputs = repeat_heads(inputs, heads)
-        weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
-        mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
+        weight = _for_heads(weight.to(inputs.dtype), heads)
+        if inputs.shape[1] == 1:
+            mapped = (inputs.squeeze(1).transpose(0, 1) @ weight).transpose(0, 1).unsqueeze(1)
+        else:
+            mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
         if bias is not None:
-            mapped = mapped + bias.to(inputs.dtype).repeat_interleave(heads // bias.shape[0], dim=0)
+            mapped = mapped + _for_heads(bias.to(inputs.dtype), heads)
         return mapped + inputs if self.skip else mapped
+
+
+def _for_heads(own: Tensor, heads: int) -> Tensor:
+    """One for each of so many heads, of those that share one the same."""
+    return own if own.shape[0] == heads else own.repeat_interleave(heads // own.shape[0], dim=0)
