@@ -13,7 +13,7 @@ from blocks import initialise
 from blocks.flow import Partial, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, one_token
 from blocks.part import Fresh, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
@@ -64,6 +64,7 @@ class Latents(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
+            Form(TORCH, "one step of eq. 19", partial(self.answer, means=_step), one_token),
             *(
                 Form(
                     form.backend,
@@ -182,6 +183,22 @@ def _by_recurrence(
     sums = cumulate(logits, segment, state["maximum"], state["total"])
     output, mean = recurrence(query, sums.key, value, sums.log_decay, segment, state["state"])
     return output, {"maximum": sums.maximum, "total": sums.total, "state": mean}
+
+
+def _step(
+    query: Float[Tensor, "B 1 H L"],
+    logits: Float[Tensor, "B 1 H L"],
+    value: Float[Tensor, "B 1 K D"],
+    segment: None,
+    state: State,
+) -> tuple[Float[Tensor, "B 1 H D"], State]:
+    """Eq. 19 and eq. 10 once, on the mean: what is left of it and what the token brings add up to 1."""
+    logits, value = logits[:, 0], repeat_heads(value, query.shape[2])[:, 0]
+    maximum = torch.maximum(state["maximum"], logits.detach())
+    left, added = state["total"] * (state["maximum"] - maximum).exp(), (logits - maximum).exp()
+    total = left + added
+    mean = torch.addcmul(state["state"] * (left / total)[..., None], (added / total)[..., None], value[:, :, None])
+    return (query.transpose(1, 2) @ mean).transpose(1, 2), {"maximum": maximum, "total": total, "state": mean}
 
 
 def _sequential(

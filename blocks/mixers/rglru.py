@@ -85,5 +85,7 @@ class RGLRU(Mixer):
 def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
     """The gate's logits; a weight is blocks × out × in."""
     weight = parameters[f"{name}_weight"]
+    if weight.shape[0] == 1:
+        return torch.nn.functional.linear(hidden.to(weight.dtype), weight[0], parameters[f"{name}_bias"])
     split = hidden.to(weight.dtype).unflatten(-1, (weight.shape[0], -1))
     return torch.einsum("btni,noi->btno", split, weight).flatten(2) + parameters[f"{name}_bias"]
