@@ -12,7 +12,7 @@ from blocks.legend import Shape
 from blocks.memories.window import Window
 from blocks.positions import Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
-from tests.blocks.support import GROUPED, close, counted, documents, empty, random
+from tests.blocks.support import GROUPED, close, computed, counted, documents, empty, random
 
 ROWS = [[11], [4, 1, 6], [1, 2, 8], [9]]
 WHOLE = [Call([11, 11, 11, 9], 11)]
@@ -32,7 +32,7 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
     state = empty(part, CONVOLVED, len(ROWS))
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form)
+        (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
@@ -55,10 +55,10 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
     part, stream = Window(size=3), Stream(GROUPED, [[5], [5]], 3)
     query, pairs, tokens = stream.call(Call([5, 5], 5))
-    wanted, _, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
-    _, state, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
+    (wanted, _), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
+    (_, _), state = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
     anew = type(tokens)(tokens.position, torch.ones_like(tokens.position))
-    got, _, fallen = part.attend({}, query, pairs, anew, state, form="torch")
+    (got, fallen), _ = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
     close(got.output, wanted.output)
     assert fallen.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
 
@@ -69,7 +69,7 @@ def test_what_falls_into_it_may_have_gaps() -> None:
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
         query = random(1, 4, 4, 4)
         pairs = pairs_at(states, [[-1, -1, 0, -1]])
-        partial, _, fallen = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form=form)
+        (partial, fallen), _ = computed(part, form, GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
         assert partial.lse is not None
         assert not partial.output[:, :2].any()
         assert partial.lse[:, :2].isneginf().all()
@@ -88,7 +88,8 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: in
     states = random(2, 5, 2, 4, dtype=dtype)
     wide = random(2, 5, 4, 4, dtype=dtype) if convolved else states
     pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, wide)
-    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch")
+    query = random(2, 5, 4, 4, dtype=dtype)
+    _, after = computed(part, "torch", shape, {}, counted(2, 5), before, query=query, pairs=pairs)
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
         name: (held.shape, held.dtype) for name, held in before.items()
     }
@@ -107,7 +108,7 @@ def test_gradients_of_an_answer_across_documents_are_finite() -> None:
         pairs = pairs_at(states, [[0, 1, 2, 0, 0, 1]])
         parameters = {"weight": torch.zeros(4, dtype=torch.float64)}
         tokens, start = documents([3, 1, 2]), empty(part, GROUPED, 1)
-        partial, _, _ = part.attend(parameters, query, pairs, tokens, start, form=form)
+        (partial, _), _ = computed(part, form, GROUPED, parameters, tokens, start, query=query, pairs=pairs)
         assert partial.lse is not None
         for gradient in torch.autograd.grad(partial.output.sum() + partial.lse.sum(), (states, query)):
             assert gradient.isfinite().all()
