@@ -65,7 +65,9 @@ class _Wiring:
             self.value = "value_position"
 
     def _entry(self) -> None:
-        """The pairs of the call, with what each memory wants to travel with them."""
+        """The pairs of the call, with what each memory wants to travel with them; none where no memory takes pairs."""
+        if not self.feeds:
+            return
         self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
         self.draft.connect("key", ALL, "key")
         if self.convolved:
