@@ -46,7 +46,7 @@ def test_the_convolution_with_a_window_is_macchiato_with_a_convolution() -> None
 def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more: int) -> None:
     """Millions cut off, and how many more there are here. Heads of latents alone have queries and keys that they do not use."""
     spec = resolve(load_spec(f"ablations/latte-table-1:{row}"))
-    unused = all(memory.reads == "inputs" for memory in spec.heads["head"].memory)
+    unused = all(memory.reads is Kind.HIDDEN for memory in spec.heads["head"].memory)
     counted = [
         fresh.size
         for name, fresh in parameters(spec, trunk_from(spec, "float32", None)).items()
