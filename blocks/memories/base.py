@@ -30,8 +30,8 @@ Path = tuple[str | int, ...]
 class Memory(Part):
     """Holds past pairs in some form, and answers a query with a partial attention.
 
-    Every form of every memory has one signature: its parameters, the ``Call`` with the tokens and the memory's state, and its inputs
-    by name; it returns the partial, with the pairs that fall where it is bounded, and the new state.
+    Every form of every memory has one signature: its parameters, the ``Call`` with the tokens and the memory's state, and its
+    inputs by name; it returns the partial, with the pairs that fall where it is bounded, and the new state.
     """
 
     role: ClassVar[str] = "memory"

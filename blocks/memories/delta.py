@@ -30,7 +30,7 @@ class Delta(Recurrent):
     rate: RateConfig = Learned()
     """How strongly each pair is written."""
 
-    scale: ClassVar[Literal["unit"]] = "unit"
+    scale: ClassVar[Literal["unit"] | None] = "unit"
 
     def has_mass(self) -> bool:
         return False

@@ -17,9 +17,7 @@ Set = Annotated[
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a model of the Hub.")]
 Backend = Annotated[
     str,
-    typer.Option(
-        "--backend", help="auto takes the fastest form of each part; reference is the definition, torch runs on any device."
-    ),
+    typer.Option("--backend", help="auto takes each part's fastest form; reference is the definition, torch runs anywhere."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Data = Annotated[

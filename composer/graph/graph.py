@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import networkx
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 INPUTS = ("hidden", "query", "key", "value")
 OUTPUT = "output"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,12 @@ class HeadGraph:
         return {f"{node.name}.{name}": slot for node in self.parts for name, slot in node.operation.slots.items()}
 
 
-@lru_cache(maxsize=512)
+def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
+    """The function, called once for each head and shape: what it made before is given again. Frozen schemas are their own keys."""
+    return cast("Callable[[HeadSpec, Shape], Made]", lru_cache(maxsize=512)(function))
+
+
+@once
 def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
     """The graph of a completed head on a group of heads of this shape."""
     from composer.graph.wiring import wired

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import networkx
@@ -20,7 +19,7 @@ from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
-from composer.graph.graph import OUTPUT, HeadGraph, Node, asked_for_mass, build_graph, sees_every_pair
+from composer.graph.graph import OUTPUT, HeadGraph, Node, asked_for_mass, build_graph, once, sees_every_pair
 from composer.graph.program import Program, Step, covered
 from composer.spec.document import HeadSpec
 
@@ -53,10 +52,31 @@ class Lowered(Closed):
     why_not_faster: str
 
 
-@lru_cache(maxsize=2048)
-def program_of(head: HeadSpec, shape: Shape, backend: str, setting: Setting) -> Program:
-    """The program of a completed head on a group of heads of this shape."""
-    return lower(build_graph(head, shape), backend, setting)
+class Compiled:
+    """A completed head on a group of heads of one shape, and its programs, each made when it is first asked for."""
+
+    def __init__(self, head: HeadSpec, shape: Shape) -> None:
+        self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
+        self._programs: dict[tuple[str, Setting], Program] = {}
+
+    def program(self, backend: str, setting: Setting) -> Program:
+        """What runs on this backend in this setting."""
+        key = backend, setting
+        if key not in self._programs:
+            self._programs[key] = lower(self.graph, backend, setting)
+        return self._programs[key]
+
+    def __deepcopy__(self, memo: object) -> Compiled:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return compiled, (self.head, self.shape)
+
+
+@once
+def compiled(head: HeadSpec, shape: Shape) -> Compiled:
+    """One for all layers that have this head."""
+    return Compiled(head, shape)
 
 
 def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None) -> Program:

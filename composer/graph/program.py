@@ -6,7 +6,7 @@ the state are its own; all of that is bound when the head is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,15 @@ from composer.graph.graph import Edge, Node
 
 Value = tuple[str, str]
 """What a node gives at a port."""
-Modules = Mapping[str, Callable[..., Any]]
+Modules = Mapping[str, Any]
 """By name, what holds each part's parameters: called with a function and its inputs, it calls the function with the parameters
 before them."""
 
 
 @dataclass(frozen=True)
 class Covered:
-    """One operation within a step: where its inputs come from, what it gives, and its state's tensors by their names in the head."""
+    """One operation within a step: where its inputs come from, what it gives, and its state's tensors, by their own names and by
+    those that they have in the head."""
 
     node: Node
     single: tuple[tuple[str, Value], ...]

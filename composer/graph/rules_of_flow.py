@@ -105,6 +105,6 @@ def between(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         below = {one: memories[one] for one in fed_by(head, name)}
         for message, where in memory.problem_between(memories.get(feeds.get(name, ALL)), below, edges=head.graph is not None):
             if where[:1] == ("graph",):
-                yield message, ("graph", edges(head).index((name, where[1])))
+                yield message, ("graph", edges(head).index((name, str(where[1]))))
             else:
                 yield message, ("memory", index, *where)

@@ -12,9 +12,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
-from composer.graph.graph import build_graph
 from composer.graph.listing import listing
-from composer.graph.lowering import AUTO, program_of
+from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Program
 from composer.spec.document import HeadSpec
 
@@ -49,10 +48,9 @@ class Head(nn.Module):
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
-        self._head, self._shape, self._place = head, shape, place
-        graph = build_graph(head, shape)
-        self._slots = graph.slots
-        for node in graph.parts:
+        self.compiled, self.place = compiled(head, shape), place
+        self._slots = self.compiled.graph.slots
+        for node in self.compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
@@ -66,13 +64,13 @@ class Head(nn.Module):
             padded=tokens.valid is not None,
             gradients=torch.is_grad_enabled(),
         )
-        return program_of(self._head, self._shape, backend, setting)
+        return self.compiled.program(backend, setting)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
         program = self.program(hidden, tokens, backend)
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.mix(self._parts, hidden, tokens, state, self._place)
+            return program.mix(self._modules, hidden, tokens, state, self.place)
 
     def forward(
         self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: str
@@ -80,11 +78,7 @@ class Head(nn.Module):
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         program, inputs = self.program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.run(self._parts, inputs, tokens, state, self._place)
-
-    @property
-    def _parts(self) -> Any:
-        return self._modules
+            return program.run(self._modules, inputs, tokens, state, self.place)
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -96,4 +90,4 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """The program, as it runs on a CPU in training and prefill."""
-        return "\n".join(listing(program_of(self._head, self._shape, AUTO, Setting())))
+        return "\n".join(listing(self.compiled.program(AUTO, Setting())))

@@ -68,9 +68,9 @@ class ComposedPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
 
     def set_backend(self, backend: str) -> None:
-        """Which kernels run its heads from now on: auto, reference, torch, or another that a part has a form for. Raises BuildError."""
+        """Which forms run its heads from now on: auto, reference, torch, or another that a part has. Raises BuildError."""
         graphs = (build_graph(head, shape) for _, _, head, shape in self.config.resolved().groups())
-        self.base_model.backend = check_backend(backend, graphs)
+        cast("ComposedModel", self.base_model).backend = check_backend(backend, graphs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

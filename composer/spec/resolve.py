@@ -202,9 +202,8 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
         # Beside memories that get every pair, too, nothing need receive what this one evicts, as long as one of them keeps all.
         beside = [other for other in head.memory if feeds.get(other.called, ALL) == ALL]
         alone = memory in beside and changes["name"] not in feeds.values()
-        if memory.bounded and alone and not all(other.bounded for other in beside):
-            memory = memory.dropping()
-        memories.append(memory.model_copy(update=changes))
+        lost = memory.bounded and alone and not all(other.bounded for other in beside)
+        memories.append((memory.dropping() if lost else memory).model_copy(update=changes))
     read, features = head.read, head.feature_map
     if features and dimensions:
         features = features.resolved(dimensions.shape(dimensions.heads))
