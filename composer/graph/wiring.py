@@ -98,8 +98,8 @@ class _Wiring:
             self._feed(name, "pairs")
         weighing = memory.weighing(shape)
         if weighing is not None:
-            self.draft.add(f"{name}_weight", memory, shape, None, module=name, operation=weighing)
-            self.draft.connect(self.inputs, f"{name}_weight", "hidden")
+            self.draft.add(f"{name}.weight", memory, shape, None, module=name, operation=weighing)
+            self.draft.connect(self.inputs, f"{name}.weight", "hidden")
 
     def _state(self, name: str, memory: Memory) -> None:
         """A memory that reads features, with what stands above it: the map of its features and, where it has one, its gate."""
@@ -170,7 +170,7 @@ class _Wiring:
             self.draft.connect(name, "read", "partial", label=name)
             weighed = self.feeds[name] if memory.weight == "same" else name
             if memory.weight is not None and self.memory[weighed].weight is not None:
-                self.draft.connect(f"{weighed}_weight", "read", "weight", label=name)
+                self.draft.connect(f"{weighed}.weight", "read", "weight", label=name)
         answer = "read"
         if head.value_position is not None:
             way_out = head.value_position.way_out(shape)

@@ -94,6 +94,15 @@ def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None
     assert feed(graph, "all", "pairs") == [("pairs", "pairs")]
 
 
+def test_a_memory_may_be_called_by_another_ones_weight() -> None:
+    """No name of a part is one that a spec could give."""
+    memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
+    data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
+    named = {**plain, "memory": [memory[0], {**memory[1], "name": "window_weight"}]}
+    found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (named, plain))
+    assert torch.equal(found, expected)
+
+
 def test_a_chain_by_edges_is_the_cascade() -> None:
     chain = {"feature_map": "elu", "memory": [{**WINDOW, "weight": "learned"}, {**SPARSE, "weight": "same"}, {"kind": "state"}]}
     edges = {**chain, "graph": ["sparse -> state", "window -> sparse", "pairs -> window"]}

@@ -27,15 +27,15 @@ def test_lolcats() -> None:
         ("query", "state_features", "query", 4, 8),
         ("window", "state", "pairs", 2, 8),  # what the window evicts
         ("state_features", "state", "features", 4, 128),  # softmax(xW) ‖ softmax(-xW), one map a query head
-        ("hidden", "window_weight", "hidden", 1, 24),
-        ("window_weight", "read", "weight", 4, 1),
+        ("hidden", "window.weight", "hidden", 1, 24),
+        ("window.weight", "read", "weight", 4, 1),
         ("window", "read", "partial", 4, 8),
         ("state", "read", "partial", 4, 8),
         ("read", "output", "output", 4, 8),
     }
     kinds = {node.name: node.kind for node in graph.parts if node.path is not None}
     assert kinds == {"window": "window", "state_features": "hedgehog", "state": "state", "read": "shared"}
-    assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window_weight"}, "no spec says these"
+    assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window.weight"}, "no spec says these"
     assert feed(graph, "read", "partial") == [("window", "partial"), ("state", "partial")]
     assert feed(graph, "state", "pairs") == [("window", "fallen")]
 
