@@ -44,4 +44,4 @@ class Entry(Part):
         """numbers: by the names under which they travel."""
         tokens = call.tokens
         position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
-        return (Pairs(key, key if convolved is None else convolved, value, position, numbers=numbers),), {}
+        return (Pairs(key, key if convolved is None else convolved, value, position, numbers=numbers, of=tokens),), {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
+from blocks.positions import NoPosition, Position
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,13 @@ class Tokens:
     segment: which document of the row each token belongs to, not decreasing; 0 continues the state that was handed in, so a
         document that starts at the first token has 1. None: all tokens continue it.
     valid: which tokens are real. None: all of them.
+    tables: what follows from the tokens alone and several layers ask for, once somebody has computed it.
     """
 
     position: Int[Tensor, "B T"]
     segment: Int[Tensor, "B T"] | None = None
     valid: Bool[Tensor, "B T"] | None = None
+    tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
         """Some consecutive tokens, numbered as a call of their own."""
@@ -50,6 +54,13 @@ class Tokens:
         last = self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0))
         return last * self.valid.any(1, keepdim=True)
 
+    def next_position(self) -> Int[Tensor, "B 1"]:
+        """Where the token after the last real one of each row will stand."""
+        if self.valid is None:
+            return self.position[:, -1:] + 1
+        count = self.valid.sum(1, keepdim=True)
+        return self.position.gather(1, (count - 1).clamp(min=0)) + (count > 0)
+
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:
         """Which of ``tail``'s entries belong to the document that the row ends in. None: all."""
         extended = self.extended_segment(count)
@@ -60,12 +71,13 @@ class Tokens:
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
-    key: not rotated. convolved: the key as the feature maps see it, not rotated either, with its own number of heads (it is
-    the key itself where the head has no convolution). position: place in the document, -1 where there is no pair; with heads
-    where each query head has pairs of its own.
+    key: turned by ``by`` at its position. convolved: the key as the feature maps see it, not turned, with its own number of heads
+    (it is the key itself, turned or not, where the head has no convolution). position: place in the document, -1 where there is
+    no pair; with heads where each query head has pairs of its own.
     arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
     share their column.
-    numbers: what travels with the pairs beside key and value (``rate``, ``error``), by name.
+    numbers: what travels with the pairs beside key and value (rates, errors), by name. of: the tokens of the call, where the
+    pairs are theirs and have not been in a memory.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -74,6 +86,27 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
+    by: Position = field(default_factory=NoPosition)
+    of: Tokens | None = None
+
+    def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
+        """The keys as ``by`` turns them."""
+        if self.by.base == by.base:
+            return self.key
+        raw = self.by.rotate(self.key, -self.position) if self.by.base else self.key
+        return self._at(by, raw)
+
+    def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:
+        """The keys that a feature map is given where ``by`` turns them first."""
+        return self.turned(by) if self.convolved is self.key else self._at(by, self.convolved)
+
+    def kept(self, by: Position) -> Pairs:
+        """The same pairs as a memory keeps them: with their keys turned by ``by``."""
+        key = self.turned(by)
+        return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
+
+    def _at(self, by: Position, raw: Tensor) -> Tensor:
+        return by.rotate(raw, self.position) if self.of is None else by.turn(raw, self.of)
 
     @property
     def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:
@@ -84,7 +117,7 @@ class Pairs:
         key = change(self.key)
         convolved = key if self.convolved is self.key else change(self.convolved)
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
-        return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers)
+        return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
 
     def joined(self, later: Pairs) -> Pairs:
         """These, and behind them those; of the numbers that these have, 0 where those have none."""
@@ -97,7 +130,9 @@ class Pairs:
         key = join(self.key, later.key)
         convolved = key if self.convolved is self.key else join(self.convolved, later.convolved)
         numbers = {name: join(entries, later.numbers.get(name)) for name, entries in self.numbers.items()}
-        return Pairs(key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers)
+        return Pairs(
+            key, convolved, join(self.value, later.value), join(self.position, later.position), numbers=numbers, by=self.by
+        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +181,7 @@ class Partial:
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:

@@ -71,7 +71,8 @@ class Setting:
     """Where and how an operation is to run: what a form may have to refuse.
 
     one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
-    are asked for. every_pair: of a memory, that it sees each token's pair as it comes. mass_asked: that somebody reads its lse.
+    are asked for. every_pair: of a memory, that it sees each token's pair as it comes. mass_asked, maximum_asked: that a read asks
+    for its lse, or for its largest logit.
     """
 
     device: str = "cpu"
@@ -82,6 +83,14 @@ class Setting:
     gradients: bool = False
     every_pair: bool = False
     mass_asked: bool = True
+    maximum_asked: bool = False
+
+
+def one_token(setting: Setting) -> str | None:
+    """The ``fits`` of a form of decode."""
+    if setting.one_token and not setting.documents and not setting.padded:
+        return None
+    return "it is for one token a row"
 
 
 def anywhere(setting: Setting) -> str | None:
@@ -116,12 +125,13 @@ class Operation:
 @dataclass(frozen=True)
 class Call:
     """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
-    its heads in it."""
+    its heads in it. in_place: nobody else holds the state, so it may be written over."""
 
     tokens: Tokens
     state: State
     shape: Shape
     place: tuple[int, int] = (0, 0)
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

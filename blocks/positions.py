@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.part import Closed, Part, bare, kinds
+
+if TYPE_CHECKING:
+    from blocks.flow import Tokens
 
 
 class Llama3Scaling(Closed):
@@ -35,11 +38,20 @@ class Position(Part):
         """The same, with what it leaves to the source model written out."""
         return self
 
+    @property
+    def base(self) -> tuple[float, ...]:
+        """What tells turns from each other: two positions of one base turn alike, and one of none turns nothing."""
+        return ()
+
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """``states`` as they stand at these positions."""
         raise NotImplementedError
+
+    def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
+        """``states`` as they stand at the tokens of a call."""
+        return self.rotate(states, tokens.position)
 
 
 class NoPosition(Position):
@@ -50,7 +62,7 @@ class NoPosition(Position):
     kind: Literal["none"] = "none"
 
     def rotate(self, states: Tensor, position: Tensor) -> Tensor:
-        """Return ``states`` unchanged."""
+        """``states`` themselves."""
         return states
 
 
@@ -91,15 +103,35 @@ class Rope(Position):
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Turn each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
+        return _turned(states, *self._table(position, states))
+
+    def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
+        """The same at the tokens of a call; what it takes of them is computed once a call, for all layers."""
+        key = (*self.base, states.shape[-1], states.dtype)
+        if key not in tokens.tables:
+            tokens.tables[key] = self._table(tokens.position, states)
+        return _turned(states, *tokens.tables[key])
+
+    def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles, once for each half of the coordinates."""
         position = position if position.dim() == 3 else position[..., None]
-        angles = position[..., None].float() * self.frequencies(states.shape[-1]).to(states.device)
+        angles = position[..., None].float() * self.frequencies(like.shape[-1]).to(like.device)
         angles = torch.cat((angles, angles), dim=-1)
-        first, second = states.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        return states * angles.cos().to(states.dtype) + turned * angles.sin().to(states.dtype)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+    @property
+    def base(self) -> tuple[float, ...]:
+        s = self.scaling
+        scaled = () if s is None else (s.factor, s.low_frequency_factor, s.high_frequency_factor, float(s.original_length))
+        return (self.theta or 0.0, *scaled)
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim
+
+
+def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
+    first, second = states.chunk(2, dim=-1)
+    return states * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
 PositionConfig = Annotated[NoPosition | Rope, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -20,6 +20,12 @@ class Read(Part):
     role: ClassVar[str] = "read"
     takes_raw: ClassVar[bool] = False
     """Raw numerators are welcome."""
+
+    @property
+    def asks_maximum(self) -> bool:
+        """It looks at the largest logits of exact memories."""
+        return False
+
     leaves_masses_out: ClassVar[bool] = False
     """Memories are weighed by their logits alone, so it needs no mass."""
 
@@ -78,11 +84,12 @@ class Shared(Read):
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         masses = torch.stack([_mass(partial) for partial in self._scaled(partials)], dim=-1)
-        largest = masses.detach().amax(-1, keepdim=True)
-        raw = (masses - largest.masked_fill(largest.isneginf(), 0.0)).exp()
-        total = raw.sum(-1, keepdim=True)
-        weights = raw / total.masked_fill(total == 0, 1.0)
-        return _weighted(partials, weights)
+        # Where no memory has a mass, all answer 0, and any weights do.
+        return _weighted(partials, masses.clamp(min=torch.finfo(masses.dtype).min / 4).softmax(-1))
+
+    @property
+    def asks_maximum(self) -> bool:
+        return self.scale == "row_max"
 
     def problem(self, exact: Sequence[bool]) -> tuple[str, str] | None:
         if self.scale == "exact" or len(set(exact)) > 1:
@@ -153,8 +160,10 @@ def _scaled(partial: Partial) -> Tensor:
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     kind = weights.dtype
-    total = sum(weights[..., index, None] * partial.output.to(kind) for index, partial in enumerate(partials))
-    assert isinstance(total, torch.Tensor)
+    shares = weights[..., None].unbind(-2)
+    total = shares[0] * partials[0].output.to(kind)
+    for share, partial in zip(shares[1:], partials[1:], strict=True):
+        total = torch.addcmul(total, share, partial.output.to(kind))
     return total.to(partials[0].output.dtype)
 
 

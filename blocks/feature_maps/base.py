@@ -67,9 +67,9 @@ class FeatureMap(Part):
         """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features."""
 
         def map_key(pairs: Pairs) -> Tensor:
-            return self.map_key(parameters, position.rotate(pairs.convolved, pairs.position), scale=scale)
+            return self.map_key(parameters, pairs.mappable(position), scale=scale)
 
-        turned = position.rotate(query, call.tokens.position)
+        turned = position.turn(query, call.tokens)
         return (Mapped(self.map_query(parameters, turned, scale=scale), map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
@@ -143,8 +143,16 @@ class FeatureMap(Part):
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         heads = max(weight.shape[0], inputs.shape[2])
         inputs = repeat_heads(inputs, heads)
-        weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
-        mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
+        weight = _for_heads(weight.to(inputs.dtype), heads)
+        if inputs.shape[1] == 1:
+            mapped = (inputs.squeeze(1).transpose(0, 1) @ weight).transpose(0, 1).unsqueeze(1)
+        else:
+            mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
         if bias is not None:
-            mapped = mapped + bias.to(inputs.dtype).repeat_interleave(heads // bias.shape[0], dim=0)
+            mapped = mapped + _for_heads(bias.to(inputs.dtype), heads)
         return mapped + inputs if self.skip else mapped
+
+
+def _for_heads(own: Tensor, heads: int) -> Tensor:
+    """One for each of so many heads, of those that share one the same."""
+    return own if own.shape[0] == heads else own.repeat_interleave(heads // own.shape[0], dim=0)

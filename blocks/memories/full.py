@@ -57,9 +57,9 @@ class Full(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Answer the queries. native: by PyTorch's own attention, which gives no mass, and wants a pair from every token."""
         turn, tokens, state = self.turn, call.tokens, call.state
-        query = turn.rotate(query, tokens.position)
+        query = turn.turn(query, tokens)
         earlier = state["key"].shape[1]
-        key = torch.cat((state["key"], turn.rotate(pairs.key, pairs.position)), dim=1)
+        key = torch.cat((state["key"], pairs.turned(turn)), dim=1)
         value = torch.cat((state["value"], pairs.value), dim=1)
         position = torch.cat((state["position"], pairs.position), dim=1)
         if native:
@@ -102,7 +102,7 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(turn.rotate(query, tokens.position), turn.rotate(pairs.key, pairs.position), pairs.value, visible)
+        answer = dense(turn.turn(query, tokens), pairs.turned(turn), pairs.value, visible)
         return (answer,), {}
 
 

@@ -23,8 +23,8 @@ from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense
 
 Held = dict[str, Tensor]
-"""Pairs of each query head, the older first, B E H …: key, value, position (and convolved key) and numbers as they travel, and
-what is computed of each once, where it enters: the key turned, and mapped for the state below."""
+"""Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they
+travel, and what is computed of each once, where it enters: the key mapped for the state below."""
 
 
 @runtime_checkable
@@ -69,6 +69,7 @@ class Sparse(Memory):
     """Where evicted pairs go: into the memory below, or nowhere."""
 
     def state(self, shape: Shape) -> dict[str, Slot]:
+        """Keys are kept turned."""
         pair = (self.size, shape.heads, shape.head_dim)
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot(pair[:2], "int64", -1)}
         if shape.convolved_heads:
@@ -162,8 +163,7 @@ class Sparse(Memory):
         counts = [span.falls for span in cut if span.falls]
 
         def held_as(these: Pairs) -> Held:
-            held = {name: these.numbers[name] for name in numbers} | {"key": these.key, "value": these.value}
-            held["turned"] = turn.rotate(these.key, these.position)
+            held = {name: these.numbers[name] for name in numbers} | {"key": these.turned(turn), "value": these.value}
             if below is not None and counts:
                 held["mapped"] = below.map(these)
             if "convolved" in state:
@@ -172,8 +172,8 @@ class Sparse(Memory):
             position = these.position if these.position.dim() == 3 else these.position[..., None].expand(-1, -1, heads)
             return held | {"position": position}
 
-        held, falls = held_as(_as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
-        queries = turn.rotate(query, tokens.position).split([span.columns.stop - span.columns.start for span in cut], dim=1)
+        held, falls = held_as(self._as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
+        queries = turn.turn(query, tokens).split([span.columns.stop - span.columns.start for span in cut], dim=1)
         answers = []
         for span, asking in zip(cut, queries, strict=True):
             dropped = None
@@ -184,12 +184,18 @@ class Sparse(Memory):
                 eligible = {name: torch.cat((entries, fallen[name]), dim=1) for name, entries in held.items()}
                 held, dropped = self._choose(eligible, below, place, span.begins)
             if below is not None and dropped is not None:
-                below.take(_as_pairs(dropped, numbers), dropped["mapped"], span.columns)
+                below.take(self._as_pairs(dropped, numbers), dropped["mapped"], span.columns)
             elif below is not None:
                 below.take(None, None, span.columns)
             answers.append(self._answer(asking, held))
         output, lse, largest = (torch.cat(of, dim=1) for of in zip(*answers, strict=True))
         return Partial(output, lse, maximum=largest), {name: held[name] for name in state}
+
+    def _as_pairs(self, held: Held, numbers: list[str]) -> Pairs:
+        """What is held, as it falls on."""
+        brought = {name: held[name] for name in numbers}
+        convolved = held.get("convolved", held["key"])
+        return Pairs(held["key"], convolved, held["value"], held["position"], numbers=brought, by=self.turn)
 
     def _choose(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> tuple[Held, Held]:
         """Those that stay and those that fall on, each in the order of their age."""
@@ -214,16 +220,10 @@ class Sparse(Memory):
             nothing = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
             return torch.zeros_like(query), nothing, nothing
         visible = (held["position"] >= 0).transpose(1, 2)[:, :, None].expand(-1, -1, query.shape[1], -1)
-        partial = dense(query, held["turned"], held["value"], visible)
+        partial = dense(query, held["key"], held["value"], visible)
         assert partial.lse is not None
         assert partial.maximum is not None
         return partial.output, partial.lse, partial.maximum
-
-
-def _as_pairs(held: Held, numbers: list[str]) -> Pairs:
-    """What is held, as it falls on."""
-    brought = {name: held[name] for name in numbers}
-    return Pairs(held["key"], held.get("convolved", held["key"]), held["value"], held["position"], numbers=brought)
 
 
 def _split(held: Held, counts: list[int]) -> list[Held]:

@@ -154,8 +154,7 @@ class StateMemory(Recurrent):
 def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:
     """Features whose largest is 1, and its logarithm: a query's own scale cancels in the quotient, and taking it out keeps
     products of small features in range."""
-    largest = features.detach().amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == 0, 1.0)
+    largest = features.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
     return features / largest, largest.log().squeeze(-1)
 
 

@@ -13,9 +13,13 @@ from blocks.flow import Mapped, Pairs, Partial, Tokens, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port
+from blocks.memories.ring import by_age, by_place, oldest, place_of, written
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, one_token
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, windowed
+from blocks.softmax import dense, single, windowed
+
+PAIR = frozenset({"key", "value", "position", "convolved"})
+"""The tensors of a state that are its pairs; the others are numbers that travel with them."""
 
 
 class Window(Memory):
@@ -45,6 +49,7 @@ class Window(Memory):
         return self.size if self.shape == "sliding" else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
+        """Keys are kept turned."""
         pair = (self.held, shape.key_heads, shape.head_dim)
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((self.held,), "int64", -1)}
         if self.evict == "fall":
@@ -82,8 +87,11 @@ class Window(Memory):
         return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
+        summing = any(number.error for number in shape.numbers)
+        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step)
         return (
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
+            *([] if summing or self.shape == "terraced" else [step]),
             Form(TORCH, "blocks of queries against their own and the previous window", partial(self.answer, attention=_blocks)),
         )
 
@@ -114,11 +122,10 @@ class Window(Memory):
         """
         tokens, state = call.tokens, call.state
         held = self.held
-        earlier = {name: numbers for name, numbers in state.items() if name not in {"key", "value", "position", "convolved"}}
-        before = Pairs(state["key"], state.get("convolved", state["key"]), state["value"], state["position"], numbers=earlier)
-        extended = before.joined(pairs)
+        before = self._held(state).each(lambda entries: by_age(entries, tokens))
+        extended = before.joined(pairs.kept(self.turn))
         segment = tokens.extended_segment(held)
-        key, query = self.turn.rotate(extended.key, extended.position), self.turn.rotate(query, tokens.position)
+        key, query = extended.key, self.turn.turn(query, tokens)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
         answer = attention(query, key, extended, visible)
@@ -128,15 +135,34 @@ class Window(Memory):
                 sums = extended.numbers[number.name] + sums
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
-        held_on = extended.each(lambda entries: tokens.tail(entries, held))
-        carried = {"key": held_on.key, "value": held_on.value, "position": held_on.position, **held_on.numbers}
-        if "convolved" in state:
-            carried["convolved"] = held_on.convolved
-        current = tokens.tail_is_current(held)
+        held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
         if current is not None:
-            carried["position"] = carried["position"].masked_fill(~current, -1)
+            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
+        carried = _entries(held_on.each(lambda entries: by_place(entries, tokens)), state)
         fall = self._one_a_token if self.shape == "sliding" else self._chunks
         return (answer, fall(extended, segment, tokens)), carried
+
+    def answer_one(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        query: Float[Tensor, "B 1 H D"],
+        pairs: Pairs,
+        features: Mapping[str, Mapped],
+    ) -> tuple[tuple[Partial, Pairs | None], State]:
+        """The same for one token, which takes the place of the pair that falls."""
+        place, state = place_of(call.tokens, self.size), call.state
+        fallen = None if self.drops else self._held({name: oldest(entries, place) for name, entries in state.items()})
+        new = _entries(pairs.kept(self.turn), state)
+        carried = {name: written(held, place, new[name], in_place=call.in_place) for name, held in state.items()}
+        turned = self.turn.turn(query, call.tokens)
+        return (single(turned, carried["key"], carried["value"], carried["position"] >= 0), fallen), carried
+
+    def _held(self, state: State) -> Pairs:
+        """What a state holds, or some of it, as pairs."""
+        key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
+        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.turn)
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
@@ -153,7 +179,7 @@ class Window(Memory):
     ) -> tuple[tuple[Partial, None], State]:
         """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing falls."""
         tokens = call.tokens
-        query, key = self.turn.rotate(query, tokens.position), self.turn.rotate(pairs.key, pairs.position)
+        query, key = self.turn.turn(query, tokens), pairs.turned(self.turn)
         if not blocks:
             entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
@@ -204,6 +230,18 @@ class Window(Memory):
         fallen = extended.each(lambda entries: take(entries, order))
         there = take(falls, order)
         return replace(fallen, position=fallen.position.masked_fill(~there, -1), arrival=column.gather(1, order).cummax(1).values)
+
+
+def _fits_a_step(setting: Setting) -> str | None:
+    if setting.maximum_asked:
+        return "it does not give the largest logit, and the read asks for it"
+    return one_token(setting) if setting.every_pair else "the window may be empty where pairs fall into it"
+
+
+def _entries(pairs: Pairs, state: State) -> State:
+    """Of the pairs, what a state holds."""
+    every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
+    return {name: every[name] for name in state}
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:

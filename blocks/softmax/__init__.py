@@ -8,6 +8,7 @@ Logits are q·k / √D and are computed in the accumulating dtype. A query that 
 from __future__ import annotations
 
 from blocks.softmax.dense import dense
+from blocks.softmax.single import single
 from blocks.softmax.windowed import windowed
 
-__all__ = ["dense", "windowed"]
+__all__ = ["dense", "single", "windowed"]

@@ -18,6 +18,7 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port
 from blocks.part import Part, Slot
+from blocks.reads import Read
 
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
@@ -175,12 +176,10 @@ def _named(ports: tuple[Port, ...], wanted: Callable[[Port], bool]) -> Port:
     return next(port for port in ports if wanted(port))
 
 
-def asked_for_mass(graph: HeadGraph, name: str) -> bool:
-    """Whether a read asks this memory for its mass."""
-    from blocks.reads import Read
-
-    reads = (graph.nodes[edge.end].part for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL)
-    return any(isinstance(read, Read) and not read.leaves_masses_out for read in reads)
+def reads_of(graph: HeadGraph, name: str) -> list[Read]:
+    """The reads that take this memory's answer."""
+    ends = (graph.nodes[edge.end].part for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL)
+    return [part for part in ends if isinstance(part, Read)]
 
 
 def sees_every_pair(graph: HeadGraph, name: str) -> bool:

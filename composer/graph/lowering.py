@@ -19,7 +19,7 @@ from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
-from composer.graph.graph import OUTPUT, HeadGraph, Node, asked_for_mass, build_graph, once, sees_every_pair
+from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, once, reads_of, sees_every_pair
 from composer.graph.program import Program, Step, covered
 from composer.spec.document import HeadSpec
 
@@ -146,7 +146,13 @@ def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], for
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     if not isinstance(node.part, Memory):
         return setting
-    return replace(setting, mass_asked=asked_for_mass(graph, node.name), every_pair=sees_every_pair(graph, node.name))
+    reads = reads_of(graph, node.name)
+    return replace(
+        setting,
+        every_pair=sees_every_pair(graph, node.name),
+        mass_asked=any(not read.leaves_masses_out for read in reads),
+        maximum_asked=any(read.asks_maximum for read in reads),
+    )
 
 
 def _part(graph: HeadGraph, name: str) -> Any:

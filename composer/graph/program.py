@@ -23,6 +23,17 @@ before them."""
 
 
 @dataclass(frozen=True)
+class Around:
+    """What one call of a head hands to all of its steps. place: the layer, and the first of these heads in it. in_place: nobody
+    else holds the state."""
+
+    tokens: Tokens
+    state: State
+    place: tuple[int, int]
+    in_place: bool
+
+
+@dataclass(frozen=True)
 class Covered:
     """One operation within a step: where its inputs come from, what it gives, and its state's tensors, by their own names and by
     those that they have in the head."""
@@ -41,9 +52,10 @@ class Covered:
         given.update(self.node.options)
         return given
 
-    def call(self, tokens: Tokens, state: State, place: tuple[int, int]) -> Call:
+    def call(self, around: Around) -> Call:
         """What the operation knows beside its inputs."""
-        return Call(tokens, {name: state[full] for name, full in self.slots}, self.node.shape, place)
+        state = {name: around.state[full] for name, full in self.slots}
+        return Call(around.tokens, state, self.node.shape, around.place, around.in_place)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write what the operation has given, and its new state."""
@@ -62,19 +74,16 @@ class Step:
     form: Form
     why: str
 
-    def run(
-        self, modules: Modules, values: dict[Value, Any], tokens: Tokens, state: State, carried: State, place: tuple[int, int]
-    ) -> None:
+    def run(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
         """Compute, and write what comes of it to ``values`` and ``carried``."""
         if len(self.covers) == 1:
             (only,) = self.covers
-            call = only.call(tokens, state, place)
-            only.keep(modules[only.node.module](self.form.run, call, **only.inputs(values)), values, carried)
+            only.keep(modules[only.node.module](self.form.run, only.call(around), **only.inputs(values)), values, carried)
             return
         bound, inputs = {}, {}
         for name, one in zip(self.names, self.covers, strict=True):
             assert one.node.part is not None
-            bound[name] = Bound(one.node.part, one.call(tokens, state, place), modules[one.node.module])
+            bound[name] = Bound(one.node.part, one.call(around), modules[one.node.module])
             inputs[name] = one.inputs(values)
         for one, given in zip(self.covers, self.form.run(bound, inputs), strict=True):
             one.keep(given, values, carried)
@@ -94,22 +103,20 @@ class Program:
     def steps(self) -> tuple[Step, ...]:
         return (*self.before, *self.after)
 
-    def mix(self, modules: Modules, hidden: Any, tokens: Tokens, state: State, place: tuple[int, int]) -> tuple[Any, State]:
+    def mix(self, modules: Modules, hidden: Any, around: Around) -> tuple[Any, State]:
         """What queries and keys are projected from, and the new state of what gave it."""
         values: dict[Value, Any] = {("hidden", "hidden"): hidden}
         carried: State = {}
         for step in self.before:
-            step.run(modules, values, tokens, state, carried, place)
+            step.run(modules, values, around, carried)
         return values[self.mixed], carried
 
-    def run(
-        self, modules: Modules, inputs: Mapping[str, Any], tokens: Tokens, state: State, place: tuple[int, int]
-    ) -> tuple[Any, State]:
+    def run(self, modules: Modules, inputs: Mapping[str, Any], around: Around) -> tuple[Any, State]:
         """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``."""
         values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
         carried: State = {}
         for step in self.after:
-            step.run(modules, values, tokens, state, carried, place)
+            step.run(modules, values, around, carried)
         return values[self.output], carried
 
 

@@ -29,20 +29,30 @@ class ComposedAttention(nn.Module):
         self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden_size, bias=bias)
         self.composed = ComposedHeads(resolved, layer)
 
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
-        """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state."""
-        heads, state = self.heads(hidden, tokens, state, backend)
+    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
+        """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state.
+
+        in_place: nobody else holds the state, so it may be written over.
+        """
+        heads, state = self.heads(hidden, tokens, state, backend, in_place=in_place)
         return self.o_proj(heads.flatten(2)), state
 
     def heads(
-        self, hidden: Tensor, tokens: Tokens, state: State, backend: str, values: Tensor | None = None
+        self,
+        hidden: Tensor,
+        tokens: Tokens,
+        state: State,
+        backend: str,
+        values: Tensor | None = None,
+        *,
+        in_place: bool = False,
     ) -> tuple[Tensor, State]:
         """What each head answers, ``B T H D``, before the output projection. values: ``B T K D``, in place of the layer's own."""
         value = self.v_proj(hidden).unflatten(2, (-1, self.head_dim)) if values is None else values
         state = state or self.composed.empty_state(hidden.shape[0], value.dtype, hidden.device)
-        inputs, mixed = self.composed.mix(hidden, tokens, state, backend)
+        inputs, mixed = self.composed.mix(hidden, tokens, state, backend, in_place)
         query, key = (self._projected(projection, inputs) for projection in (self.q_proj, self.k_proj))
-        output, carried = self.composed(hidden, query, key, value, tokens, state, backend)
+        output, carried = self.composed(hidden, query, key, value, tokens, state, backend, in_place)
         return output, carried | mixed
 
     def _projected(self, projection: nn.Module, inputs: list[Tensor]) -> Tensor:
@@ -63,26 +73,34 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, Head(resolved.heads[group.head], resolved.shape(group.heads), (layer, first)))
             first += group.heads
 
-    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[list[Tensor], State]:
+    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
         inputs, carried = [], {}
         for name, head, own in self._heads(state):
-            mixed, new = head.mix(hidden, tokens, own, backend)
+            mixed, new = head.mix(hidden, tokens, own, backend, in_place)
             inputs.append(mixed)
             carried |= {f"{name}.{part}": tensor for part, tensor in new.items()}
         return inputs, carried
 
     def forward(
-        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: str
+        self,
+        hidden: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        tokens: Tokens,
+        state: State,
+        backend: str,
+        in_place: bool,
     ) -> tuple[Tensor, State]:
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
         queries, keys, values = (self.split(states) for states in (query, key, value))
         outputs, carried = [], {}
         for index, (name, head, own) in enumerate(self._heads(state)):
-            output, new = head(hidden, queries[index], keys[index], values[index], tokens, own, backend)
+            output, new = head(hidden, queries[index], keys[index], values[index], tokens, own, backend, in_place)
             outputs.append(output)
             carried |= {f"{name}.{part}": tensor for part, tensor in new.items()}
-        return torch.cat(outputs, dim=2), carried
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The layer's state before the first token."""
@@ -91,6 +109,8 @@ class ComposedHeads(nn.Module):
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """``B T (all heads) D`` to the heads of each group; queries have more heads than keys by the same factor everywhere."""
+        if len(self._groups) == 1:
+            return (states,)
         factor = states.shape[2] // sum(group.key_heads for group in self._groups)
         return states.split([group.key_heads * factor for group in self._groups], dim=2)
 

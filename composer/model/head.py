@@ -14,7 +14,7 @@ from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, compiled
-from composer.graph.program import Program
+from composer.graph.program import Around, Program
 from composer.spec.document import HeadSpec
 
 
@@ -43,7 +43,8 @@ class Head(nn.Module):
     """One group of H query heads on K key heads.
 
     forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new
-    state. place: the layer, and the first of these heads in it; random choices count by them.
+    state; in_place: nobody else holds the state, so it may be written over. place: the layer, and the first of these heads in it;
+    random choices count by them.
     """
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
@@ -66,19 +67,29 @@ class Head(nn.Module):
         )
         return self._compiled.program(backend, setting)
 
-    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
+    def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
         program = self._program(hidden, tokens, backend)
+        if not program.before:
+            return hidden, {}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.mix(self._modules, hidden, tokens, state, self._place)
+            return program.mix(self._modules, hidden, Around(tokens, state, self._place, in_place))
 
     def forward(
-        self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, state: State, backend: str
+        self,
+        hidden: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        tokens: Tokens,
+        state: State,
+        backend: str,
+        in_place: bool = False,
     ) -> tuple[Tensor, State]:
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.run(self._modules, inputs, tokens, state, self._place)
+            return program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

@@ -42,9 +42,9 @@ class ComposedDecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = make_norm(config)
         self.dropout = make_dropout(config)
 
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str) -> tuple[Tensor, State]:
-        """hidden ``B T C`` to the same, and the layer's new state."""
-        attended, state = self.self_attn(self.input_layernorm(hidden), tokens, state, backend)
+    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
+        """hidden ``B T C`` to the same, and the layer's new state. in_place: nobody else holds the state."""
+        attended, state = self.self_attn(self.input_layernorm(hidden), tokens, state, backend, in_place)
         return self.after(hidden, attended), state
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -124,7 +124,8 @@ class ComposedModel(ComposedPreTrainedModel):
         every = [hidden]
         for index, layer in enumerate(self.layers):
             held = cache.state(index) if cache is not None else None
-            hidden, state = layer(hidden, rows.tokens, held.tensors if held is not None else {}, self.backend)
+            before = held.tensors if held is not None else {}
+            hidden, state = layer(hidden, rows.tokens, before, self.backend, held is not None and not torch.is_grad_enabled())
             every.append(hidden)
             if held is not None:
                 held.keep(state, length)
