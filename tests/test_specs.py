@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from blocks.operation import Kind
 from composer.model.naming import fresh_parameters
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve

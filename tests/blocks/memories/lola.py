@@ -16,7 +16,7 @@ from blocks.legend import Shape
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
-from blocks.positions import Rope
+from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
 from tests.blocks.memories.by_hand import Call, Row, Stream
@@ -132,7 +132,7 @@ class Beneath:
         self.partials: list[Partial] = []
 
     def map(self, pairs: Pairs) -> Tensor:
-        return features(pairs.convolved)
+        return features(pairs.mappable(NoPosition()))
 
     def predict(self, keys: Tensor) -> Tensor:
         return self.memory.predict(keys, self.held)
@@ -178,7 +178,10 @@ class Cascade:
     ) -> tuple[tuple[Partial, Pairs], dict[str, Tensor]]:
         """The window's answer and what falls out of it, with the sums that the cache asks for."""
         part, shape = self.parts()["window"]
-        mapped = {number.name: Mapped(features(query), lambda these: features(these.convolved), False) for number in shape.numbers}
+        mapped = {
+            number.name: Mapped(features(query), lambda these: features(these.mappable(NoPosition())), False)
+            for number in shape.numbers
+        }
         return computed(part, self.form, shape, {}, tokens, state, query=query, pairs=pairs, features=mapped)
 
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:

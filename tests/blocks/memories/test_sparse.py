@@ -18,6 +18,7 @@ from blocks.legend import Shape
 from blocks.memories.full import Full
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
+from blocks.positions import NoPosition
 from blocks.reads import Shared
 from blocks.scores import SCORES
 from tests.blocks.memories.by_hand import Call, pairs_at
@@ -57,8 +58,9 @@ def assert_by_hand(of: Cascade) -> None:
                 there = position >= 0
                 assert position[there].tolist() == [hand.places[pair][1] for pair in hand.cache]
                 own = head // (of.shape.heads // of.shape.key_heads)
-                for name, source in (("key", stream.key), ("value", stream.value)):
-                    assert torch.equal(states["sparse"][name][index, there, head], source[index, hand.cache, own])
+                turned = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
+                assert torch.equal(states["sparse"]["key"][index, there, head], turned)
+                assert torch.equal(states["sparse"]["value"][index, there, head], stream.value[index, hand.cache, own])
                 if of.shape.convolved_heads:
                     convolved = stream.convolved[index, hand.cache, head]
                     assert torch.equal(states["sparse"]["convolved"][index, there, head], convolved)
@@ -133,7 +135,7 @@ def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) ->
     output, after, kept = of.call(query, pairs, tokens, of.start(3))
     given = {"query": query, "pairs": pairs}
     (near, fallen), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
-    falls = Features(features(fallen.convolved), fallen.value, fallen.present, fallen.arrival)
+    falls = Features(features(fallen.mappable(NoPosition())), fallen.value, fallen.present, fallen.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
     far, state = recalled(StateMemory(), "torch", features(query), falls, None, tokens, below)
     close(output[tokens.valid], Shared().combine({}, [replace(near, logit=of.factor), far])[tokens.valid])

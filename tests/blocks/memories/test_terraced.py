@@ -10,7 +10,7 @@ import torch
 from blocks.flow import Pairs, Tokens
 from blocks.legend import Number, Shape
 from blocks.memories.window import Window
-from blocks.positions import Rope
+from blocks.positions import NoPosition, Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
 from tests.blocks.support import GROUPED, close, computed, counted, documents, empty, random
 
@@ -47,12 +47,13 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
         (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
         assert fallen.arrival is not None
+        raw = fallen.turned(NoPosition())
         assert all(first <= second for row in fallen.arrival.tolist() for first, second in pairwise(row))
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 places = falling(fallen, index, column)
                 assert fallen.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
-                assert torch.equal(fallen.key[index, places], stream.key[index, gone])
+                close(raw[index, places], stream.key[index, gone])
                 assert torch.equal(fallen.convolved[index, places], stream.convolved[index, gone])
                 assert torch.equal(fallen.value[index, places], stream.value[index, gone])
                 assert torch.equal(fallen.numbers["delta_rate"][index, places, 0], stream.value[index, gone, 0, 0])

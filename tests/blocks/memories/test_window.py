@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from blocks.legend import Shape
 from blocks.memories.window import Window
-from blocks.positions import Rope
+from blocks.positions import NoPosition, Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
 from tests.blocks.support import GROUPED, close, computed, counted, documents, empty, random
 
@@ -34,11 +34,12 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
         query, pairs, tokens = stream.call(call)
         (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
+        raw = fallen.turned(NoPosition())
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 assert fallen.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
                 for one in gone:
-                    assert torch.equal(fallen.key[index, column], stream.key[index, one])
+                    close(raw[index, column], stream.key[index, one])
                     assert torch.equal(fallen.convolved[index, column], stream.convolved[index, one])
                     assert torch.equal(fallen.value[index, column], stream.value[index, one])
                 for head in range(4):
@@ -46,10 +47,15 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
                     close(partial.output[index, column, head], output)
                     close(partial.lse[index, column, head], mass)
             assert not fallen.present[index, real:].any()
-            # What is held is what the state says, oldest first.
-            assert state["position"][index][state["position"][index] >= 0].tolist() == [row.tokens[one][1] for one in row.held]
-            if row.held:
-                assert torch.equal(state["key"][index, -len(row.held) :], stream.key[index, row.held])
+            # What is held is what the state says: the pair of position t, with its key turned, at place t modulo the size.
+            places = [row.tokens[one][1] for one in row.held]
+            wanted = torch.full((size,), -1)
+            wanted[[place % size for place in places]] = torch.tensor(places, dtype=torch.int64)
+            assert state["position"][index].tolist() == wanted.tolist()
+            for one, place in zip(row.held, places, strict=True):
+                turned = ROPE.rotate(stream.key[index, one][None, None], torch.tensor([[place]]))[0, 0]
+                assert torch.equal(state["key"][index, place % size], turned)
+                assert torch.equal(state["value"][index, place % size], stream.value[index, one])
 
 
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:

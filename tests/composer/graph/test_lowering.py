@@ -109,7 +109,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
             own = part in {"state", "sparse"}
             assert one.backend == (NAME if own or everywhere else "torch")
             assert (SAYS in one.form) is own
-            assert own or everywhere or one.why_not_faster == f"it has no {NAME} form"
+            assert own or everywhere or one.why_not_faster.startswith(f"it has no {NAME} form")
         assert explained["state"].form == form
         lines = [line for line in listing(lower(graph, NAME)) if SAYS in line]
         assert len(lines) == 1

@@ -17,6 +17,7 @@ from composer.graph import lowering
 from composer.graph.listing import listing
 from composer.graph.lowering import lower, lowered
 from composer.graph.program import Program
+from tests.blocks.support import form_of
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import graph_of
 from tests.laws.cases import SMALL, built, complete, inputs, pieces, run
@@ -32,7 +33,7 @@ def in_turn(bound: Mapping[str, Bound], given: Mapping[str, Mapping[str, Any]]) 
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
         one = bound[name]
-        form = next(form for form in one.part.operation(one.call.shape).forms if form.backend == "torch")
+        form = form_of(one.part.operation(one.call.shape).forms, "torch")
         return one.compute(form.run, one.call, **given[name], **more)
 
     near = compute("near")
