@@ -15,7 +15,7 @@ from blocks.legend import Shape
 from blocks.memories.latents import Latents
 from blocks.memories.window import Window
 from blocks.operation import Kind
-from blocks.part import Parameters
+from blocks.part import Parameters, State
 from blocks.reads import Mixture
 from tests.blocks.memories.latte import definition
 from tests.blocks.support import (
@@ -35,7 +35,6 @@ from tests.blocks.support import (
 
 FORMS = ["reference", "torch"]
 PART = Latents(size=12)
-State = dict[str, Tensor]
 
 
 def inputs_of(shape: Shape, length: int, batch: int = 2, size: float = 1.0) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -48,16 +47,9 @@ def inputs_of(shape: Shape, length: int, batch: int = 2, size: float = 1.0) -> t
 def recalled(
     parameters: Parameters, shape: Shape, inputs: Tensor, value: Tensor, tokens: Tokens, form: str, state: State | None = None
 ) -> tuple[Partial, State]:
-    state = state or empty(PART, shape, inputs.shape[0], inputs.dtype)
+    state = {} if shape.both_ways else state or empty(PART, shape, inputs.shape[0], inputs.dtype)
     (partial,), state = computed(PART, form, shape, parameters, tokens, state, hidden=inputs, value=value)
     return partial, state
-
-
-def answered_both_ways(parameters: Parameters, shape: Shape, inputs: Tensor, value: Tensor, tokens: Tokens, form: str) -> Partial:
-    whole = replace(shape, both_ways=True)
-    (partial,), state = computed(PART, form, whole, parameters, tokens, {}, hidden=inputs, value=value)
-    assert state == {}
-    return partial
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -186,7 +178,7 @@ def test_nothing_but_padding_answers_0(form: str) -> None:
     assert not partial.output.any()
     assert {name: held.unique().tolist() for name, held in state.items()} == {"state": [0], "maximum": [-math.inf], "total": [0]}
     assert torch.autograd.grad(partial.output.sum(), inputs)[0].isfinite().all()
-    both_ways = answered_both_ways(parameters, GROUPED, inputs, value, tokens, form)
+    both_ways, _ = recalled(parameters, replace(GROUPED, both_ways=True), inputs, value, tokens, form)
     assert not both_ways.output.any()
 
 
@@ -198,10 +190,9 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
     parameters, inputs, value = inputs_of(shape, 9, size=10.0)
     tokens = documents(*rows) if rows else counted(2, 9)
     valid = torch.arange(9) < torch.tensor([[9], [7]])
-    tokens, weights = Tokens(tokens.position, tokens.segment, valid), random(2, 9, shape.heads, 4)
-    weights = weights * valid[..., None, None]
+    tokens, weights = Tokens(tokens.position, tokens.segment, valid), random(2, 9, shape.heads, 4) * valid[..., None, None]
     tensors = [tensor.requires_grad_() for tensor in (*parameters.values(), inputs, value)]
-    partial = answered_both_ways(parameters, shape, inputs, value, tokens, form)
+    partial, _ = recalled(parameters, replace(shape, both_ways=True), inputs, value, tokens, form)
     output, mass = definition(parameters, shape, inputs, value, tokens, causal=False)
     close(partial.output[valid], output[valid])
     assert partial.logit is not None
@@ -214,7 +205,7 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
 def test_equation_7() -> None:
     """softmax_L(Q) softmax_T(K) V."""
     parameters, inputs, value = inputs_of(ONE_KEY, 7, size=500.0)
-    partial = answered_both_ways(parameters, ONE_KEY, inputs, value, counted(2, 7), "torch")
+    partial, _ = recalled(parameters, replace(ONE_KEY, both_ways=True), inputs, value, counted(2, 7), "torch")
     for head in range(3):
         query, key = (inputs @ parameters[name][4 * head : 4 * head + 4].T for name in ("query", "key"))
         close(partial.output[:, :, head], query.softmax(2) @ key.softmax(1).mT @ value[:, :, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from collections import Counter
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 
 from blocks.legend import Shape
-from blocks.operation import Setting
+from blocks.operation import EVERY, Setting
 from composer.graph.graph import INPUTS, build_graph
 from composer.graph.lowering import BACKENDS, compiled, lower
 from composer.graph.program import Program
@@ -68,6 +69,18 @@ def test_the_programs_of_shipped_specs_are_whole(name: str, backend: str) -> Non
 @settings(deadline=None)
 def test_the_programs_of_random_heads_are_whole(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_whole(lower(build_graph(*drawn)), *drawn)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> None:
+    """On every backend that is built in; and the reference is the reference wherever a part has more than one form."""
+    graph = build_graph(HEADS[name], SHAPE)
+    for device, *facts in itertools.product(("cpu", "cuda"), *[(False, True)] * 4):
+        one_token, documents, padded, gradients = facts
+        setting = Setting(device, "bfloat16", one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+        for backend in BACKENDS:
+            for step in lower(graph, backend, setting).steps:
+                assert backend == "auto" or step.form.backend in {backend, EVERY}
 
 
 @pytest.mark.parametrize("name", HEADS)
