@@ -19,14 +19,27 @@ def filtered(
     length, past = inputs.shape[1], earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
     segment = tokens.extended_segment(past)
+    if length == 1 and segment is None and tokens.valid is None:
+        return _one(extended, weight.to(inputs.dtype)), extended[:, 1:]
     heads = max(weight.shape[0], inputs.shape[2])
-    weight = weight.to(inputs.dtype).repeat_interleave(heads // weight.shape[0], dim=0)
-    output = inputs.new_zeros(())
+    weight = weight.to(inputs.dtype)
+    weight = weight if weight.shape[0] == heads else weight.repeat_interleave(heads // weight.shape[0], dim=0)
+    output = None
     for tap in range(past + 1):
         seen = extended[:, tap : tap + length]
         if segment is not None:
             seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
-        output = output + repeat_heads(seen, heads) * weight[..., tap]
+        seen = repeat_heads(seen, heads)
+        output = seen * weight[..., tap] if output is None else torch.addcmul(output, seen, weight[..., tap])
+    assert output is not None, "a kernel has at least the current token's tap"
     carried = tokens.tail(extended, past)
     current = tokens.tail_is_current(past)
     return output, carried if current is None else carried * current[..., None, None]
+
+
+def _one(extended: Float[Tensor, "B kernel h D"], weight: Float[Tensor, "w D kernel"]) -> Tensor:
+    """The same for one token: all taps at once."""
+    given, own = extended.shape[2], weight.shape[0]
+    shared = min(given, own)
+    seen, taps = extended.unflatten(2, (shared, -1)), weight.permute(2, 0, 1).unflatten(1, (shared, -1))
+    return (seen * taps).sum(1, keepdim=True).flatten(2, 3)

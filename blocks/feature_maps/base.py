@@ -132,8 +132,7 @@ class FeatureMap(Part):
             mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
         activate = self.log_activate if logarithm else self.activate
-        sides = (mapped, -mapped) if self.two_sided else (mapped,)
-        features = torch.cat([activate(one) for one in sides], dim=-1)
+        features = activate(torch.stack((mapped, -mapped), dim=-2)).flatten(-2) if self.two_sided else activate(mapped)
         if scale != "unit":
             return features
         if logarithm:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import accumulating
+from blocks.flow import accumulating, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
@@ -59,4 +59,4 @@ class PerChannel(Gate):
         logits = (logits + parameters["bias"]).to(accumulating(hidden.dtype))
         decay = torch.nn.functional.logsigmoid(logits) / self.temperature
         decay = decay.unflatten(-1, (-1, shape.features))
-        return decay.repeat_interleave(shape.state_heads // decay.shape[2], dim=2)
+        return repeat_heads(decay, shape.state_heads)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks import initialise
-from blocks.flow import accumulating
+from blocks.flow import accumulating, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
@@ -45,4 +45,4 @@ class PerHead(Gate):
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         logits = hidden.to(parameters["weight"].dtype) @ parameters["weight"].T + parameters["bias"]
         decay = torch.nn.functional.logsigmoid(logits.to(accumulating(hidden.dtype))) / self.temperature
-        return decay.repeat_interleave(shape.state_heads // decay.shape[2], dim=2)
+        return repeat_heads(decay, shape.state_heads)

@@ -91,7 +91,7 @@ class StateMemory(Recurrent):
         key, value = (pairs.there(key, -math.inf), value) if exponential else (key, pairs.there(value, 0.0))
 
         carried: State = {}
-        matrix, log_scale = state["state"], query.new_zeros(query.shape[:3])
+        matrix, log_scale = state["state"], None
         if exponential and exact:
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
@@ -106,7 +106,7 @@ class StateMemory(Recurrent):
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         matrix = state["state"]
-        log_scale = key.new_zeros(key.shape[:3])
+        log_scale = None
         if "maximum" in state:
             exponents = key + state["maximum"][:, None]
             log_scale = exponents.amax(-1)
@@ -140,14 +140,16 @@ class StateMemory(Recurrent):
             log_scale = log_scale + scale * inside[..., None]
         return (self._answer(output, log_scale, dtype),), {}
 
-    def _answer(self, output: Tensor, log_scale: Tensor, dtype: torch.dtype) -> Partial:
+    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype) -> Partial:
+        """log_scale: of what the output is to be multiplied by; None: nothing."""
         if not self.normalise:
-            return Partial((output * log_scale[..., None].exp()).to(dtype), None)
+            return Partial((output if log_scale is None else output * log_scale[..., None].exp()).to(dtype), None)
         numerator, mass = output[..., :-1], output[..., -1]
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         empty = mass < 1e8 * torch.finfo(mass.dtype).tiny
         mass = mass.masked_fill(empty, 1.0)
-        lse = (mass.log() + log_scale).masked_fill(empty, -math.inf)
+        lse = mass.log() if log_scale is None else mass.log() + log_scale
+        lse = lse.masked_fill(empty, -math.inf)
         return Partial((numerator / mass[..., None]).masked_fill_(empty[..., None], 0.0).to(dtype), lse)
 
 
