@@ -93,7 +93,7 @@ class Pairs:
         """The keys as ``by`` turns them."""
         if self.by.base == by.base:
             return self.key
-        raw = self.by.rotate(self.key, -self.position) if self.by.base else self.key
+        raw = self.by.turned_back(self.key, self.position)
         return self._at(by, raw)
 
     def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:

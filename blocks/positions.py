@@ -49,6 +49,12 @@ class Position(Part):
         """``states`` as they stand at these positions."""
         raise NotImplementedError
 
+    def turned_back(
+        self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
+    ) -> Float[Tensor, "B T H D"]:
+        """What ``rotate`` was given, of what it gave."""
+        return states
+
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """``states`` as they stand at the tokens of a call."""
         return self.rotate(states, tokens.position)
@@ -104,6 +110,14 @@ class Rope(Position):
     ) -> Float[Tensor, "B T H D"]:
         """Turn each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
         return _turned(states, *self._table(position, states))
+
+    def turned_back(
+        self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
+    ) -> Float[Tensor, "B T H D"]:
+        """Cosines and sines are rounded, so their squares do not add up to 1: the way back divides by what they do add up to."""
+        wide = torch.promote_types(states.dtype, torch.float32)
+        cosine, sine = (table.to(wide) for table in self._table(position, states))
+        return (_turned(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call; what it takes of them is computed once a call, for all layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from blocks.operation import Kind
 from composer.model.naming import fresh_parameters
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
@@ -46,7 +47,7 @@ def test_the_convolution_with_a_window_is_macchiato_with_a_convolution() -> None
 def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more: int) -> None:
     """Millions cut off, and how many more there are here. Heads of latents alone have queries and keys that they do not use."""
     spec = resolve(load_spec(f"ablations/latte-table-1:{row}"))
-    unused = all(memory.reads == "inputs" for memory in spec.heads["head"].memory)
+    unused = all(memory.reads is Kind.HIDDEN for memory in spec.heads["head"].memory)
     counted = [
         fresh.size
         for name, fresh in parameters(spec, trunk_from(spec, "float32", None)).items()

@@ -51,7 +51,8 @@ def _rows(step: Step, names: Mapping[Value, str]) -> list[tuple[str, str, str, s
 
 
 def _call(one: Covered, names: Mapping[Value, str]) -> str:
-    arguments = [names[source] for _, source in one.single]
+    given = {**dict(one.single), **dict(one.inside)}
+    arguments = [names[given[port.name]] for port in one.node.operation.reads if port.name in given]
     for port, sources in one.many:
         arguments += [names[source] if port == "partial" else f"{port}[{label}]={names[source]}" for label, source in sources]
     return f"{_function(one)}({', '.join(arguments)})"

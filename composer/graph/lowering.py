@@ -138,9 +138,8 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 
 def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], form: Form, why: str) -> Step:
-    inside = {node.name for node in nodes}
-    edges = {node.name: tuple(edge for edge in graph.into(node.name) if edge.start not in inside) for node in nodes}
-    return Step(tuple(covered(node, edges[node.name]) for node in nodes), names, form, why)
+    step = frozenset(node.name for node in nodes)
+    return Step(tuple(covered(node, graph.into(node.name), step) for node in nodes), names, form, why)
 
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:

@@ -41,6 +41,8 @@ class Covered:
     node: Node
     single: tuple[tuple[str, Value], ...]
     many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
+    inside: tuple[tuple[str, Value], ...]
+    """What comes from another operation of its step, which the step's form passes on by itself."""
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
 
@@ -120,8 +122,11 @@ class Program:
         return values[self.output], carried
 
 
-def covered(node: Node, edges: tuple[Edge, ...]) -> Covered:
-    """An operation with these edges into it; an input that takes several and has none is handed an empty mapping."""
+def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset()) -> Covered:
+    """An operation with these edges into it; an input that takes several and has none is handed an empty mapping. step: the
+    names of the operations that are computed with it."""
+    inside = tuple((edge.input, (edge.start, edge.output)) for edge in edges if edge.start in step)
+    edges = tuple(edge for edge in edges if edge.start not in step)
     single, many = [], []
     for port in node.operation.reads:
         sources = [edge for edge in edges if edge.input == port.name]
@@ -130,4 +135,6 @@ def covered(node: Node, edges: tuple[Edge, ...]) -> Covered:
         else:
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
-    return Covered(node, tuple(single), tuple(many), gives, tuple((name, f"{node.name}.{name}") for name in node.operation.slots))
+    return Covered(
+        node, tuple(single), tuple(many), inside, gives, tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
+    )

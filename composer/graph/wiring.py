@@ -65,7 +65,9 @@ class _Wiring:
             self.value = "value_position"
 
     def _entry(self) -> None:
-        """The pairs of the call, with what each memory wants to travel with them."""
+        """The pairs of the call, with what each memory wants to travel with them; none where no memory takes pairs."""
+        if not self.feeds:
+            return
         self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
         self.draft.connect("key", ALL, "key")
         if self.convolved:
@@ -96,8 +98,8 @@ class _Wiring:
             self._feed(name, "pairs")
         weighing = memory.weighing(shape)
         if weighing is not None:
-            self.draft.add(f"{name}_weight", memory, shape, None, module=name, operation=weighing)
-            self.draft.connect(self.inputs, f"{name}_weight", "hidden")
+            self.draft.add(f"{name}.weight", memory, shape, None, module=name, operation=weighing)
+            self.draft.connect(self.inputs, f"{name}.weight", "hidden")
 
     def _state(self, name: str, memory: Memory) -> None:
         """A memory that reads features, with what stands above it: the map of its features and, where it has one, its gate."""
@@ -168,7 +170,7 @@ class _Wiring:
             self.draft.connect(name, "read", "partial", label=name)
             weighed = self.feeds[name] if memory.weight == "same" else name
             if memory.weight is not None and self.memory[weighed].weight is not None:
-                self.draft.connect(f"{weighed}_weight", "read", "weight", label=name)
+                self.draft.connect(f"{weighed}.weight", "read", "weight", label=name)
         answer = "read"
         if head.value_position is not None:
             way_out = head.value_position.way_out(shape)

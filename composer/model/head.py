@@ -49,13 +49,13 @@ class Head(nn.Module):
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
-        self.compiled, self.place = compiled(head, shape), place
-        self._slots = self.compiled.graph.slots
-        for node in self.compiled.graph.parts:
+        self._compiled, self._place = compiled(head, shape), place
+        self._slots = self._compiled.graph.slots
+        for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
-    def program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
+    def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """What a call with such values and tokens runs."""
         setting = Setting(
             device=value.device.type,
@@ -65,15 +65,15 @@ class Head(nn.Module):
             padded=tokens.valid is not None,
             gradients=torch.is_grad_enabled(),
         )
-        return self.compiled.program(backend, setting)
+        return self._compiled.program(backend, setting)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
-        program = self.program(hidden, tokens, backend)
+        program = self._program(hidden, tokens, backend)
         if not program.before:
             return hidden, {}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.mix(self._modules, hidden, Around(tokens, state, self.place, in_place))
+            return program.mix(self._modules, hidden, Around(tokens, state, self._place, in_place))
 
     def forward(
         self,
@@ -87,9 +87,9 @@ class Head(nn.Module):
         in_place: bool = False,
     ) -> tuple[Tensor, State]:
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
-        program, inputs = self.program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
+        program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.run(self._modules, inputs, Around(tokens, state, self.place, in_place))
+            return program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -101,4 +101,4 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """The program, as it runs on a CPU in training and prefill."""
-        return "\n".join(listing(self.compiled.program(AUTO, Setting())))
+        return "\n".join(listing(self._compiled.program(AUTO, Setting())))

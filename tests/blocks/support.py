@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from blocks.flow import Tokens
+from blocks.flow import Features, Partial, Tokens
 from blocks.legend import Shape
+from blocks.memories.recurrent import Recurrent
+from blocks.mixers.base import Mixer
+from blocks.operation import EVERY, Call, Form, Setting
 from blocks.part import Part
 
 GROUPED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4)
@@ -39,6 +45,57 @@ def empty(part: Part, shape: Shape, batch: int, dtype: torch.dtype = torch.float
     """The part's state before the first token, as its slots say it."""
     kinds = {"pairs": dtype, "state": torch.promote_types(dtype, torch.float32), "int64": torch.int64}
     return {name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype]) for name, slot in part.state(shape).items()}
+
+
+def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None) -> Form:
+    """The first that runs on this backend in this setting."""
+    setting = setting or Setting()
+    return next(form for form in forms if form.backend in {backend, EVERY} and form.fits(setting) is None)
+
+
+def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
+    """What each form of a recurrence runs."""
+    return {form.backend: form.run for form in forms}
+
+
+def computed(
+    part: Part,
+    backend: str,
+    shape: Shape,
+    parameters: Mapping[str, Tensor],
+    tokens: Tokens,
+    state: Mapping[str, Tensor],
+    *,
+    setting: Setting | None = None,
+    place: tuple[int, int] = (0, 0),
+    **inputs: Any,
+) -> tuple[Any, dict[str, Tensor]]:
+    """What the part's operation gives on a backend, port by port, and its new state. inputs: by its ports' names."""
+    operation = part.operation(shape)
+    empty_handed: dict[str, Any] = {port.name: {} for port in operation.reads if port.many}
+    call = Call(tokens, dict(state), shape, place)
+    return form_of(operation.forms, backend, setting).run(parameters, call, **empty_handed | inputs)
+
+
+def recalled(
+    part: Recurrent,
+    backend: str,
+    query: Tensor,
+    pairs: Features,
+    log_decay: Tensor | None,
+    tokens: Tokens,
+    state: Mapping[str, Tensor],
+) -> tuple[Partial, dict[str, Tensor]]:
+    """A recurrent memory's answer to features, on a backend."""
+    return part.recall(query, pairs, log_decay, tokens, dict(state), form_of(part.recurrences, backend))
+
+
+def mixed(
+    part: Mixer, backend: str, parameters: Mapping[str, Tensor], hidden: Tensor, tokens: Tokens, state: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a mixer makes of hidden states, on a backend."""
+    (output,), carried = computed(part, backend, GROUPED, parameters, tokens, state, hidden=hidden)
+    return output, carried
 
 
 def counted(batch: int, length: int, start: int = 0) -> Tokens:

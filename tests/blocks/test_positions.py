@@ -76,6 +76,18 @@ def test_logits_depend_on_the_distance_only(scaling: Llama3Scaling | None) -> No
     assert not torch.allclose(logit(3, 0), logit(4, 0), atol=1e-2)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 5e-7), (torch.bfloat16, 2**-7)])
+def test_what_was_turned_is_turned_back(dtype: torch.dtype, tolerance: float) -> None:
+    """Within the rounding of the dtype, however the tables of cosines and sines are rounded; each head at a position of its own."""
+    states, rope = random(2, 300, 3, 8, dtype=dtype), Rope(theta=100.0)
+    for position in (torch.arange(300).expand(2, -1), torch.randint(-1, 9000, (2, 300, 3))):
+        back = rope.turned_back(rope.rotate(states, position), position)
+        assert back.dtype == dtype
+        error = (back.double() - states.double()).abs() / states.double().unflatten(3, (2, 4)).norm(dim=3).repeat(1, 1, 1, 2)
+        assert error.max() < tolerance
+        assert NoPosition().turned_back(states, position) is states
+
+
 def test_position_0_and_no_position_turn_nothing() -> None:
     states, position = random(1, 3, 2, 4), torch.tensor([[0, 5, 9]])
     assert torch.equal(Rope(theta=10.0).rotate(states, position)[:, 0], states[:, 0])

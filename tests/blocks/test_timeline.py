@@ -16,7 +16,7 @@ from blocks.memories.delta import Delta
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.state import StateMemory
 from blocks.timeline import timeline
-from tests.blocks.support import close, counted, empty, random
+from tests.blocks.support import close, counted, empty, random, recalled
 
 ARRIVALS = [[0, 0, 0, 2, 5, 5], [1, 2, 2, 2, 2, 4], [5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 4, 5]]
 LENGTH = 6
@@ -103,7 +103,7 @@ class Case:
             falling = [pair for pair, arrival in enumerate(pairs.arrival[row].tolist()) if arrival == token]
             for one in [nobody, *(single(pairs, row, pair) for pair in falling)]:
                 tokens = Tokens(torch.zeros(1, 1, dtype=torch.int64), begins)
-                partial, held = self.part.recall({}, asked, one, decay, tokens, held, form="reference")
+                partial, held = recalled(self.part, "reference", asked, one, decay, tokens, held)
                 decay, begins = torch.zeros_like(decay), None
                 outputs[token:] = [partial.output]
         return torch.cat(outputs, dim=1), held
@@ -132,7 +132,7 @@ def test_pairs_that_fall_together_are_pairs_one_after_the_other(memory: str, aro
     pairs = replace(pairs, key=features.get(memory, lambda key: key)(pairs.key))
     query, start = random(4, LENGTH, 4, 5).exp(), empty(part, shape, 4)
     tokens = Tokens(torch.zeros(4, LENGTH, dtype=torch.int64), case.segment, case.valid)
-    partial, carried = part.recall({}, query, pairs, case.decay, tokens, start, form=form)
+    partial, carried = recalled(part, form, query, pairs, case.decay, tokens, start)
     for row in range(4):
         real = LENGTH if case.valid is None else int(case.valid[row].sum())
         output, state = case.row(query, pairs, row, {name: held[row : row + 1] for name, held in start.items()})
@@ -155,7 +155,7 @@ def test_gradients(memory: Recurrent) -> None:
     for form in ("reference", "torch"):
         asked, key, value, rate, passed = leaves
         features = Features(key, value, pairs.present, pairs.arrival, rate)
-        partial, state = memory.recall({}, asked, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2), form=form)
+        partial, state = recalled(memory, form, asked, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2))
         loss = partial.output.square().sum() + state["state"].square().sum()
         answers[form] = torch.autograd.grad(loss, leaves, allow_unused=True)
     for got, wanted, leaf in zip(answers["torch"], answers["reference"], leaves, strict=True):
@@ -170,9 +170,9 @@ def test_a_call_in_which_nothing_falls() -> None:
     part = StateMemory()
     pairs, decay = pairs_at(ARRIVALS), torch.full((4, LENGTH, 4), -0.1, dtype=torch.float64)
     query = random(4, LENGTH, 4, 5).exp()
-    _, state = part.recall({}, query, pairs, decay, counted(4, LENGTH), empty(part, SHAPE, 4), form="torch")
+    _, state = recalled(part, "torch", query, pairs, decay, counted(4, LENGTH), empty(part, SHAPE, 4))
     nothing = pairs_at([[], [], [], []])
     for form in ("reference", "torch"):
-        partial, after = part.recall({}, query, nothing, decay, counted(4, LENGTH, LENGTH), state, form=form)
+        partial, after = recalled(part, form, query, nothing, decay, counted(4, LENGTH, LENGTH), state)
         close(after["state"], math.exp(-0.1 * LENGTH) * state["state"])
-        close(partial.output[:, 0], part.recall({}, query[:, :1], nothing, None, counted(4, 1), state, form=form)[0].output[:, 0])
+        close(partial.output[:, 0], recalled(part, form, query[:, :1], nothing, None, counted(4, 1), state)[0].output[:, 0])

@@ -12,7 +12,20 @@ from blocks.legend import Shape
 from blocks.memories.latents import Latents
 from blocks.positions import Rope
 from blocks.value_positions import Vapor
-from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, owner, random, started
+from tests.blocks.support import (
+    GROUPED,
+    SHAPE_NAMES,
+    SHAPES,
+    close,
+    computed,
+    counted,
+    documents,
+    drawn,
+    empty,
+    owner,
+    random,
+    started,
+)
 
 LATENTS = Latents(size=12)
 VAPOR = Vapor(theta=20.0)
@@ -33,7 +46,7 @@ def turned_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: T
     latents, vapor = parameters
     entering = VAPOR.enter(vapor, value, tokens.position)
     state = empty(LATENTS, shape, inputs.shape[0], inputs.dtype)
-    partial, _ = LATENTS.recall(latents, inputs, entering, tokens, state, form="torch")
+    (partial,), _ = computed(LATENTS, "torch", shape, latents, tokens, state, hidden=inputs, value=entering)
     return VAPOR.leave(vapor, partial.output, tokens.position)
 
 

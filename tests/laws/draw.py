@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
 from blocks.memories.base import Memory
+from blocks.operation import Kind
 from composer.errors import GraphError, SpecError
 from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions
@@ -99,7 +100,7 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
     parts = [CATALOGUE["memory"][memory["kind"]] for memory in memories]
     head: dict[str, Any] = {**flow, "memory": memories, "position": draw(_part("position"))}
     raw = inputs = False
-    if any(part.reads == "features" for part in parts if issubclass(part, Memory)):
+    if any(part.reads is Kind.FEATURES for part in parts if issubclass(part, Memory)):
         mapping = draw(_feature_map())
         head["feature_map"] = mapping
         if draw(st.booleans()):
@@ -110,7 +111,7 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
                     memory["normalise"] = False
     for memory, part in zip(memories, parts, strict=True):
         assert issubclass(part, Memory)
-        inputs = inputs or part.reads == "inputs"
+        inputs = inputs or part.reads is Kind.HIDDEN
         raw = raw or not part.model_validate(memory).has_mass()
     if len(memories) > 1:
         reads = [
@@ -124,7 +125,7 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
     if draw(st.booleans()):
         mixer = draw(_part("mix input"))
         looks = inputs or any(memory.get("weight") == "token" for memory in memories)
-        pairs = any(part.reads != "inputs" for part in parts)
+        pairs = any(part.reads is not Kind.HIDDEN for part in parts)
         mixer["feeds"] = draw(st.sampled_from(["inputs"] * looks + ["qk"] * pairs))
         if "blocks" in mixer and size.hidden_size % mixer["blocks"]:
             mixer["blocks"] = size.hidden_size
@@ -144,11 +145,11 @@ def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], 
     memories: list[dict[str, Any]] = []
     for index in range(count):
         above, last = flow == "cascade" or (flow == "graph" and index == 0), index == count - 1
-        fitting = [kind for kind, part in kinds.items() if count == 1 or flow == "parallel" or part.reads != "inputs"]
+        fitting = [kind for kind, part in kinds.items() if count == 1 or flow == "parallel" or part.reads is not Kind.HIDDEN]
         if above and not last:
             fitting = [kind for kind in fitting if kinds[kind].bounded]
         elif memories and "keep" in kinds[memories[-1]["kind"]].model_fields:
-            fitting = [kind for kind in fitting if kinds[kind].reads == "features"]
+            fitting = [kind for kind in fitting if kinds[kind].reads is Kind.FEATURES]
         part = kinds[draw(st.sampled_from(fitting))]
         memory = draw(_fields(part)) | {"name": f"m{index}"}
         falls = above and not last
@@ -158,7 +159,7 @@ def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], 
             memory["keep"] = draw(st.sampled_from(["recent", "random"]))
         if not part.bounded and "size" in part.model_fields:
             memory["size"] = size.heads * draw(st.integers(1, 3))
-        if count > 1 and part.reads != "inputs":
+        if count > 1 and part.reads is not Kind.HIDDEN:
             memory["weight"] = draw(_values(part.model_fields["weight"].annotation))
             if memory["weight"] == "same" and (not memories or memories[-1].get("weight") is None):
                 memory["weight"] = None

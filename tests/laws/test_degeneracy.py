@@ -10,6 +10,7 @@ import torch
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
+from tests.blocks.support import recalled
 from tests.laws.cases import SMALL, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
@@ -70,8 +71,8 @@ def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str
         values = torch.randn(count, size, generator=generator, dtype=torch.float64)
         pairs = Features(stored.view(1, count, 1, size), values.view(1, count, 1, size), torch.ones(1, count, dtype=torch.bool))
         empty = {name: torch.zeros(1, *slot.shape, dtype=torch.float64) for name, slot in memory.state(shape).items()}
-        _, full = memory.recall({}, torch.zeros_like(pairs.key), pairs, None, Tokens(torch.arange(count)[None]), empty, form=form)
+        _, full = recalled(memory, form, torch.zeros_like(pairs.key), pairs, None, Tokens(torch.arange(count)[None]), empty)
         asked = Features(torch.zeros_like(pairs.key), pairs.value, torch.zeros_like(pairs.present))
-        answer, _ = memory.recall({}, pairs.key, asked, None, Tokens(torch.arange(count)[None]), full, form=form)
+        answer, _ = recalled(memory, form, pairs.key, asked, None, Tokens(torch.arange(count)[None]), full)
         error = (answer.output[0, :, 0] - values).abs().amax(-1)
         assert (error < 1e-12).all() if exact else (error > 1e-3).any()

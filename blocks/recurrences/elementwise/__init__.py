@@ -31,5 +31,5 @@ def fast(
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(TORCH, "a scan over chunks of about √T tokens, one step in decode", fast),
+    Form(TORCH, "a scan over chunks of about √T tokens, one step where there is one", fast),
 )

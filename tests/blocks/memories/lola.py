@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocks.flow import Features, Pairs, Partial, Tokens, accumulating
+from blocks import operation
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating
 from blocks.legend import Shape
-from blocks.memories.errors import Compared
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
-from blocks.positions import Rope
+from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
 from tests.blocks.memories.by_hand import Call, Row, Stream
-from tests.blocks.support import empty, owner
+from tests.blocks.support import computed, empty, owner, recalled
 from tests.composer.graph.memories_by_hand import uniform
 
 ROPE = Rope(theta=20.0)
@@ -132,10 +132,10 @@ class Beneath:
         self.partials: list[Partial] = []
 
     def map(self, pairs: Pairs) -> Tensor:
-        return features(pairs.convolved)
+        return features(pairs.mappable(NoPosition()))
 
     def predict(self, keys: Tensor) -> Tensor:
-        return self.memory.predict({}, keys, self.held)
+        return self.memory.predict(keys, self.held)
 
     def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
         query = self.query[:, columns]
@@ -145,7 +145,7 @@ class Beneath:
         else:
             entering = Features(keys, pairs.value, pairs.present, torch.zeros(keys.shape[:2], dtype=torch.int64))
         tokens = self.tokens.cut(columns)
-        partial, self.held = self.memory.recall({}, query, entering, None, tokens, self.held, form=self.form)
+        partial, self.held = recalled(self.memory, self.form, query, entering, None, tokens, self.held)
         self.partials.append(partial)
 
     def answer(self) -> Partial:
@@ -166,22 +166,30 @@ class Cascade:
     def parts(self) -> dict[str, tuple[Window | Sparse | StateMemory, Shape]]:
         """With the sizes that each stands on."""
         heads = self.shape.heads
-        numbers = (("sparse_error", heads),) if self.sparse.keep.reads == "window" else ()
+        numbers = self.sparse.sums(self.shape)
         own = replace(self.shape, numbers=numbers, features=self.shape.head_dim, state_heads=heads)
         return {"window": (self.window, own), "sparse": (self.sparse, own), "state": (StateMemory(), own)}
 
     def start(self, batch: int, dtype: torch.dtype = torch.float64) -> States:
         return {name: empty(part, shape, batch, dtype) for name, (part, shape) in self.parts().items()}
 
+    def near(
+        self, query: Tensor, pairs: Pairs, tokens: Tokens, state: dict[str, Tensor]
+    ) -> tuple[tuple[Partial, Pairs], dict[str, Tensor]]:
+        """The window's answer and what falls out of it, with the sums that the cache asks for."""
+        part, shape = self.parts()["window"]
+        mapped = {
+            number.name: Mapped(features(query), lambda these: features(these.mappable(NoPosition())), False)
+            for number in shape.numbers
+        }
+        return computed(part, self.form, shape, {}, tokens, state, query=query, pairs=pairs, features=mapped)
+
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """The head's output, the states it hands on, and what the cache answered."""
-        compared = {}
-        if self.sparse.keep.reads == "window":
-            asked = Compared(self.sparse.keep.error, lambda: features(query), lambda these: features(these.convolved), False)
-            compared = {"sparse_error": asked}
-        near, window, fallen = self.window.attend({}, query, pairs, tokens, states["window"], form=self.form, compared=compared)
+        (near, fallen), window = self.near(query, pairs, tokens, states["window"])
         beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form)
-        kept, sparse = self.sparse.attend({}, query, fallen, tokens, states["sparse"], below=beneath, place=PLACE)
+        call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
+        kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept

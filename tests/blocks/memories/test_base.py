@@ -20,7 +20,6 @@ def test_a_learned_weight_starts_at_a_tenth() -> None:
     parameters = started(Window(weight="learned"), GROUPED)
     assert parameters["weight"].shape == (4,)
     logit = Window(weight="learned").logit(parameters, INPUTS, 4)
-    assert logit is not None
     assert logit.sigmoid().tolist() == pytest.approx([0.1] * 4, rel=1e-12)
     assert logit[0].item() == pytest.approx(-2.1972, abs=1e-4)  # as LoLCATs' code writes it
 
@@ -28,20 +27,19 @@ def test_a_learned_weight_starts_at_a_tenth() -> None:
 @pytest.mark.parametrize("share", [1e-6, 0.3, 0.5, 0.999])
 def test_a_fixed_weight_is_what_it_says(share: float) -> None:
     logit = Window(weight=share).logit({}, INPUTS, 4)
-    assert logit is not None
     assert logit.sigmoid().tolist() == pytest.approx([share] * 4, rel=1e-12)
     assert Window(weight=share).parameters(GROUPED) == {}
 
 
 def test_no_weight_is_no_logit() -> None:
-    assert Window().logit({}, INPUTS, 4) is None
+    assert Window().weighing(GROUPED) is None
+    assert Window(weight=0.3).weighing(GROUPED) is not None
 
 
 def test_a_weight_is_weighed_in_float32() -> None:
     for memory in (Window(weight="learned"), Window(weight="token"), Window(weight=0.3)):
         half = {name: tensor.bfloat16() for name, tensor in started(memory, GROUPED).items()}
         logit = memory.logit(half, INPUTS.bfloat16(), 4)
-        assert logit is not None
         assert logit.dtype == torch.float32
 
 
@@ -49,7 +47,6 @@ def test_a_weight_of_the_token_is_linear_in_its_hidden_state() -> None:
     parameters, hidden = drawn(Window(weight="token"), GROUPED), random(2, 3, 6)
     assert parameters["weight"].shape == (4, 6)
     logit = Window(weight="token").logit(parameters, hidden, 4)
-    assert logit is not None
     for batch, token, head in torch.ones(2, 3, 4).nonzero().tolist():
         close(logit[batch, token, head], (parameters["weight"][head] * hidden[batch, token]).sum())
 

@@ -16,7 +16,7 @@ from blocks.feature_maps.identity import Identity
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.delta import Delta
-from tests.blocks.support import close, counted, empty, owner, random
+from tests.blocks.support import close, counted, empty, owner, random, recalled
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=4)
 SHARED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
@@ -48,7 +48,7 @@ class Given:
         query, key = Identity().map({}, self.query, self.key, scale="unit")
         pairs = Features(key, self.value, self.present, rate=self.rate)
         state = state or empty(Delta(), self.shape, len(self.value), self.value.dtype)
-        partial, after = Delta().recall({}, query, pairs, self.decay, self.tokens, state, form=form)
+        partial, after = recalled(Delta(), form, query, pairs, self.decay, self.tokens, state)
         assert partial.lse is None
         return partial.output, after["state"]
 
@@ -142,11 +142,11 @@ def stored(keys: Tensor, values: Tensor, form: str, rate: float = 1.0) -> tuple[
     shape = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=values.shape[1], features=size, state_heads=1)
     there, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
     pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), there, rate=rates)
-    return Delta().recall({}, pairs.key, pairs, None, counted(1, count), empty(Delta(), shape, 1), form=form)[1], shape
+    return recalled(Delta(), form, pairs.key, pairs, None, counted(1, count), empty(Delta(), shape, 1))[1], shape
 
 
 def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
-    return Delta().predict({}, keys[None, :, None], state)[0, :, 0]
+    return Delta().predict(keys[None, :, None], state)[0, :, 0]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -188,8 +188,8 @@ def test_it_predicts_what_it_would_answer() -> None:
     _, matrix = given.recalled("torch")
     query, key = Identity().map({}, given.key, given.key, scale="unit")
     nothing = Features(key, given.value, torch.zeros_like(given.present), rate=given.rate)
-    answer, _ = Delta().recall({}, query, nothing, None, given.tokens, {"state": matrix}, form="reference")
-    close(Delta().predict({}, key, {"state": matrix}), answer.output)
+    answer, _ = recalled(Delta(), "reference", query, nothing, None, given.tokens, {"state": matrix})
+    close(Delta().predict(key, {"state": matrix}), answer.output)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.flow import Pairs, Tokens
+from blocks.flow import Mapped, Pairs, Tokens
 from blocks.memories import errors
-from blocks.memories.errors import Compared, error_sums
+from blocks.memories.errors import Error, error_sums
 from blocks.scores import SCORES
 from blocks.scores.base import LARGEST
 from tests.blocks.memories.by_hand import pairs_at
-from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, features, run, sparse, streamed, window
+from tests.blocks.memories.lola import CONVOLVED, ROWS, SPLITS, ByHand, Cascade, run, sparse, streamed, window
 from tests.blocks.support import close, counted, owner, random
 
 ERRORS = [kind for kind, score in SCORES.items() if score.reads == "window"]
@@ -36,9 +36,9 @@ def everything(seen: Tensor) -> Callable[[slice, slice], Tensor]:
     return lambda rows, entries: seen[:, rows, entries]
 
 
-def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False) -> Compared:
+def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False) -> tuple[Error, Mapped]:
     """Features that are there already."""
-    return Compared(SCORES[error]().error, lambda: query, lambda _: key, logarithm)
+    return SCORES[error]().error, Mapped(query, lambda _: key, logarithm)
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -59,7 +59,7 @@ def test_they_are_double_sums(
     given = query_features, key_features
     asked = compared(error, *(given if logarithm else tuple(one.exp() for one in given)), logarithm=logarithm)
     pairs, tokens = pairs_at(key, [[*range(12)]] * 2), Tokens(torch.arange(7).expand(2, -1), None, real)
-    sums = error_sums(asked, query, key, pairs, tokens, everything(seen))
+    sums = error_sums(*asked, query, key, pairs, tokens, everything(seen))
     for row, entry, head in torch.ones(2, 12, query_heads).nonzero().tolist():
         own, mapped = owner(head, query_heads, key_heads), owner(head, query_heads, feature_heads)
         wanted = 0.0
@@ -78,7 +78,7 @@ def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype
     given = torch.full((1, 1, 1, 1), feature, dtype=torch.promote_types(dtype, torch.float32))
     asked = compared(error, given, given, logarithm=logarithm)
     seen = everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    return error_sums(asked, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
+    return error_sums(*asked, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -99,7 +99,7 @@ def test_only_the_choice_hangs_on_them(logarithm: bool) -> None:
     query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()
     asked = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
     seen = everything(torch.ones(1, 4, 4, dtype=torch.bool).tril())
-    assert not error_sums(asked, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
+    assert not error_sums(*asked, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
 
 
 def test_what_nobody_sees_has_no_error() -> None:
@@ -108,7 +108,7 @@ def test_what_nobody_sees_has_no_error() -> None:
     asked = compared("overestimate", query.exp(), 1e9 * key.exp())
     seen = torch.zeros(1, 3, 5, dtype=torch.bool)
     pairs = pairs_at(key, [[-1, -1, 0, 1, 2]])
-    assert not error_sums(asked, query, key, pairs, counted(1, 3), everything(seen)).any()
+    assert not error_sums(*asked, query, key, pairs, counted(1, 3), everything(seen)).any()
 
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
@@ -126,10 +126,7 @@ def test_they_travel_with_every_pair_that_falls(error: str, shape: str) -> None:
             row.at = 0
         for call in SPLITS[split]:
             query, pairs, tokens = stream.call(call)
-            asked = Compared(
-                of.sparse.keep.error, lambda query=query: features(query), lambda these: features(these.convolved), False
-            )
-            _, state, fallen = of.window.attend({}, query, pairs, tokens, state, form="torch", compared={"sparse_error": asked})
+            (_, fallen), state = of.near(query, pairs, tokens, state)
             for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
                 found[index] |= summed(fallen, index, stream.value[index])
                 row.at += real
@@ -162,5 +159,5 @@ def test_many_large_features_still_fit(logarithm: bool) -> None:
     given = logs if logarithm else logs.exp()
     seen = everything(torch.ones(1, 2, 2, dtype=torch.bool).tril())
     asked = compared("squared_error", given, given, logarithm=logarithm)
-    sums = error_sums(asked, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
+    sums = error_sums(*asked, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
     assert sums.isfinite().all()

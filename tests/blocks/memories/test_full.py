@@ -7,9 +7,10 @@ import torch
 
 from blocks.legend import Shape
 from blocks.memories.full import Full
+from blocks.operation import Setting
 from blocks.positions import Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
-from tests.blocks.support import GROUPED, ONE_KEY, close, counted, documents, empty, random
+from tests.blocks.support import GROUPED, ONE_KEY, close, computed, counted, documents, empty, random
 
 ROWS = [[9], [4, 1, 4], [1, 2, 5], [7]]
 WHOLE = [Call([9, 9, 8, 7], 9)]
@@ -17,6 +18,8 @@ ONE_BY_ONE = [Call([1, 1, 1, 1], 1)] * 7 + [Call([1, 1, 1, 0], 1), Call([1, 1, 0
 RAGGED = [Call([3, 0, 2, 4], 4), Call([0, 5, 1, 0], 5), Call([1, 1, 0, 0], 2), Call([5, 3, 5, 3], 7)]
 ROPE = Rope(theta=20.0)
 WAYS = [("reference", False), ("torch", False), ("torch", True)]
+SETTING = {False: Setting(), True: Setting(mass_asked=False, every_pair=True)}
+"""Where PyTorch's own attention may stand in, and where it may not."""
 
 
 @pytest.mark.parametrize(("form", "plain"), WAYS)
@@ -29,7 +32,7 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
     state, columns = empty(part, shape, len(ROWS)), 0
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        partial, state = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        (partial,), state = computed(part, form, shape, {}, tokens, state, setting=SETTING[plain], query=query, pairs=pairs)
         columns += call.columns
         assert (partial.lse is None) is plain
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
@@ -43,7 +46,7 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
             position = state["position"][index]
             assert position[position >= 0].tolist() == [row.tokens[one][1] for one in row.held]
         assert {name: tuple(held.shape[1:]) for name, held in state.items()} == {
-            name: slot.shape for name, slot in part.grown(shape, columns).items()
+            name: slot.shape for name, slot in part.state_after(shape, columns).items()
         }
 
 
@@ -51,7 +54,8 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
 def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
     states, query = random(1, 4, 2, 4), random(1, 4, 4, 4)
     pairs = pairs_at(states, [[-1, -1, 0, -1]])
-    partial, _ = Full().attend({}, query, pairs, counted(1, 4), empty(Full(), GROUPED, 1), form=form, plain=False)
+    start = empty(Full(), GROUPED, 1)
+    (partial,), _ = computed(Full(), form, GROUPED, {}, counted(1, 4), start, query=query, pairs=pairs)
     assert partial.lse is not None
     assert not partial.output[:, :2].any()
     assert partial.lse[:, :2].isneginf().all()
@@ -66,7 +70,7 @@ def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
     state = empty(part, GROUPED, 2)
     for call in (Call([0, 2], 3), Call([4, 0], 4), Call([1, 1], 2)):
         query, pairs, tokens = stream.call(call)
-        partial, state = part.attend({}, query, pairs, tokens, state, form=form, plain=plain)
+        (partial,), state = computed(part, form, GROUPED, {}, tokens, state, setting=SETTING[plain], query=query, pairs=pairs)
         assert partial.output.isfinite().all()
         for row, real in zip(stream.rows, call.real, strict=True):
             list(row.take(real))
@@ -77,8 +81,9 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
     states, query = random(1, 6, 2, 4).requires_grad_(), random(1, 6, 4, 4).requires_grad_()
     pairs, tokens = pairs_at(states, [[0, 1, 2, 0, 0, 1]]), documents([3, 1, 2])
     answers = []
-    for way in ({"form": "reference", "plain": False}, {"form": form, "plain": plain}):
-        partial, _ = Full(position=ROPE).attend({}, query, pairs, tokens, empty(Full(), GROUPED, 1), **way)
+    for backend, setting in (("reference", SETTING[False]), (form, SETTING[plain])):
+        part, start, given = Full(position=ROPE), empty(Full(), GROUPED, 1), {"query": query, "pairs": pairs}
+        (partial,), _ = computed(part, backend, GROUPED, {}, tokens, start, setting=setting, **given)
         answers.append(torch.autograd.grad(partial.output.square().sum(), (states, query)))
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
@@ -88,10 +93,13 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
 def test_what_it_keeps(dtype: torch.dtype) -> None:
     states = random(2, 5, 2, 4, dtype=dtype)
     pairs, start = pairs_at(states, [[0, 1, 2, 3, 4]] * 2), empty(Full(), GROUPED, 2, dtype)
-    _, state = Full().attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), start, form="torch", plain=True)
+    given = {"query": random(2, 5, 4, 4, dtype=dtype), "pairs": pairs}
+    _, state = computed(Full(), "torch", GROUPED, {}, counted(2, 5), start, setting=SETTING[True], **given)
     assert {name: held.dtype for name, held in state.items()} == {name: held.dtype for name, held in start.items()}
     width = states.element_size()
-    assert sum(slot.bytes(width) for slot in Full().grown(GROUPED, 5).values()) == sum(held[0].nbytes for held in state.values())
+    assert sum(slot.bytes(width) for slot in Full().state_after(GROUPED, 5).values()) == sum(
+        held[0].nbytes for held in state.values()
+    )
     assert sum(slot.bytes(width) for slot in Full().state(GROUPED).values()) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +14,27 @@ from blocks.flow import Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.latents import Latents
 from blocks.memories.window import Window
-from blocks.part import Parameters
+from blocks.operation import Kind
+from blocks.part import Parameters, State
 from blocks.reads import Mixture
 from tests.blocks.memories.latte import definition
-from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, random
+from tests.blocks.support import (
+    ALIKE,
+    GROUPED,
+    ONE_KEY,
+    SHAPE_NAMES,
+    SHAPES,
+    close,
+    computed,
+    counted,
+    documents,
+    drawn,
+    empty,
+    random,
+)
 
 FORMS = ["reference", "torch"]
 PART = Latents(size=12)
-State = dict[str, Tensor]
 
 
 def inputs_of(shape: Shape, length: int, batch: int = 2, size: float = 1.0) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -33,8 +47,9 @@ def inputs_of(shape: Shape, length: int, batch: int = 2, size: float = 1.0) -> t
 def recalled(
     parameters: Parameters, shape: Shape, inputs: Tensor, value: Tensor, tokens: Tokens, form: str, state: State | None = None
 ) -> tuple[Partial, State]:
-    state = state or empty(PART, shape, inputs.shape[0], inputs.dtype)
-    return PART.recall(parameters, inputs, value, tokens, state, form=form)
+    state = {} if shape.both_ways else state or empty(PART, shape, inputs.shape[0], inputs.dtype)
+    (partial,), state = computed(PART, form, shape, parameters, tokens, state, hidden=inputs, value=value)
+    return partial, state
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -163,7 +178,7 @@ def test_nothing_but_padding_answers_0(form: str) -> None:
     assert not partial.output.any()
     assert {name: held.unique().tolist() for name, held in state.items()} == {"state": [0], "maximum": [-math.inf], "total": [0]}
     assert torch.autograd.grad(partial.output.sum(), inputs)[0].isfinite().all()
-    both_ways = PART.attend_both_ways(parameters, inputs, value, tokens, heads=4, form=form)
+    both_ways, _ = recalled(parameters, replace(GROUPED, both_ways=True), inputs, value, tokens, form)
     assert not both_ways.output.any()
 
 
@@ -175,10 +190,9 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
     parameters, inputs, value = inputs_of(shape, 9, size=10.0)
     tokens = documents(*rows) if rows else counted(2, 9)
     valid = torch.arange(9) < torch.tensor([[9], [7]])
-    tokens, weights = Tokens(tokens.position, tokens.segment, valid), random(2, 9, shape.heads, 4)
-    weights = weights * valid[..., None, None]
+    tokens, weights = Tokens(tokens.position, tokens.segment, valid), random(2, 9, shape.heads, 4) * valid[..., None, None]
     tensors = [tensor.requires_grad_() for tensor in (*parameters.values(), inputs, value)]
-    partial = PART.attend_both_ways(parameters, inputs, value, tokens, heads=shape.heads, form=form)
+    partial, _ = recalled(parameters, replace(shape, both_ways=True), inputs, value, tokens, form)
     output, mass = definition(parameters, shape, inputs, value, tokens, causal=False)
     close(partial.output[valid], output[valid])
     assert partial.logit is not None
@@ -191,7 +205,7 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
 def test_equation_7() -> None:
     """softmax_L(Q) softmax_T(K) V."""
     parameters, inputs, value = inputs_of(ONE_KEY, 7, size=500.0)
-    partial = PART.attend_both_ways(parameters, inputs, value, counted(2, 7), heads=3, form="torch")
+    partial, _ = recalled(parameters, replace(ONE_KEY, both_ways=True), inputs, value, counted(2, 7), "torch")
     for head in range(3):
         query, key = (inputs @ parameters[name][4 * head : 4 * head + 4].T for name in ("query", "key"))
         close(partial.output[:, :, head], query.softmax(2) @ key.softmax(1).mT @ value[:, :, 0])
@@ -220,7 +234,8 @@ def test_131072_tokens_in_float32() -> None:
     rounded, state, outputs = dict(zip(parameters, half, strict=False)), empty(part, shape, 1, torch.float32), []
     for start, end in ((0, 100_000), (100_000, length)):
         tokens = counted(1, end - start, start)
-        partial, state = part.recall(rounded, half[-2][:, start:end], half[-1][:, start:end], tokens, state, form="torch")
+        given = {"hidden": half[-2][:, start:end], "value": half[-1][:, start:end]}
+        (partial,), state = computed(part, "torch", shape, rounded, tokens, state, **given)
         outputs.append(partial.output)
     logits = half[-2].double() @ half[1].double().T
     shares = (half[-2].double() @ half[0].double().T).softmax(-1)
@@ -279,7 +294,7 @@ def test_what_it_refuses() -> None:
             Latents.model_validate({"weight": weight})
     assert Latents.model_validate({"weight": None}) == Latents()
     assert not Latents().has_mass()
-    assert Latents.reads == "inputs" != Window.reads
+    assert Latents.reads is Kind.HIDDEN is not Window.reads
     for size in (0, -1):
         with pytest.raises(ValidationError):
             Latents(size=size)

@@ -12,11 +12,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from blocks import operation
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
 from blocks.memories.full import Full
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
+from blocks.positions import NoPosition
 from blocks.reads import Shared
 from blocks.scores import SCORES
 from tests.blocks.memories.by_hand import Call, pairs_at
@@ -34,7 +36,7 @@ from tests.blocks.memories.lola import (
     streamed,
     window,
 )
-from tests.blocks.support import GROUPED, ONE_KEY, close, counted, empty, random
+from tests.blocks.support import GROUPED, ONE_KEY, close, computed, counted, empty, random, recalled
 
 WINDOWS = ["sliding", "terraced"]
 KEEPS = list(SCORES)
@@ -56,8 +58,9 @@ def assert_by_hand(of: Cascade) -> None:
                 there = position >= 0
                 assert position[there].tolist() == [hand.places[pair][1] for pair in hand.cache]
                 own = head // (of.shape.heads // of.shape.key_heads)
-                for name, source in (("key", stream.key), ("value", stream.value)):
-                    assert torch.equal(states["sparse"][name][index, there, head], source[index, hand.cache, own])
+                turned = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
+                assert torch.equal(states["sparse"]["key"][index, there, head], turned)
+                assert torch.equal(states["sparse"]["value"][index, there, head], stream.value[index, hand.cache, own])
                 if of.shape.convolved_heads:
                     convolved = stream.convolved[index, hand.cache, head]
                     assert torch.equal(states["sparse"]["convolved"][index, there, head], convolved)
@@ -108,7 +111,7 @@ def test_where_a_document_begins_the_state_counts_as_empty() -> None:
     held = {"state": torch.ones_like(empty(StateMemory(), shape, 1)["state"])}
     held["state"][..., 0] = 100.0
     beneath = Beneath(StateMemory(), query, tokens, held, "torch")
-    _, after = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 1), below=beneath)
+    _, after = part.attend({}, query, pairs, operation.Call(tokens, empty(part, GROUPED, 1), GROUPED), below=beneath)
     assert after["position"].flatten().tolist() == [0] * 4
 
 
@@ -130,10 +133,11 @@ def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) ->
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
     output, after, kept = of.call(query, pairs, tokens, of.start(3))
-    near, _, fallen = of.window.attend({}, query, pairs, tokens, empty(of.window, CONVOLVED, 3), form="torch")
-    falls = Features(features(fallen.convolved), fallen.value, fallen.present, fallen.arrival)
+    given = {"query": query, "pairs": pairs}
+    (near, fallen), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
+    falls = Features(features(fallen.mappable(NoPosition())), fallen.value, fallen.present, fallen.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
-    far, state = StateMemory().recall({}, features(query), falls, None, tokens, below, form="torch")
+    far, state = recalled(StateMemory(), "torch", features(query), falls, None, tokens, below)
     close(output[tokens.valid], Shared().combine({}, [replace(near, logit=of.factor), far])[tokens.valid])
     close(after["state"]["state"], state["state"])
     assert not kept.output.any()
@@ -147,7 +151,8 @@ def test_with_room_for_all_and_one_weight_it_is_softmax(shape: str, keep: str) -
     of = Cascade(window(2, shape), sparse(11, keep), GROUPED, factor=random(4))
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
-    softmax, _ = Full(position=ROPE).attend({}, query, pairs, tokens, empty(Full(), GROUPED, 3), form="reference", plain=False)
+    given = {"query": query, "pairs": pairs}
+    (softmax,), _ = computed(Full(position=ROPE), "reference", GROUPED, {}, tokens, empty(Full(), GROUPED, 3), **given)
     outputs, states = run(of, stream, "ragged")
     for index, output in enumerate(outputs):
         close(output, softmax.output[index, : len(output)])
@@ -170,8 +175,9 @@ def test_chance_does_not_look_at_the_pairs() -> None:
     kept = []
     for seed, place in ((1, (0, 0)), (1, (0, 0)), (2, (0, 0)), (1, (1, 0)), (1, (0, 1))):
         part, states = sparse(6, {"kind": "random", "seed": seed}, evict="drop"), random(1, 40, 2, 4)
-        given = pairs_at(states, [[*range(40)]]), counted(1, 40), empty(part, GROUPED, 1)
-        _, after = part.attend({}, random(1, 40, 4, 4), *given, below=None, place=place)
+        given = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
+        (_, fallen), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **given)
+        assert fallen is None, "what falls out of it goes nowhere"
         kept.append(after["position"][0].T.tolist())
     assert kept[0] == kept[1]
     assert all(kept[0] != other for other in kept[2:])

@@ -13,6 +13,7 @@ from blocks.feature_maps.exponential import Exponential
 from blocks.flow import Features, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
+from tests.blocks import support
 from tests.blocks.support import close, counted, documents, empty, owner, random
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=4)
@@ -42,7 +43,7 @@ def recalled(
     present = more.get("present", torch.ones(batch, length, dtype=torch.bool))
     state = more.get("state") or empty(part, shape, batch, more.get("dtype", torch.float64))
     tokens = tokens or counted(batch, length)
-    return part.recall({}, query, Features(key, value, present), decay, tokens, state, form=form)
+    return support.recalled(part, form, query, Features(key, value, present), decay, tokens, state)
 
 
 @pytest.mark.parametrize("form", FORMS)

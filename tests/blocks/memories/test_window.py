@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from blocks.legend import Shape
 from blocks.memories.window import Window
-from blocks.positions import Rope
+from blocks.positions import NoPosition, Rope
 from tests.blocks.memories.by_hand import Call, Stream, pairs_at
-from tests.blocks.support import GROUPED, close, counted, documents, empty, random
+from tests.blocks.support import GROUPED, close, computed, counted, documents, empty, random
 
 ROWS = [[11], [4, 1, 6], [1, 2, 8], [9]]
 WHOLE = [Call([11, 11, 11, 9], 11)]
@@ -32,13 +32,14 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
     state = empty(part, CONVOLVED, len(ROWS))
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        partial, state, fallen = part.attend({}, query, pairs, tokens, state, form=form)
+        (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
+        raw = fallen.turned(NoPosition())
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 assert fallen.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
                 for one in gone:
-                    assert torch.equal(fallen.key[index, column], stream.key[index, one])
+                    close(raw[index, column], stream.key[index, one])
                     assert torch.equal(fallen.convolved[index, column], stream.convolved[index, one])
                     assert torch.equal(fallen.value[index, column], stream.value[index, one])
                 for head in range(4):
@@ -46,19 +47,24 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
                     close(partial.output[index, column, head], output)
                     close(partial.lse[index, column, head], mass)
             assert not fallen.present[index, real:].any()
-            # What is held is what the state says, oldest first.
-            assert state["position"][index][state["position"][index] >= 0].tolist() == [row.tokens[one][1] for one in row.held]
-            if row.held:
-                assert torch.equal(state["key"][index, -len(row.held) :], stream.key[index, row.held])
+            # What is held is what the state says: the pair of position t, with its key turned, at place t modulo the size.
+            places = [row.tokens[one][1] for one in row.held]
+            wanted = torch.full((size,), -1)
+            wanted[[place % size for place in places]] = torch.tensor(places, dtype=torch.int64)
+            assert state["position"][index].tolist() == wanted.tolist()
+            for one, place in zip(row.held, places, strict=True):
+                turned = ROPE.rotate(stream.key[index, one][None, None], torch.tensor([[place]]))[0, 0]
+                assert torch.equal(state["key"][index, place % size], turned)
+                assert torch.equal(state["value"][index, place % size], stream.value[index, one])
 
 
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
     part, stream = Window(size=3), Stream(GROUPED, [[5], [5]], 3)
     query, pairs, tokens = stream.call(Call([5, 5], 5))
-    wanted, _, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
-    _, state, _ = part.attend({}, query, pairs, tokens, empty(part, GROUPED, 2), form="torch")
+    (wanted, _), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
+    (_, _), state = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
     anew = type(tokens)(tokens.position, torch.ones_like(tokens.position))
-    got, _, fallen = part.attend({}, query, pairs, anew, state, form="torch")
+    (got, fallen), _ = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
     close(got.output, wanted.output)
     assert fallen.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
 
@@ -69,7 +75,7 @@ def test_what_falls_into_it_may_have_gaps() -> None:
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
         query = random(1, 4, 4, 4)
         pairs = pairs_at(states, [[-1, -1, 0, -1]])
-        partial, _, fallen = part.attend({}, query, pairs, counted(1, 4), empty(part, GROUPED, 1), form=form)
+        (partial, fallen), _ = computed(part, form, GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
         assert partial.lse is not None
         assert not partial.output[:, :2].any()
         assert partial.lse[:, :2].isneginf().all()
@@ -88,7 +94,8 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, evict: str, convolved: in
     states = random(2, 5, 2, 4, dtype=dtype)
     wide = random(2, 5, 4, 4, dtype=dtype) if convolved else states
     pairs = pairs_at(states, [[0, 1, 2, 3, 4]] * 2, wide)
-    _, after, _ = part.attend({}, random(2, 5, 4, 4, dtype=dtype), pairs, counted(2, 5), before, form="torch")
+    query = random(2, 5, 4, 4, dtype=dtype)
+    _, after = computed(part, "torch", shape, {}, counted(2, 5), before, query=query, pairs=pairs)
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
         name: (held.shape, held.dtype) for name, held in before.items()
     }
@@ -107,7 +114,7 @@ def test_gradients_of_an_answer_across_documents_are_finite() -> None:
         pairs = pairs_at(states, [[0, 1, 2, 0, 0, 1]])
         parameters = {"weight": torch.zeros(4, dtype=torch.float64)}
         tokens, start = documents([3, 1, 2]), empty(part, GROUPED, 1)
-        partial, _, _ = part.attend(parameters, query, pairs, tokens, start, form=form)
+        (partial, _), _ = computed(part, form, GROUPED, parameters, tokens, start, query=query, pairs=pairs)
         assert partial.lse is not None
         for gradient in torch.autograd.grad(partial.output.sum() + partial.lse.sum(), (states, query)):
             assert gradient.isfinite().all()

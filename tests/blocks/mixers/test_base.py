@@ -13,7 +13,7 @@ from blocks.flow import Tokens
 from blocks.mixers import MIXERS, ConvolutionMixer, MixerConfig
 from blocks.mixers.base import Mixer, reversal
 from blocks.mixers.rglru import RGLRU
-from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, random
+from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, mixed, random
 
 ONE_WAY = [ConvolutionMixer(), ConvolutionMixer(kernel=1), ConvolutionMixer(kernel=5), RGLRU(), RGLRU(blocks=3)]
 BOTH_WAYS = [part.model_copy(update={"both_ways": True}) for part in ONE_WAY]
@@ -24,9 +24,9 @@ def named(part: object) -> str:
     return ",".join(str(value) for value in dict(part).values()) if isinstance(part, Mixer) else str(part)
 
 
-def mixed(part: Mixer, parameters: dict[str, Tensor], hidden: Tensor, tokens: Tokens, form: str = "torch") -> Tensor:
+def from_empty(part: Mixer, parameters: dict[str, Tensor], hidden: Tensor, tokens: Tokens, form: str = "torch") -> Tensor:
     """From the empty state."""
-    return part.mix(parameters, hidden, tokens, empty(part, GROUPED, hidden.shape[0], hidden.dtype), form=form)[0]
+    return mixed(part, form, parameters, hidden, tokens, empty(part, GROUPED, hidden.shape[0], hidden.dtype))[0]
 
 
 def ragged(real: list[int], length: int) -> Tokens:
@@ -39,14 +39,14 @@ def ragged(real: list[int], length: int) -> Tokens:
 @pytest.mark.parametrize("part", ONE_WAY, ids=named)
 def test_any_split_is_the_whole(part: Mixer, cuts: list[int], form: str) -> None:
     parameters, hidden, tokens = drawn(part, GROUPED), random(2, 9, 6), documents([2, 3, 4], [9])
-    whole, last = part.mix(parameters, hidden, tokens, empty(part, GROUPED, 2), form=form)
+    whole, last = mixed(part, form, parameters, hidden, tokens, empty(part, GROUPED, 2))
     state, at, pieces = empty(part, GROUPED, 2), 0, []
     assert tokens.segment is not None
     for length in cuts:
         piece = slice(at, at + length)
         before = tokens.segment[:, at - 1, None] if at else 0
         own = Tokens(tokens.position[:, piece], tokens.segment[:, piece] - before)
-        output, state = part.mix(parameters, hidden[:, piece], own, state, form=form)
+        output, state = mixed(part, form, parameters, hidden[:, piece], own, state)
         pieces.append(output)
         at += length
     close(torch.cat(pieces, dim=1), whole)
@@ -69,7 +69,7 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
         earlier = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
         own = hidden.clone().requires_grad_()
-        output, state = part.mix(leaves, own, tokens, earlier, form=form)
+        output, state = mixed(part, form, leaves, own, tokens, earlier)
         total = output[tokens.valid].square().sum() + sum(tensor.square().sum() for tensor in state.values())
         given = [own, *leaves.values(), *(tensor for tensor in earlier.values() if tensor.numel())]
         answers.append([output, *state.values(), *torch.autograd.grad(total, given)])
@@ -82,9 +82,9 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
 def test_a_document_never_sees_its_neighbour(part: Mixer, form: str) -> None:
     lengths = [1, 4, 2, 5]
     parameters, hidden = drawn(part, GROUPED), random(1, sum(lengths), 6)
-    together = mixed(part, parameters, hidden, documents(lengths), form)
+    together = from_empty(part, parameters, hidden, documents(lengths), form)
     for own, output in zip(hidden.split(lengths, dim=1), together.split(lengths, dim=1), strict=True):
-        close(output, mixed(part, parameters, own, counted(1, own.shape[1]), form))
+        close(output, from_empty(part, parameters, own, counted(1, own.shape[1]), form))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -93,12 +93,12 @@ def test_padding_leaves_no_trace(part: Mixer, form: str) -> None:
     """Rows with 5, 3 and 0 real tokens, and garbage behind them."""
     real = [5, 3, 0]
     parameters, hidden = drawn(part, GROUPED), random(3, 5, 6)
-    output, state = part.mix(parameters, hidden, ragged(real, 5), empty(part, GROUPED, 3), form=form)
+    output, state = mixed(part, form, parameters, hidden, ragged(real, 5), empty(part, GROUPED, 3))
     assert output.isfinite().all()
     for row, count in enumerate(real):
         alone, last = hidden[row : row + 1, :count], empty(part, GROUPED, 1)
         if count:
-            wanted, last = part.mix(parameters, alone, counted(1, count), last, form=form)
+            wanted, last = mixed(part, form, parameters, alone, counted(1, count), last)
             close(output[row : row + 1, :count], wanted)
         for name, tensor in last.items():
             close(state[name][row : row + 1], tensor)
@@ -110,9 +110,9 @@ def test_documents_and_padding_together(part: Mixer) -> None:
     parameters, hidden = drawn(part, GROUPED), random(1, 9, 6)
     tokens = documents([3, 6])
     padded = Tokens(tokens.position, tokens.segment, torch.arange(9)[None] < 7)
-    output = mixed(part, parameters, hidden, padded)
-    close(output[:, :3], mixed(part, parameters, hidden[:, :3], counted(1, 3)))
-    close(output[:, 3:7], mixed(part, parameters, hidden[:, 3:7], counted(1, 4)))
+    output = from_empty(part, parameters, hidden, padded)
+    close(output[:, :3], from_empty(part, parameters, hidden[:, :3], counted(1, 3)))
+    close(output[:, 3:7], from_empty(part, parameters, hidden[:, 3:7], counted(1, 4)))
 
 
 @pytest.mark.parametrize("part", ONE_WAY, ids=named)
@@ -120,8 +120,8 @@ def test_a_document_that_starts_at_the_first_token_does_not_see_the_state(part: 
     parameters, hidden = drawn(part, GROUPED), random(2, 4, 6)
     state = {name: random(*tensor.shape) for name, tensor in empty(part, GROUPED, 2).items()}
     anew = Tokens(torch.arange(4).expand(2, -1), torch.ones(2, 4, dtype=torch.int64))
-    got, left = part.mix(parameters, hidden, anew, state, form="torch")
-    wanted, wanted_left = part.mix(parameters, hidden, counted(2, 4), empty(part, GROUPED, 2), form="torch")
+    got, left = mixed(part, "torch", parameters, hidden, anew, state)
+    wanted, wanted_left = mixed(part, "torch", parameters, hidden, counted(2, 4), empty(part, GROUPED, 2))
     close(got, wanted)
     for name, tensor in left.items():
         close(tensor, wanted_left[name])
@@ -134,9 +134,9 @@ def test_both_ways_are_one_way_and_one_way_over_the_flipped_document(part: Mixer
     back = {name: parameters[f"backward_{name}"] for name in once.parameters(GROUPED)}
     assert part.state(GROUPED) == {}
     assert len(parameters) == 2 * len(back)
-    ahead = mixed(once, back, hidden.flip(1), tokens).flip(1)
-    output, state = part.mix(parameters, hidden, tokens, {}, form="torch")
-    close(output, mixed(once, parameters, hidden, tokens) + ahead)
+    ahead = from_empty(once, back, hidden.flip(1), tokens).flip(1)
+    output, state = mixed(part, "torch", parameters, hidden, tokens, {})
+    close(output, from_empty(once, parameters, hidden, tokens) + ahead)
     assert state == {}
 
 
@@ -155,18 +155,18 @@ def test_each_document_is_turned_round_in_its_place() -> None:
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
 def test_bfloat16_stays_near_float64(part: Mixer, form: str) -> None:
     parameters, hidden = drawn(part, GROUPED, torch.bfloat16), random(2, 200, 6, dtype=torch.bfloat16)
-    got = mixed(part, parameters, hidden, counted(2, 200), form)
+    got = from_empty(part, parameters, hidden, counted(2, 200), form)
     assert got.dtype == torch.bfloat16
     exact = {name: tensor.double() for name, tensor in parameters.items()}
-    wanted = mixed(part, exact, hidden.double(), counted(2, 200), "reference")
+    wanted = from_empty(part, exact, hidden.double(), counted(2, 200), "reference")
     assert (got.double() - wanted).abs().max() < 0.03 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("part", ONE_WAY, ids=named)
 def test_the_state_is_kept_as_its_slots_say(part: Mixer) -> None:
     state = empty(part, GROUPED, 1, torch.bfloat16)
-    _, last = part.mix(
-        drawn(part, GROUPED, torch.bfloat16), random(1, 3, 6, dtype=torch.bfloat16), counted(1, 3), state, form="torch"
+    _, last = mixed(
+        part, "torch", drawn(part, GROUPED, torch.bfloat16), random(1, 3, 6, dtype=torch.bfloat16), counted(1, 3), state
     )
     assert {name: tensor.dtype for name, tensor in last.items()} == {name: tensor.dtype for name, tensor in state.items()}
 
@@ -196,7 +196,9 @@ def test_a_token_is_seen_from_where_it_may_be(both_ways: bool) -> None:
         parameters, hidden = drawn(part, GROUPED), random(1, 8, 6)
         changed = hidden.clone()
         changed[:, 4] += 1
-        differs = (mixed(part, parameters, hidden, tokens) != mixed(part, parameters, changed, tokens)).any(-1)[0].tolist()
+        differs = (
+            (from_empty(part, parameters, hidden, tokens) != from_empty(part, parameters, changed, tokens)).any(-1)[0].tolist()
+        )
         reach = range(4, 7) if isinstance(part, ConvolutionMixer) else range(4, 8)
         before = range(2, 4) if both_ways else range(0)
         assert differs == [t in itertools.chain(before, reach) for t in range(8)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.mixers.convolution import ConvolutionMixer
-from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, random, started
+from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, mixed, random, started
 
 LENGTHS = [[3, 1, 4], [8]]
 
@@ -32,7 +32,7 @@ def by_taps(row: Tensor, lengths: list[int], behind: Tensor, ahead: Tensor | Non
 def test_it_is_its_sum_over_taps(kernel: int, both_ways: bool) -> None:
     part = ConvolutionMixer(kernel=kernel, both_ways=both_ways)
     parameters, hidden = drawn(part, GROUPED), random(2, 8, 6)
-    got, _ = part.mix(parameters, hidden, documents(*LENGTHS), empty(part, GROUPED, 2), form="torch")
+    got, _ = mixed(part, "torch", parameters, hidden, documents(*LENGTHS), empty(part, GROUPED, 2))
     for row, lengths in enumerate(LENGTHS):
         close(got[row], by_taps(hidden[row], lengths, parameters["weight"], parameters.get("backward_weight")))
 
@@ -41,7 +41,7 @@ def test_it_is_latte_s_equation_15() -> None:
     """y_t = Σ_{i=0}^{K} w_i x_{t-i}: K + 1 taps, the last of ours is w_0."""
     part = ConvolutionMixer(kernel=3)
     parameters, x = drawn(part, GROUPED), random(1, 6, 6)
-    y, _ = part.mix(parameters, x, counted(1, 6), empty(part, GROUPED, 1), form="torch")
+    y, _ = mixed(part, "torch", parameters, x, counted(1, 6), empty(part, GROUPED, 1))
     w_2, w_1, w_0 = parameters["weight"].unbind(1)
     close(y[0, 5], w_0 * x[0, 5] + w_1 * x[0, 4] + w_2 * x[0, 3])
 
@@ -50,15 +50,15 @@ def test_it_is_latte_s_equation_15() -> None:
 @pytest.mark.parametrize("kernel", [1, 3, 9])
 def test_it_starts_as_the_identity(kernel: int, both_ways: bool) -> None:
     part, hidden = ConvolutionMixer(kernel=kernel, both_ways=both_ways), random(1, 6, 6)
-    got, _ = part.mix(started(part, GROUPED), hidden, counted(1, 6), empty(part, GROUPED, 1), form="torch")
+    got, _ = mixed(part, "torch", started(part, GROUPED), hidden, counted(1, 6), empty(part, GROUPED, 1))
     assert torch.equal(got, hidden)
 
 
 def test_the_state_is_the_last_inputs() -> None:
     part, hidden = ConvolutionMixer(kernel=4), random(1, 5, 6)
-    _, state = part.mix(drawn(part, GROUPED), hidden, counted(1, 5), empty(part, GROUPED, 1), form="torch")
+    _, state = mixed(part, "torch", drawn(part, GROUPED), hidden, counted(1, 5), empty(part, GROUPED, 1))
     assert torch.equal(state["hidden"], hidden[:, 2:])
-    _, state = part.mix(drawn(part, GROUPED), hidden, documents([4, 1]), empty(part, GROUPED, 1), form="torch")
+    _, state = mixed(part, "torch", drawn(part, GROUPED), hidden, documents([4, 1]), empty(part, GROUPED, 1))
     assert torch.equal(state["hidden"], torch.cat((torch.zeros(1, 2, 6), hidden[:, 4:]), dim=1))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blocks.legend import Shape
 from blocks.mixers.rglru import RGLRU
-from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, random, started
+from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, mixed, random, started
 
 LENGTHS = [[3, 1, 4], [8]]
 
@@ -47,7 +47,7 @@ def test_it_is_griffin_s_equations(blocks: int, both_ways: bool, form: str) -> N
     part = RGLRU(blocks=blocks, both_ways=both_ways)
     parameters, hidden = drawn(part, GROUPED), random(2, 8, 6)
     back = {name.removeprefix("backward_"): tensor for name, tensor in parameters.items() if name.startswith("backward_")}
-    got, _ = part.mix(parameters, hidden, documents(*LENGTHS), empty(part, GROUPED, 2), form=form)
+    got, _ = mixed(part, form, parameters, hidden, documents(*LENGTHS), empty(part, GROUPED, 2))
     for row, lengths in enumerate(LENGTHS):
         first = 0
         for length in lengths:
@@ -61,7 +61,7 @@ def test_it_is_griffin_s_equations(blocks: int, both_ways: bool, form: str) -> N
 
 def test_the_state_is_the_last_output() -> None:
     part, hidden = RGLRU(), random(2, 5, 6)
-    output, state = part.mix(drawn(part, GROUPED), hidden, counted(2, 5), empty(part, GROUPED, 2), form="torch")
+    output, state = mixed(part, "torch", drawn(part, GROUPED), hidden, counted(2, 5), empty(part, GROUPED, 2))
     close(state["hidden"], output[:, -1])
 
 
@@ -108,7 +108,7 @@ def test_outputs_and_gradients_are_finite_where_a_is_0_or_1(logit: float, decay:
     parameters["recurrence_bias"].fill_(logit)
     leaves = {name: tensor.requires_grad_() for name, tensor in parameters.items()}
     hidden = random(1, 12, 6, dtype=torch.float32).requires_grad_()
-    output, _ = part.mix(leaves, hidden, counted(1, 12), empty(part, GROUPED, 1, torch.float32), form=form)
+    output, _ = mixed(part, form, leaves, hidden, counted(1, 12), empty(part, GROUPED, 1, torch.float32))
     gradients = torch.autograd.grad(output.square().sum(), [hidden, *leaves.values()])
     assert output.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -122,7 +122,7 @@ def test_gradients_are_right_near_a_of_1() -> None:
     answers = []
     for dtype in (torch.float32, torch.float64):
         leaves = {name: tensor.to(dtype).requires_grad_() for name, tensor in parameters.items()}
-        output, _ = part.mix(leaves, hidden.to(dtype), counted(1, 6), empty(part, GROUPED, 1, dtype), form="reference")
+        output, _ = mixed(part, "reference", leaves, hidden.to(dtype), counted(1, 6), empty(part, GROUPED, 1, dtype))
         answers.append([output, *torch.autograd.grad(1e6 * output.sum(), list(leaves.values()))])
     for got, wanted in zip(*answers, strict=True):
         close(got.double(), wanted, 1e-4)
@@ -135,7 +135,7 @@ def test_gradients_are_derivatives() -> None:
 
     def run(hidden: Tensor, *tensors: Tensor) -> Tensor:
         parameters = dict(zip(names, tensors, strict=True))
-        return part.mix(parameters, hidden, documents([2, 3]), empty(part, GROUPED, 1), form="torch")[0]
+        return mixed(part, "torch", parameters, hidden, documents([2, 3]), empty(part, GROUPED, 1))[0]
 
     assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (hidden, *drawn(part, GROUPED).values())])
 
@@ -144,9 +144,9 @@ def test_float32_stays_near_float64_over_131072_tokens() -> None:
     shape, part, length = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=4), RGLRU(), 131_072
     parameters = drawn(part, shape, torch.float32) | {"decay": torch.tensor([2.0, 6.0, 9.0, 14.0])}
     hidden = random(1, length, 4, dtype=torch.float32)
-    got, _ = part.mix(parameters, hidden, counted(1, length), empty(part, shape, 1, torch.float32), form="torch")
+    got, _ = mixed(part, "torch", parameters, hidden, counted(1, length), empty(part, shape, 1, torch.float32))
     exact = {name: tensor.double() for name, tensor in parameters.items()}
-    wanted, _ = part.mix(exact, hidden.double(), counted(1, length), empty(part, shape, 1), form="reference")
+    wanted, _ = mixed(part, "reference", exact, hidden.double(), counted(1, length), empty(part, shape, 1))
     close(got.double(), wanted, 1e-5)
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.recurrences.additive import FORMS
+from blocks.recurrences import additive
 from blocks.recurrences.cumulative import Cumulative, cumulate
-from tests.blocks.support import close, random
+from tests.blocks.support import by_backend, close, random
+
+FORMS = by_backend(additive.FORMS)
 
 LENGTHS = [1, 2, 3, 4, 8, 13, 31]
 SEGMENTS = {1: [[0], [1]], 8: [[0, 0, 0, 1, 1, 2, 3, 3], [1, 1, 1, 1, 1, 1, 4, 4]]}

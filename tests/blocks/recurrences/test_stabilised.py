@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.recurrences.additive import FORMS
+from blocks.recurrences import additive
 from blocks.recurrences.stabilised import stabilise
-from tests.blocks.support import close, owner, random
+from tests.blocks.support import by_backend, close, owner, random
+
+FORMS = by_backend(additive.FORMS)
 
 HEADS = [(2, 2), (4, 2), (3, 1)]
 KINDS = ["none", "head", "channel"]

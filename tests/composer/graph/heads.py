@@ -22,6 +22,11 @@ def graph_of(head: dict[str, Any], size: Dimensions = SIZE) -> HeadGraph:
     return build_graph(resolved(head, size).heads["head"], size.shape(size.heads))
 
 
+def feed(graph: HeadGraph, node: str, port: str) -> list[tuple[str, str]]:
+    """What a port of a node reads: the node and the port that give it."""
+    return [(edge.start, edge.output) for edge in graph.into(node, port)]
+
+
 def shipped(name: str, size: Dimensions = SIZE) -> Resolved:
     """A shipped spec on these dimensions."""
     return on(name, size)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from composer.graph.graph import build_graph, feed
+from composer.graph.graph import build_graph
 from composer.model.head import Head
 from composer.spec.document import HeadSpec
 from tests.composer.graph.by_hand import Document
-from tests.composer.graph.heads import graph_of
+from tests.composer.graph.heads import feed, graph_of
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
 
 SHAPE = SMALL.shape(4)
@@ -82,13 +82,25 @@ def test_they_answer_what_they_mean_however_calls_are_split(head: dict[str, Any]
 
 def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None:
     graph = graph_of(TWO_CACHES)
-    numbers = {name: dict(graph.nodes[name]["shape"].numbers) for name in ("window", "wrong", "over")}
+    travel = {name: graph.nodes[name].shape.numbers for name in ("window", "wrong", "over")}
+    numbers = {name: {number.name: number.heads for number in own} for name, own in travel.items()}
     assert numbers["window"] == {"steep_rate": 4, "wrong_error": 4, "over_error": 4}
     assert numbers["wrong"] == {"wrong_error": 4}
     assert numbers["over"] == {"steep_rate": 4, "over_error": 4}
-    assert set(feed(graph, "window", "error")) == {("still_features", "error"), ("steep_features", "error")}
-    assert feed(graph, "wrong", "recall") == [("still", "recall")]
-    assert feed(graph, "all_features", "pairs") == [("pairs", "pairs")]
+    summed = {edge.label: edge.start for edge in graph.into("window", "features")}
+    assert summed == {"wrong_error": "still_features", "over_error": "steep_features"}
+    assert {number.name for number in travel["window"] if number.error is not None} == summed.keys()
+    assert feed(graph, "still", "pairs") == [("wrong", "fallen")]
+    assert feed(graph, "all", "pairs") == [("pairs", "pairs")]
+
+
+def test_a_memory_may_be_called_by_another_ones_weight() -> None:
+    """No name of a part is one that a spec could give."""
+    memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
+    data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
+    named = {**plain, "memory": [memory[0], {**memory[1], "name": "window_weight"}]}
+    found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (named, plain))
+    assert torch.equal(found, expected)
 
 
 def test_a_chain_by_edges_is_the_cascade() -> None:
@@ -98,4 +110,4 @@ def test_a_chain_by_edges_is_the_cascade() -> None:
     found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (edges, chain))
     assert torch.equal(found, expected)
     cascade, drawn = (build_graph(complete(head), SHAPE) for head in (chain, edges))
-    assert set(cascade.edges(data="kind")) == set(drawn.edges(data="kind"))
+    assert set(cascade.edges) == set(drawn.edges)

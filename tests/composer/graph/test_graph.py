@@ -5,16 +5,15 @@ from __future__ import annotations
 import networkx
 import pytest
 
-from blocks.memories.base import Memory
-from composer.graph.graph import UPWARDS, HeadGraph, build_graph, feed, is_plain, memories, needs_mass, parts
-from tests.composer.graph.heads import SIZE, graph_of, shipped
+from composer.graph.graph import INPUTS, HeadGraph, build_graph, reads_of, sees_every_pair
+from tests.composer.graph.heads import SIZE, feed, graph_of, shipped
 from tests.shipped import SHIPPED
 
 WINDOW, STATE = {"kind": "window", "size": 4}, {"kind": "state"}
 
 
 def edges(graph: HeadGraph) -> set[tuple[str, str, str, int, int]]:
-    return {(start, end, data["kind"], data["heads"], data["dim"]) for start, end, data in graph.edges(data=True)}
+    return {(edge.start, edge.end, str(edge.kind), edge.heads, edge.dim) for edge in graph.edges}
 
 
 def test_lolcats() -> None:
@@ -26,15 +25,19 @@ def test_lolcats() -> None:
         ("query", "window", "query", 4, 8),
         ("pairs", "window", "pairs", 2, 8),
         ("query", "state_features", "query", 4, 8),
-        ("window", "state_features", "pairs", 2, 8),  # what the window evicts
+        ("window", "state", "pairs", 2, 8),  # what the window evicts
         ("state_features", "state", "features", 4, 128),  # softmax(xW) ‖ softmax(-xW), one map a query head
+        ("hidden", "window.weight", "hidden", 1, 24),
+        ("window.weight", "read", "weight", 4, 1),
         ("window", "read", "partial", 4, 8),
         ("state", "read", "partial", 4, 8),
         ("read", "output", "output", 4, 8),
     }
-    kinds = {node: data["part"].kind for node, data in graph.nodes(data=True) if data["part"] is not None}
+    kinds = {node.name: node.kind for node in graph.parts if node.path is not None}
     assert kinds == {"window": "window", "state_features": "hedgehog", "state": "state", "read": "shared"}
+    assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window.weight"}, "no spec says these"
     assert feed(graph, "read", "partial") == [("window", "partial"), ("state", "partial")]
+    assert feed(graph, "state", "pairs") == [("window", "fallen")]
 
 
 def test_lawcat() -> None:
@@ -46,14 +49,15 @@ def test_lawcat() -> None:
         ("conv", "pairs", "key", 4, 8),  # one filter a query head
         ("value", "pairs", "value", 2, 8),
         ("conv", "state_features", "query", 4, 8),
-        ("pairs", "state_features", "pairs", 2, 8),
+        ("pairs", "state", "pairs", 2, 8),
         ("state_features", "state", "features", 4, 16),
         ("hidden", "state_gate", "hidden", 1, 24),
         ("state_gate", "state", "decay", 4, 16),
-        ("state", "output", "partial", 4, 8),
+        ("state", "read", "partial", 4, 8),
+        ("read", "output", "output", 4, 8),
     }
-    # Raw keys before convolved ones: the head's compiler reads them in this order.
-    assert feed(graph, "pairs", "key") == [("key", "key"), ("conv", "key")]
+    assert feed(graph, "pairs", "key") == [("key", "key")]
+    assert feed(graph, "pairs", "convolved") == [("conv", "key")]
 
 
 def test_hybrid() -> None:
@@ -64,7 +68,8 @@ def test_hybrid() -> None:
         ("value", "pairs", "value", 2, 8),
         ("query", "full", "query", 4, 8),
         ("pairs", "full", "pairs", 2, 8),
-        ("full", "output", "partial", 4, 8),
+        ("full", "read", "partial", 4, 8),
+        ("read", "output", "output", 4, 8),
     }
     lolcats = build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))
     assert edges(build_graph(resolved.heads["head"], SIZE.shape(4))) == edges(lolcats)
@@ -72,26 +77,26 @@ def test_hybrid() -> None:
 
 def test_in_parallel_every_memory_sees_every_pair() -> None:
     graph = graph_of({"feature_map": "elu", "memory": [WINDOW, STATE], "flow": "parallel"})
-    assert feed(graph, "window", "pairs") == feed(graph, "state_features", "pairs") == [("pairs", "pairs")]
+    assert feed(graph, "window", "pairs") == feed(graph, "state", "pairs") == [("pairs", "pairs")]
 
 
 def test_pairs_fall_through_all_memories_of_a_cascade() -> None:
     near, far = {**WINDOW, "name": "near"}, {**WINDOW, "name": "far", "size": 9}
     graph = graph_of({"feature_map": "elu", "memory": [near, far, STATE]})
-    assert [feed(graph, node, "pairs") for node in ("near", "far", "state_features")] == [
+    assert [feed(graph, node, "pairs") for node in ("near", "far", "state")] == [
         [("pairs", "pairs")],
-        [("near", "pairs")],
-        [("far", "pairs")],
+        [("near", "fallen")],
+        [("far", "fallen")],
     ]
-    assert [name for name, _, _ in memories(graph)] == ["near", "far", "state"]
+    assert [node.name for node, _ in graph.memories] == ["near", "far", "state"]
 
 
 def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
     memory = [{"kind": "state", "name": name, "gate": "head"} for name in ("slow", "fast")]
     graph = graph_of({"feature_map": "hedgehog", "memory": memory, "flow": "parallel"})
-    assert {graph.nodes[f"{name}_features"]["module"] for name in ("slow", "fast")} == {"feature_map"}
-    assert [graph.nodes[f"{name}_gate"]["path"] for name in ("slow", "fast")] == [("memory", 0, "gate"), ("memory", 1, "gate")]
-    assert {node for node, _, _ in parts(graph)} == {"slow", "fast", "read"} | {
+    assert {graph.nodes[f"{name}_features"].module for name in ("slow", "fast")} == {"feature_map"}
+    assert [graph.nodes[f"{name}_gate"].path for name in ("slow", "fast")] == [("memory", 0, "gate"), ("memory", 1, "gate")]
+    assert {node.name for node in graph.parts} == {"pairs", "slow", "fast", "read"} | {
         f"{name}_{kind}" for name in ("slow", "fast") for kind in ("features", "gate")
     }
 
@@ -116,33 +121,33 @@ def test_how_many_heads_a_state_has(head: dict, features: int, state_heads: int,
     """As many as there are different keys or decays: a map, a convolution or a gate for each query head makes them H."""
     head = {**head, "conv": {"kind": "causal", **head["conv"]}} if "conv" in head else head
     graph = graph_of({"memory": [STATE], **head})
-    shape = graph.nodes["state"]["shape"]
+    shape = graph.nodes["state"].shape
     assert (shape.features, shape.state_heads, shape.convolved_heads) == (features, state_heads, convolved)
-    assert shape.exponential is (graph.nodes["state_features"]["part"].kind == "exp")
+    assert shape.exponential is (graph.nodes["state_features"].kind == "exp")
 
 
 def test_a_window_keeps_convolved_keys_only_for_features_below() -> None:
     head = {"feature_map": "elu", "conv": "causal", "memory": [WINDOW, STATE]}
-    assert graph_of(head).nodes["window"]["shape"].convolved_heads == 4
-    assert graph_of({**head, "flow": "parallel"}).nodes["window"]["shape"].convolved_heads == 0
-    assert graph_of({**head, "conv": None}).nodes["window"]["shape"].convolved_heads == 0
+    assert graph_of(head).nodes["window"].shape.convolved_heads == 4
+    assert graph_of({**head, "flow": "parallel"}).nodes["window"].shape.convolved_heads == 0
+    assert graph_of({**head, "conv": None}).nodes["window"].shape.convolved_heads == 0
 
 
 @pytest.mark.parametrize(
-    ("head", "mass", "plain"),
+    ("head", "mass", "every_pair"),
     [
         ({"memory": ["full"]}, False, True),
         ({"memory": [WINDOW, "full"], "flow": "parallel", "read": "mixture"}, False, True),
-        ({"memory": [WINDOW, "full"], "flow": "parallel", "read": "shared"}, True, False),
+        ({"memory": [WINDOW, "full"], "flow": "parallel", "read": "shared"}, True, True),
         ({"memory": [WINDOW, "full"], "read": "mixture"}, False, False),
         ({"memory": [WINDOW, "full"], "read": "sum"}, True, False),
     ],
     ids=str,
 )
-def test_plain_attention_sees_all_pairs_and_owes_no_mass(head: dict, mass: bool, plain: bool) -> None:
+def test_a_memory_owes_a_mass_to_some_reads_and_sees_every_pair_from_the_call(head: dict, mass: bool, every_pair: bool) -> None:
     graph = graph_of(head)
-    assert needs_mass(graph, "full") is mass
-    assert is_plain(graph, "full") is plain
+    assert [not read.leaves_masses_out for read in reads_of(graph, "full")] == [mass]
+    assert sees_every_pair(graph, "full") is every_pair
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -150,14 +155,35 @@ def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str)
     resolved = shipped(name)
     for head in resolved.heads.values():
         graph = build_graph(head, resolved.shape(4))
-        down = networkx.DiGraph((start, end) for start, end, kind in graph.edges(data="kind") if kind not in UPWARDS)
-        assert networkx.is_directed_acyclic_graph(down)
-        assert networkx.descendants(graph, "value") >= {node for node, _, _ in parts(graph, Memory)} | {"output"}
-        used = networkx.ancestors(graph, "output")
-        assert used >= {node for node, _, _ in parts(graph)}
+        assert networkx.is_directed_acyclic_graph(graph.network)
+        assert networkx.descendants(graph.network, "value") >= {node.name for node, _ in graph.memories} | {"output"}
+        used = networkx.ancestors(graph.network, "output")
+        assert used >= {node.name for node in graph.parts}
         document = head.model_dump()
-        for node, part, _ in parts(graph):
+        for node in graph.parts:
+            if node.path is None:
+                assert node.kind in {"entry", "alone"} or not node.main, "what no spec says"
+                continue
             found = document
-            for step in graph.nodes[node]["path"]:
+            for step in node.path:
                 found = found[step]
-            assert found["kind"] == part.kind
+            assert found["kind"] == node.kind
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_order_of_a_graph_is_that_of_its_flow(name: str) -> None:
+    resolved = shipped(name)
+    for head in resolved.heads.values():
+        graph = build_graph(head, resolved.shape(4))
+        place = {node.name: index for index, node in enumerate(graph.order)}
+        assert place.keys() == graph.nodes.keys()
+        assert all(place[edge.start] < place[edge.end] for edge in graph.edges)
+        assert graph.parts == tuple(node for node in graph.order if node.name not in {*INPUTS, "output"})
+
+
+def test_what_queries_and_keys_are_projected_from() -> None:
+    """A mixer that feeds the projections stands before them; one that feeds what looks at inputs does not."""
+    qk = {"feature_map": "elu", "memory": [STATE], "mix_input": {"kind": "conv", "feeds": "qk"}}
+    inputs = {"memory": [{**WINDOW, "weight": "token"}, "full"], "mix_input": "conv", "flow": "parallel"}
+    assert graph_of(qk).before_projections() == {"mix_input"}
+    assert graph_of(inputs).before_projections() == set()

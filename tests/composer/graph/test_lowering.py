@@ -1,4 +1,4 @@
-"""Every part says which form computes it, and the form that it says is the one that runs."""
+"""Every part says which form computes it, and the form that it says is the one that runs; a backend may have one form alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import pytest
 import torch
 
 from blocks.flow import Tokens
-from blocks.memories.full import Full
+from blocks.operation import EVERY, Setting
+from composer.errors import BuildError
+from composer.graph.explain import explain_resolved
 from composer.graph.graph import build_graph
-from composer.graph.lowering import BACKENDS, lower
+from composer.graph.listing import listing
+from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
 from composer.model.head import Head
+from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
+from tests.laws.cases import built, inputs, run
 from tests.shipped import SHIPPED
 
 WINDOW = {"kind": "window", "size": 4}
+LINEAR = {"feature_map": "elu", "memory": ["state"]}
+LOLCATS = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state", "gate": "head"}]}
+LOLA = {"feature_map": "elu", "memory": [WINDOW, {"kind": "sparse", "size": 3}, "state"]}
+CPU, GPU = Setting(), Setting(device="cuda")
+
+
+def head_of(head: dict[str, Any]) -> Head:
+    return built(resolved(head).heads["head"], SIZE.shape(4))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -24,11 +37,11 @@ WINDOW = {"kind": "window", "size": 4}
 def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str, backend: str) -> None:
     for head in shipped(name).heads.values():
         graph = graph_of(head.model_dump(mode="json"))
-        lowered = lower(graph, backend, "cpu")
-        assert {one.part for one in lowered} == {node for node, data in graph.nodes(data=True) if data["part"] is not None}
-        for one in lowered:
-            assert one.kind == graph.nodes[one.part]["part"].kind
-            assert one.backend == backend
+        explained = lowered(graph, backend, CPU)
+        assert {one.part for one in explained} == {node.name for node in graph.parts if node.path is not None}
+        for one in explained:
+            assert one.kind == graph.nodes[one.part].kind
+            assert one.backend == backend or (backend == AUTO and one.backend == "torch")
             assert one.form
             assert one.why_not_faster
 
@@ -45,22 +58,24 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str, backend: st
 )
 def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(head)
-    (full,) = [one for one in lower(graph, "torch", "cpu") if one.part == "full"]
+    (full,) = [one for one in lowered(graph, "torch", CPU) if one.part == "full"]
     assert full.form == form
-    (reference,) = [one for one in lower(graph, "reference", "cpu") if one.part == "full"]
-    assert reference.form == Full.forms["reference"]
+    if form != "scaled_dot_product_attention":
+        assert full.why_not_faster.startswith("scaled_dot_product_attention: PyTorch's attention ")
+    (reference,) = [one for one in lowered(graph, "reference", CPU) if one.part == "full"]
+    assert reference.form == "all pairs, masked"
 
     calls, native = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: (calls.append(1), native(*a, **k))[1])
     module = Head(resolved(head).heads["head"], SIZE.shape(4))
     start = module.empty_state(1, torch.float32, torch.device("cpu"))
-    inputs = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
-    module(*inputs, Tokens(torch.arange(6)[None]), start, "torch")
+    given = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
+    module(*given, Tokens(torch.arange(6)[None]), start, "torch")
     assert bool(calls) is (form == "scaled_dot_product_attention")
 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
-    by_part = {one.part: one.why_not_faster for one in lower(graph_of({"feature_map": "elu", "memory": ["state"]}), "torch", "cpu")}
+    by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", CPU)}
     assert by_part["state"] == "of the forms that are built in, this is the fastest"
 
 
@@ -69,14 +84,104 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     head = {"memory": [memory], "mix_input": {"kind": "rglru", "feeds": "inputs" if isinstance(memory, dict) else "qk"}}
     head |= {"feature_map": "elu"} if memory == "state" else {}
     graph = build_graph(resolved(head).heads["head"], replace(SIZE.shape(4), both_ways=True))
-    forms = {one.part: one.form for one in lower(graph, "torch", "cpu")}
+    forms = {one.part: one.form for one in lowered(graph, "torch", CPU)}
     assert not any("decode" in form or "scaled_dot" in form for form in forms.values())
     assert forms["mix_input"].startswith("a scan over chunks")
 
 
 def test_a_gpu_is_told_what_is_missing() -> None:
-    graph = graph_of({"feature_map": "elu", "memory": ["state"]})
-    by_part = {one.part: one.why_not_faster for one in lower(graph, "torch", "cuda")}
+    by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", GPU)}
     assert "no fla or triton form" in by_part["state"]
     assert by_part["state_features"] == "one form computes it everywhere"
-    assert all("reference was asked for" in one.why_not_faster for one in lower(graph, "reference", "cuda"))
+    assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
+
+
+@pytest.mark.parametrize(("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one fall after the other; {SAYS}")], ids=str)
+def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other parts fall back by themselves and say so; what is computed is the same, in prefill and in decode."""
+    data = inputs(SIZE.shape(4), 2, 12)
+    expected, _ = run(head_of(head), data)
+    with own_backend(monkeypatch) as calls:
+        graph = graph_of(head)
+        explained = {one.part: one for one in lowered(graph, NAME, CPU)}
+        for part, one in explained.items():
+            everywhere = all(form.backend == EVERY for form in graph.nodes[part].operation.forms)
+            own = part in {"state", "sparse"}
+            assert one.backend == (NAME if own or everywhere else "torch")
+            assert (SAYS in one.form) is own
+            assert own or everywhere or one.why_not_faster.startswith(f"it has no {NAME} form")
+        assert explained["state"].form == form
+        lines = [line for line in listing(lower(graph, NAME)) if SAYS in line]
+        assert len(lines) == 1
+        assert f"{NAME}: {form}" in lines[0]
+        (group,) = explain_resolved(resolved(head), backend=NAME).groups
+        assert {one.part: one for one in group.parts} == explained
+
+        module = head_of(head)
+        found, state = run(module, data.cut(slice(0, 8)), backend=NAME)
+        assert calls
+        outputs, before = [found], len(calls)
+        for t in range(8, 12):
+            found, state = run(module, data.cut(slice(t, t + 1)), state, NAME)
+            outputs.append(found)
+        assert len(calls) > before
+        torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-10)
+
+        # Whoever does not ask for it is not given it.
+        assert not any(SAYS in one.form for backend in BACKENDS for one in lowered(graph, backend, CPU))
+        calls.clear()
+        for backend in BACKENDS:
+            run(module, data, backend=backend)
+        assert not calls
+
+
+def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes single tokens only: prefill falls back and says why, decode does not; explain shows both."""
+    data = inputs(SIZE.shape(4), 2, 6)
+    with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
+        state_of = {one.part: one for one in lowered(graph_of(LINEAR), NAME, CPU)}["state"]
+        assert (state_of.backend, state_of.decode) == ("torch", SAYS)
+        assert state_of.why_not_faster == f"{SAYS}: it takes one token"
+        module = head_of(LINEAR)
+        _, state = run(module, data.cut(slice(0, 5)), backend=NAME)
+        assert not calls
+        run(module, data.cut(slice(5, 6)), state, NAME)
+        assert calls == [(2, 1, 4, 8)]
+
+
+FOUR, DOCUMENTS, REAL = torch.arange(4)[None], torch.tensor([[0, 0, 1, 1]]), torch.tensor([[True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "gradients", "wanted"),
+    [
+        (Tokens(FOUR), torch.float64, True, Setting(dtype="float64", gradients=True)),
+        (Tokens(FOUR), torch.float32, False, Setting()),
+        (Tokens(FOUR[:, :1]), torch.float32, False, Setting(one_token=True)),
+        (Tokens(FOUR, DOCUMENTS), torch.bfloat16, False, Setting(dtype="bfloat16", documents=True)),
+        (Tokens(FOUR, None, REAL), torch.float32, False, Setting(padded=True)),
+    ],
+    ids=["gradients", "plain", "one token", "documents", "padded"],
+)
+def test_a_form_is_asked_about_the_call_that_is_made(
+    tokens: Tokens, dtype: torch.dtype, gradients: bool, wanted: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Setting] = []
+    with own_backend(monkeypatch, asked.append) as calls, torch.set_grad_enabled(gradients):
+        data = inputs(SIZE.shape(4), 1, tokens.position.shape[1]).to(dtype)
+        run(head_of(LINEAR).to(dtype), replace(data, tokens=tokens), backend=NAME)
+        assert calls
+    assert set(asked) == {replace(wanted, every_pair=True, mass_asked=False)}
+
+
+def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BuildError, match=r'there is no backend "own"; there are auto, reference, torch$'):
+        explain_resolved(shipped("lolcats"), backend=NAME)
+    with own_backend(monkeypatch):
+        graph = graph_of(LINEAR)
+        assert check_backend(NAME, [graph]) == NAME
+        with pytest.raises(BuildError, match=r'no backend "every"; there are auto, own, reference, torch$'):
+            check_backend(EVERY, [graph])
+        # A head without the recurrence has no form of that name.
+        with pytest.raises(BuildError, match=r"there are auto, reference, torch$"):
+            check_backend(NAME, [graph_of({"memory": ["full"]})])

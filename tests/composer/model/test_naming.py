@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from composer.graph.rules import RESERVED
@@ -26,3 +28,12 @@ def test_a_name_says_layer_head_part_and_tensor() -> None:
 def test_reserved_names_are_pytorchs() -> None:
     own = {name for name in dir(nn.ModuleDict()) if name[0].islower()}
     assert own | {"smart_apply", "empty_state", "mix", "split"} == RESERVED, "one is transformers', the others the head's"
+
+
+def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
+    """What a layer's heads hold by attributes that a memory or a head could be called by is reserved, or a part itself."""
+    model: Any = student("lolcats")
+    composed = model.model.layers[0].self_attn.composed
+    for module in (composed, composed.head):
+        own = {name for name in dir(module) if name[0].islower()}
+        assert own <= RESERVED | set(module._modules)

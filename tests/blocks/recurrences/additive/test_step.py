@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.additive import FORMS, chunked, fast, naive, step
 from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
-from tests.blocks.support import close
+from tests.blocks.support import by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -36,7 +36,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
 
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_any_split_is_the_whole(form: Callable[..., Any], rank: str, cuts: list[int]) -> None:
     problem = draw(rank, (4, 4, 2), 11, documents=True)
     wanted, last = naive(*problem.arguments())

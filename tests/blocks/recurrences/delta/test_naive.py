@@ -13,7 +13,7 @@ import torch
 from blocks.recurrences import additive
 from blocks.recurrences.delta import DECAY_RANKS, FORMS, naive
 from tests.blocks.recurrences.delta.problems import FEATURES, HEADS, RANKS, WIDTH, draw
-from tests.blocks.support import close, owner, random
+from tests.blocks.support import by_backend, close, owner, random
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -51,7 +51,7 @@ def test_without_a_rate_only_time_passes() -> None:
     close(state, problem.state * problem.log_decay.sum(1).exp()[..., None, None])
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., Any]) -> None:
     """k_t S_t = (1 - β_t) α_t k_t S_{t-1} + β_t v_t, for a key of length 1."""
     problem = draw("head", (2, 2, 2), 12)
@@ -64,7 +64,7 @@ def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., A
         close(torch.einsum("bnf,bnfv->bnv", key, state), held + rate[:, 0, :, None] * (value[:, 0] - held))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", by_backend(FORMS))
 def test_orthonormal_keys_return_each_value_and_rewritten_ones_the_newer(form: str) -> None:
     """Sixteen keys fill sixteen features; four are written again, and answer with the newer value where a sum answers with both."""
     keys = torch.linalg.qr(random(2, 16, 16)).Q
@@ -75,13 +75,13 @@ def test_orthonormal_keys_return_each_value_and_rewritten_ones_the_newer(form: s
     first, newer = value[:, :16, 0], value[:, :16, 0].clone()
     newer[:, again] = value[:, 16:, 0]
 
-    _, held = FORMS[form](key[:, :16], key[:, :16], value[:, :16], rate[:, :16], None, None, state)
+    _, held = by_backend(FORMS)[form](key[:, :16], key[:, :16], value[:, :16], rate[:, :16], None, None, state)
     close(keys @ held[:, 0], first, 1e-12)
-    output, held = FORMS[form](key, key, value, rate, None, None, state)
+    output, held = by_backend(FORMS)[form](key, key, value, rate, None, None, state)
     close(output, value, 1e-12)
     close(keys @ held[:, 0], newer, 1e-12)
 
-    _, piled = additive.FORMS[form](key, key, value, None, None, state)
+    _, piled = by_backend(additive.FORMS)[form](key, key, value, None, None, state)
     close((keys @ piled[:, 0])[:, again], first[:, again] + newer[:, again], 1e-12)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.elementwise import FORMS, fast, naive, scan, step
 from tests.blocks.recurrences.elementwise.problems import draw
-from tests.blocks.support import close
+from tests.blocks.support import by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -32,7 +32,7 @@ def test_gradients_are_derivatives() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[1] * 21, [4, 17], [1, 19, 1], [16, 5]], ids=str)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_any_split_is_the_whole(form: Callable[..., Any], cuts: list[int]) -> None:
     problem = inputs, log_decay, segment, state = draw(21, documents=True)
     assert segment is not None

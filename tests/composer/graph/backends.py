@@ -1,0 +1,43 @@
+"""A backend of the tests' own: one more form of the additive recurrence, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from blocks.operation import Form, Setting, anywhere
+from blocks.recurrences import additive
+from composer.graph.graph import build_graph
+from composer.graph.lowering import compiled
+
+NAME = "own"
+SAYS = "the loop of the test"
+
+
+def forget() -> None:
+    """What was made before, of other forms, is not used again."""
+    for made in (build_graph, compiled):
+        made.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@contextmanager
+def own_backend(
+    monkeypatch: pytest.MonkeyPatch, fits: Callable[[Setting], str | None] = anywhere
+) -> Iterator[list[tuple[int, ...]]]:
+    """Within, the recurrence has the form; the shapes of the queries that it was called with are handed out."""
+    calls: list[tuple[int, ...]] = []
+
+    def loop(query: Any, *rest: Any) -> Any:
+        calls.append(tuple(query.shape))
+        return additive.naive(query, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(additive, "FORMS", (*additive.FORMS, Form(NAME, SAYS, loop, fits)))
+        forget()
+        try:
+            yield calls
+        finally:
+            forget()

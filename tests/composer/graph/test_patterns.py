@@ -1,0 +1,130 @@
+"""Several parts that one form computes together are one step: found in the graph by their edges, where no circle comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.memories.state import StateMemory
+from blocks.memories.window import Window
+from blocks.operation import Bound, Form, Kind, Pattern, Setting
+from blocks.part import State
+from blocks.reads import Read
+from composer.graph import lowering
+from composer.graph.listing import listing
+from composer.graph.lowering import lower, lowered
+from composer.graph.program import Program
+from tests.blocks.support import form_of
+from tests.composer.graph.backends import forget
+from tests.composer.graph.heads import graph_of
+from tests.laws.cases import SMALL, built, complete, inputs, pieces, run
+
+WINDOW = {"kind": "window", "size": 4, "weight": "learned"}
+LOLCATS = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state", "gate": "head"}]}
+SHAPE = SMALL.shape(4)
+SAYS = "both in one pass"
+
+
+def in_turn(bound: Mapping[str, Bound], given: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    """The window by its own form, then what is fed, by its."""
+
+    def compute(name: str, **more: Any) -> tuple[Any, State]:
+        one = bound[name]
+        form = form_of(one.part.operation(one.call.shape).forms, "torch")
+        return one.compute(form.run, one.call, **given[name], **more)
+
+    near = compute("near")
+    return [near, compute("far", pairs=near[0][1])]
+
+
+def pattern(**more: Any) -> Pattern:
+    """A window and the state that it feeds."""
+    nodes = {"near": lambda part: isinstance(part, Window), "far": lambda part: isinstance(part, StateMemory)}
+    said: dict[str, Any] = {"nodes": nodes, "edges": (("near", "far", Kind.PAIRS),)}
+    return Pattern(**said | {"forms": lambda parts: (Form("torch", SAYS, in_turn, more.get("fits", lambda setting: None)),)})
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts patterns in the place of those that there are."""
+
+    def put(*patterns: Pattern) -> None:
+        monkeypatch.setattr(lowering, "PATTERNS", patterns)
+        forget()
+
+    yield put
+    forget()
+
+
+def covered(program: Program) -> list[tuple[str, ...]]:
+    return [tuple(one.node.name for one in step.covers) for step in program.steps if len(step.covers) > 1]
+
+
+@pytest.mark.parametrize("bounds", [(), (1, 7), tuple(range(1, 12))], ids=["whole", "uneven", "one by one"])
+def test_what_is_found_is_one_step_and_computes_the_same(bounds: tuple[int, ...], joined: Any) -> None:
+    data = inputs(SHAPE, 2, 12)
+    expected, _ = run(built(complete(LOLCATS), SHAPE), data)
+    joined(pattern())
+    module, state, outputs = built(complete(LOLCATS), SHAPE), None, []
+    for piece in pieces(12, bounds):
+        output, state = run(module, data.cut(piece), state)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-12, atol=1e-12)
+    assert state is not None
+    assert state.keys() == module.empty_state(1, torch.float64, torch.device("cpu")).keys()
+
+
+def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
+    joined(pattern())
+    graph = graph_of(LOLCATS)
+    assert covered(lower(graph)) == [("window", "state")]
+    assert {one.part for one in lowered(graph, "auto", Setting()) if one.form == SAYS} == {"window", "state"}
+    lines = listing(lower(graph))
+    (first,) = (index for index, line in enumerate(lines) if SAYS in line)
+    assert lines[first].startswith("window, window_fallen")
+    assert lines[first].endswith(f"┌ torch: {SAYS}")
+    assert lines[first + 1].startswith("state ")
+    assert lines[first + 1].endswith("└ in the same step")
+
+
+def test_hooks_see_every_part_of_a_step(joined: Any) -> None:
+    joined(pattern())
+    module, seen = built(complete(LOLCATS), SHAPE), []
+    for name in ("window", "state"):
+        module.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    run(module, inputs(SHAPE, 1, 6))
+    assert [name for name in seen if name == "state"] == ["state"]
+    assert "window" in seen
+
+
+def test_where_it_does_not_fit_each_part_is_by_itself(joined: Any) -> None:
+    joined(pattern(fits=lambda setting: "it has no gradient" if setting.gradients else None))
+    graph = graph_of(LOLCATS)
+    assert covered(lower(graph, "torch", Setting(gradients=True))) == []
+    assert covered(lower(graph, "torch", Setting())) == [("window", "state")]
+
+
+def test_a_part_is_in_one_step_only(joined: Any) -> None:
+    """Of two states below one window, the window goes with one."""
+    joined(pattern())
+    head = {"feature_map": "elu", "memory": [WINDOW, {"kind": "state", "name": "one"}, {"kind": "state", "name": "two"}]}
+    (step,) = covered(lower(graph_of({**head, "graph": ["pairs -> window", "window -> one", "window -> two"]})))
+    assert step in {("window", "one"), ("window", "two")}
+
+
+def test_what_would_read_from_itself_is_left_apart(joined: Any) -> None:
+    """A window and the read, with a state between them; without one they are a step."""
+    nodes = {"memory": lambda part: isinstance(part, Window), "read": lambda part: isinstance(part, Read)}
+    form = Form("torch", SAYS, in_turn)
+    joined(Pattern(nodes=nodes, edges=(("memory", "read", Kind.PARTIAL),), forms=lambda parts: (form,)))
+    assert covered(lower(graph_of(LOLCATS))) == []
+    assert covered(lower(graph_of({"memory": [{"kind": "window", "size": 4, "evict": "drop"}]}))) == [("window", "read")]
+
+
+def test_edges_of_another_kind_are_no_match(joined: Any) -> None:
+    """A window beside a state feeds it nothing."""
+    joined(pattern())
+    assert covered(lower(graph_of({**LOLCATS, "flow": "parallel"}))) == []

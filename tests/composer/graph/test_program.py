@@ -1,0 +1,128 @@
+"""A program does every operation of its head once, each after what it reads, and hands every tensor of the state on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from blocks.legend import Shape
+from blocks.operation import EVERY, Setting
+from composer.graph.graph import INPUTS, build_graph
+from composer.graph.lowering import BACKENDS, compiled, lower
+from composer.graph.program import Program
+from composer.spec.document import HeadSpec
+from tests.composer.graph.heads import SIZE, graph_of, shipped
+from tests.laws.cases import SMALL, built, every_head, inputs, run
+from tests.laws.draw import random_heads
+from tests.shipped import SHIPPED
+
+HEADS = every_head()
+SHAPE = SMALL.shape(4)
+MIXED = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4}, "state"], "mix_input": {"kind": "conv", "feeds": "qk"}}
+
+
+def assert_whole(program: Program, head: HeadSpec, shape: Shape) -> None:
+    graph = build_graph(head, shape)
+    covered = [one for step in program.steps for one in step.covers]
+    assert Counter(one.node.name for one in covered) == Counter(node.name for node in graph.parts)
+    # Each slot of the head is one node's, under the node's own name for it.
+    slots = [full for one in covered for _, full in one.slots]
+    assert sorted(slots) == sorted(graph.slots)
+    assert all(full == f"{one.node.name}.{name}" for one in covered for name, full in one.slots)
+    # What comes before the projections reads hidden states and what they have become; everything else, all inputs, too.
+    given = {("hidden", "hidden")}
+    for steps, more in ((program.before, set()), (program.after, {(name, name) for name in INPUTS})):
+        if steps is program.after:
+            assert program.mixed in given
+            given = set(more)
+        for step in steps:
+            inside = {value for one in step.covers for value in one.gives}
+            for one in step.covers:
+                reads = [value for _, value in one.single] + [value for _, of in one.many for _, value in of]
+                assert set(reads) <= given
+                assert not set(reads) & inside
+                wanted = {(edge.start, edge.output) for edge in graph.into(one.node.name)}
+                assert wanted - set(reads) <= inside, "what is not read from outside is given within the step"
+            given |= inside
+    assert program.output in given
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_programs_of_shipped_specs_are_whole(name: str, backend: str) -> None:
+    spec = shipped(name)
+    for head in spec.heads.values():
+        for one_token in (False, True):
+            shape = spec.shape(4)
+            assert_whole(lower(build_graph(head, shape), backend, Setting(one_token=one_token)), head, shape)
+
+
+@given(drawn=random_heads())
+@settings(deadline=None)
+def test_the_programs_of_random_heads_are_whole(drawn: tuple[HeadSpec, Shape]) -> None:
+    assert_whole(lower(build_graph(*drawn)), *drawn)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> None:
+    """On every backend that is built in; and the reference is the reference wherever a part has more than one form."""
+    graph = build_graph(HEADS[name], SHAPE)
+    for device, *facts in itertools.product(("cpu", "cuda"), *[(False, True)] * 4):
+        one_token, documents, padded, gradients = facts
+        setting = Setting(device, "bfloat16", one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+        for backend in BACKENDS:
+            for step in lower(graph, backend, setting).steps:
+                assert backend == "auto" or step.form.backend in {backend, EVERY}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> None:
+    """Each operation is called with its own tensors alone; what is handed in is not changed by it."""
+    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
+    _, state = run(head, data.cut(slice(0, 9)))
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    _, after = run(head, data.cut(slice(9, 12)), state)
+    start = head.empty_state(2, torch.float64, torch.device("cpu"))
+    assert state.keys() == after.keys() == start.keys()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state.items())
+    with_others, _ = run(head, data, start | {"other.state": torch.zeros(2)})
+    assert torch.equal(with_others, run(head, data, start)[0])
+
+
+def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
+    program = lower(graph_of(MIXED))
+    assert [one.node.name for step in program.before for one in step.covers] == ["mix_input"]
+    assert program.mixed == ("mix_input", "hidden")
+    plain = lower(graph_of({**MIXED, "mix_input": {"kind": "conv", "feeds": "inputs"}, "memory": [
+        {"kind": "window", "size": 4, "weight": "token"}, "state"]}))  # fmt: skip
+    assert (plain.before, plain.mixed) == ((), ("hidden", "hidden"))
+
+
+def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
+    head = shipped("lolcats").heads["head"]
+    one, same = compiled(head, SIZE.shape(4)), compiled(shipped("lolcats").heads["head"], SIZE.shape(4))
+    assert one is same
+    program: Any = one.program("torch", Setting())
+    assert one.program("torch", Setting()) is program
+    assert one.program("torch", Setting(one_token=True)) is not program
+    for thing, field in ((program, "after"), (program.after[0], "form"), (program.after[0].covers[0], "node")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(thing, field, None)
+
+
+def test_copies_of_a_head_share_its_programs() -> None:
+    """A deep copy and one that was pickled compute the same, with the programs of the first."""
+    data = inputs(SHAPE, 1, 7)
+    head = built(shipped("lola", SMALL).heads["head"], SHAPE)
+    expected, _ = run(head, data)
+    for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+        assert twin._compiled is head._compiled
+        assert torch.equal(run(twin, data)[0], expected)

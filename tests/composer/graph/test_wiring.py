@@ -1,0 +1,144 @@
+"""What is joined fits, in kind and in size, on paper and in the tensors that flow; and a graph is drawn once, for good."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from blocks.flow import Mapped, Pairs, Partial
+from blocks.legend import Shape
+from blocks.operation import Kind, Port
+from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.lowering import lower
+from composer.graph.program import Around
+from composer.graph.wiring import wired
+from composer.model.head import Head
+from composer.spec.document import HeadSpec
+from tests.composer.graph.heads import SIZE, shipped
+from tests.laws.cases import SHAPES, built, every_head, inputs
+from tests.laws.draw import random_heads
+from tests.shipped import SHIPPED
+
+HEADS = every_head()
+LENGTH = 9
+
+
+def assert_fits(graph: HeadGraph) -> None:
+    """Every edge leaves a port that gives and enters one that reads, of its kind and its sizes; what is needed is there."""
+    for edge in graph.edges:
+        (gives,) = [port for port in graph.nodes[edge.start].operation.gives if port.name == edge.output]
+        (reads,) = [port for port in graph.nodes[edge.end].operation.reads if port.name == edge.input]
+        assert (edge.kind, edge.heads, edge.dim) == (gives.kind, gives.heads, gives.dim)
+        assert reads.kind is edge.kind
+        assert reads.heads in {None, edge.heads}
+        assert reads.dim in {None, edge.dim}
+        assert None not in {gives.heads, gives.dim}, "what flows has a size"
+    for node in graph.nodes.values():
+        for port in node.operation.reads:
+            edges = graph.into(node.name, port.name)
+            assert edges or not port.needed
+            if port.many:
+                labels = [edge.label for edge in edges]
+                assert None not in labels
+                assert len(set(labels)) == len(labels)
+            else:
+                assert len(edges) <= 1
+        for ports in (node.operation.reads, node.operation.gives):
+            assert len({port.name for port in ports}) == len(ports)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_edges_of_shipped_specs_fit_their_ports(name: str) -> None:
+    spec = shipped(name)
+    for head in spec.heads.values():
+        assert_fits(build_graph(head, spec.shape(4)))
+
+
+@given(drawn=random_heads())
+@settings(deadline=None)
+def test_the_edges_of_random_heads_fit_their_ports(drawn: tuple[HeadSpec, Shape]) -> None:
+    assert_fits(build_graph(*drawn))
+
+
+def sizes(port: Port, value: Any) -> None:
+    """What flows is as its port says."""
+    heads, dim = port.heads, port.dim
+    tensors: dict[type, tuple[str, ...]] = {Pairs: ("key", "value"), Mapped: ("query",), Partial: ("output",)}
+    assert isinstance(value, {Kind.PAIRS: Pairs, Kind.FEATURES: Mapped, Kind.PARTIAL: Partial}.get(port.kind, Tensor))
+    for tensor in [getattr(value, name) for name in tensors[type(value)]] if type(value) in tensors else [value]:
+        if port.kind is Kind.HIDDEN:
+            assert tensor.shape[2:] == (dim,)
+        elif port.kind is Kind.NUMBERS:
+            assert tensor.shape[2:] == (heads,)
+        elif port.kind is Kind.WEIGHT:
+            assert tensor.shape[-1] == heads
+        elif port.kind is Kind.DECAY:
+            assert tensor.shape[2:] in {(heads,), (heads, dim)}
+        else:
+            assert tensor.shape[2:] == (heads, dim)
+
+
+def assert_flows(spec: HeadSpec, shape: Shape) -> None:
+    """Run the program step by step: all that is given is of its port's kind and sizes, and every state of its slot's."""
+    head, data = built(spec, shape), inputs(shape, 2, LENGTH)
+    modules: Any = head._modules
+    program, start = lower(build_graph(spec, shape)), head.empty_state(2, torch.float64, torch.device("cpu"))
+    values: dict[tuple[str, str], Any] = {}
+    for name, tensor in zip(("hidden", "query", "key", "value"), data.tensors, strict=True):
+        values[name, name] = tensor
+    carried: dict[str, Tensor] = {}
+    around = Around(data.tokens, start, (0, 0), in_place=False)
+    for step in program.steps:
+        step.run(modules, values, around, carried)
+        for one in step.covers:
+            for port in one.node.operation.gives:
+                value = values[one.node.name, port.name]
+                if port.name == "fallen" and value is None:
+                    continue  # it has nowhere to go
+                sizes(port, value)
+    assert carried.keys() == start.keys()
+    assert values[program.output].shape == data.query.shape
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", HEADS)
+def test_what_flows_is_what_the_ports_say(name: str, shape: str) -> None:
+    assert_flows(HEADS[name], SHAPES[shape])
+
+
+@given(drawn=random_heads())
+@settings(deadline=None)
+def test_what_flows_in_random_heads_is_what_the_ports_say(drawn: tuple[HeadSpec, Shape]) -> None:
+    assert_flows(*drawn)
+
+
+def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
+    """And an equal head and shape have it, too, in all layers."""
+    spec, again = shipped("lolcats").heads["head"], shipped("lolcats").heads["head"]
+    graph = build_graph(spec, SIZE.shape(4))
+    assert build_graph(again, SIZE.shape(4)) is graph
+    assert build_graph(spec, SIZE.shape(2)) is not graph
+    assert wired(spec, SIZE.shape(4)).edges == graph.edges
+    first, second = (Head(spec, SIZE.shape(4), (layer, 0)) for layer in (0, 1))
+    assert first._compiled is second._compiled
+    assert first._compiled.graph is graph
+
+
+def test_nothing_in_a_graph_can_be_changed() -> None:
+    graph: Any = build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))
+    node, edge = graph.nodes["state"], graph.edges[0]
+    for thing, field in ((graph, "edges"), (node, "part"), (node.operation, "forms"), (edge, "kind"), (node.shape, "heads")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(thing, field, None)
+    for mapping in (graph.nodes, node.options, graph.nodes["state_features"].options):
+        with pytest.raises(TypeError):
+            mapping["more"] = None
+    for change in (lambda: graph.network.add_node("more"), lambda: graph.network.remove_node("state")):
+        with pytest.raises(networkx.NetworkXError):
+            change()

@@ -1,0 +1,99 @@
+"""A model's programs are its user's to choose, to read and to look into: backends, print and forward hooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from composer.errors import BuildError
+from composer.graph.listing import listing
+from composer.graph.lowering import lower
+from composer.model.modeling import ComposedForCausalLM
+from tests.composer.graph.backends import NAME, own_backend
+from tests.composer.model.models import llama, student, tokens
+
+SPECS = {"lolcats": ("head.memory.0.size=5",), "lola": ("head.memory.0.size=3", "head.memory.1.size=4"), "lawcat": ()}
+
+
+def logits(model: ComposedForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_backend_gives_the_same_logits(spec: str) -> None:
+    model, ids = student(spec, *SPECS[spec]), tokens(2, 17)
+    expected = logits(model, ids)
+    for backend in ("reference", "torch", "auto"):
+        model.set_backend(backend)
+        torch.testing.assert_close(logits(model, ids), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever asked for it: build, load or set_backend; and generation runs it, too."""
+    expected = logits(student("lawcat"), tokens(1, 9))
+    with own_backend(monkeypatch) as calls:
+        model = student("lawcat")
+        model.save_pretrained(tmp_path / "student")
+        for made in (composer.build("lawcat", llama(), backend=NAME), composer.load(tmp_path / "student", backend=NAME)):
+            calls.clear()
+            logits(made, tokens(1, 9))
+            assert len(calls) == 3, "once a layer"
+        calls.clear()
+        torch.testing.assert_close(logits(model, tokens(1, 9)), expected, rtol=1e-10, atol=1e-10)
+        assert not calls
+        model.set_backend(NAME)
+        torch.testing.assert_close(logits(model, tokens(1, 9)), expected, rtol=1e-10, atol=1e-10)
+        assert calls
+        calls.clear()
+        model.generate(tokens(1, 5), do_sample=False, max_new_tokens=4, eos_token_id=None)
+        assert [shape[1] for shape in calls] == [5] * 3 + [1] * 9
+
+
+def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    model = student("lolcats")
+    model.save_pretrained(tmp_path / "student")
+    for attempt in (
+        lambda: model.set_backend("tritn"),
+        lambda: composer.load(tmp_path / "student", backend="tritn"),
+        lambda: composer.build("lolcats", llama(), backend="tritn"),
+    ):
+        with pytest.raises(BuildError, match=r'there is no backend "tritn"; there are auto, reference, torch$'):
+            attempt()
+
+
+def test_forward_hooks_fire_on_every_part() -> None:
+    """Once a call and operation, with what it gives: so does the cache that is one step with the state below it."""
+    model: Any = student("lola", *SPECS["lola"])
+    head, seen = model.model.layers[1].self_attn.composed.head, dict[str, list[Any]]()
+    for name, module in head.named_children():
+        module.register_forward_hook(lambda _module, _given, gave, name=name: seen.setdefault(name, []).append(gave))
+    logits(model, tokens(2, 11))
+    assert seen.keys() == dict(head.named_children()).keys() >= {"window", "sparse", "state", "feature_map", "read"}
+    ((output,), _state) = seen["read"][0]
+    assert output.shape == (2, 11, 4, 16)
+    assert {name: len(gave) for name, gave in seen.items() if name in {"read", "sparse", "state"}} == dict.fromkeys(
+        ("read", "sparse", "state"), 1
+    )
+    assert len(seen["window"]) == 2, "its answer, and its weight"
+
+
+def test_a_hook_may_change_what_a_part_gives() -> None:
+    model: Any = student("lolcats")
+    ids, read = tokens(1, 7), model.model.layers[0].self_attn.composed.head.read
+    before = logits(model, ids)
+    hook = read.register_forward_hook(lambda _module, _given, gave: ((torch.zeros_like(gave[0][0]),), gave[1]))
+    assert not torch.allclose(logits(model, ids), before)
+    hook.remove()
+    assert torch.equal(logits(model, ids), before)
+
+
+def test_a_model_is_printed_with_its_programs() -> None:
+    model: Any = student("lola", *SPECS["lola"])
+    head, printed = model.model.layers[0].self_attn.composed.head, repr(model)
+    for line in listing(lower(head._compiled.graph)):
+        assert line in printed
