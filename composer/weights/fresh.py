@@ -64,7 +64,7 @@ def build_fresh_folder(
         return report_of(target, resolved, plan, untrained, {}, 0, began, dry_run=True)
     check_space(target, plan.total_bytes)
 
-    with whole_or_nothing(target) as folder:
+    with whole_or_nothing(target, force=force) as folder:
         pieces = [fresh_piece(name, fresh, trunk.dtype, seed) for name, fresh in wanted.items()]
         contents = write_shard(folder / SINGLE, pieces, progress_of(progress, SINGLE, plan.total_bytes))
         files = {SINGLE: stored_file(folder / SINGLE, "written", origin=None, contents=contents)}

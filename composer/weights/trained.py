@@ -59,7 +59,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
     _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
-    with whole_or_nothing(target) as folder:
+    with whole_or_nothing(target, force=force) as folder:
         for name in source.small_files:
             (folder / name).parent.mkdir(exist_ok=True)
             copy_file(source.folder / name, folder / name)

@@ -15,7 +15,7 @@ import torch
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
 from composer.ablation.plan import Request, Step
-from composer.ablation.steps import FAILURE, LOCK, found, model_of, run_step
+from composer.ablation.steps import FAILURE, MARK, found, model_of, run_step
 from composer.errors import TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
@@ -27,7 +27,7 @@ Steps = dict[str, Step]
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / STEPS
     made.mkdir()
-    (made / LOCK).touch()
+    (made / MARK).touch()
     return made
 
 
@@ -38,7 +38,7 @@ def steps(asked: Request, tmp_path: Path) -> Steps:
 
 
 def listed(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    return sorted(path.name for path in folder.iterdir() if path.name != MARK)
 
 
 def test_once(steps: Steps, folder: Path) -> None:

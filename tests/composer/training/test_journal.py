@@ -92,7 +92,7 @@ def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
     """Whichever file it is that finds no room, it is told of at once."""
     for place, write in (
         (tmp_path / LOG, lambda: journal.write("one", 4, lr=0.1)),
-        (tmp_path / "log.partial", lambda: journal.rewind("one", 2)),
+        (tmp_path / f".{LOG}.partial", lambda: journal.rewind("one", 2)),
         (next((tmp_path / BOARD / "two").iterdir()), lambda: journal.write("two", 4, lr=0.1)),
     ):
         kept = (tmp_path / LOG).read_text()
@@ -102,9 +102,9 @@ def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
         assert str(caught.value) == (
             f"The log in {tmp_path} could not be written: No space left on device. Make room, and go on with --resume."
         )
-        place.unlink()
+        place.unlink(missing_ok=True)
         (tmp_path / LOG).write_text(kept)
-    full(tmp_path / "curve.png")
+    full(tmp_path / ".curve.png.partial")
     with pytest.raises(
         TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and go on"
     ):
