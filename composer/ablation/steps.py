@@ -13,7 +13,7 @@ from composer.ablation.identity import files_for
 from composer.ablation.plan import MODELS, Kind, Step
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
-from composer.errors import ComposerError
+from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.locks import alone, beside
 from composer.spec.recipe import Recipe
@@ -29,9 +29,17 @@ MARK = ".lock"
 
 
 def found(step: Step, folder: Path) -> Figures | None:
-    """What a step has found; None where it has not been done. A failure is no result: it is tried again."""
+    """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
     path = folder / f"{step.name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(figures, dict):
+            raise ValueError("no figures are in it")
+    except (OSError, ValueError, RecursionError) as error:
+        raise AblationError(f"{path} is damaged ({error}). Remove it: the step is then done again.") from error
+    return figures
 
 
 def run_step(step: Step, folder: Path) -> Figures:

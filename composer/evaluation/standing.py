@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
@@ -168,7 +166,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _undamaged(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, LookupError, ValidationError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise EvaluationError(f"{path} is damaged: {str(error).splitlines()[0]}. Begin anew: --force.") from error
 
 

@@ -35,6 +35,14 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
 def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
     """Whether a run can begin in a folder, or go on there. Nothing but what a run wrote is in its way. Raises TrainingError."""
+    if (folder / IDENTITY).is_file():
+        with _writable(folder), _alone(folder):
+            pass
+    _check(folder, resume=resume, force=force)
+
+
+def _check(folder: Path, *, resume: bool, force: bool) -> None:
+    """The same, but for whether another run is at work there."""
     if not folder.exists():
         if resume:
             raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")
@@ -45,10 +53,8 @@ def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
         if any(folder.iterdir()) or resume:
             raise TrainingError(f"{folder} holds no {IDENTITY}, so no run wrote it. Move it away, or choose another --out.")
         return
-    with _writable(folder), _alone(folder):
-        pass
     if not (resume or force):
-        raise _stopped(folder)
+        raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
 
 def check_same(folder: Path, identity: Identity) -> None:
@@ -74,36 +80,28 @@ def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Ite
 
     Inside, no other run is there. Raises TrainingError.
     """
-    aside = folder.with_name(f".{folder.name}.replaced")
     with ExitStack() as held:
         with _writable(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(_alone(folder))
-            begun = (folder / IDENTITY).is_file()
-            if begun and not (resume or force):
-                raise TrainingError(
-                    f"A run began at {folder} meanwhile, and has stopped. Go on with --resume, or begin anew with --force."
-                )
-            if not resume:
-                if aside.exists():  # of one that was killed here
-                    shutil.rmtree(aside)
-                if begun:
-                    folder.rename(aside)
-                _make(folder, identity)
-                shutil.rmtree(aside, ignore_errors=True)
+            _check(folder, resume=resume, force=force)  # again: another run may have come and gone since
+            if resume:
+                check_same(folder, identity)
+            else:
+                _make_anew(folder, identity)
         yield
 
 
-def _stopped(folder: Path) -> TrainingError:
-    return TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
-
-
-def _make(folder: Path, identity: Identity) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
+def _make_anew(folder: Path, identity: Identity) -> None:
+    aside, partial = (folder.with_name(f".{folder.name}.{kind}") for kind in ("replaced", "partial"))
+    for left in (aside, partial):  # of one that was killed here
+        if left.exists():
+            shutil.rmtree(left)
     write_whole(partial / IDENTITY, json.dumps(identity, indent=2))
+    if folder.exists():
+        folder.rename(aside)
     partial.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _alone(folder: Path) -> AbstractContextManager[bool]:

@@ -44,6 +44,17 @@ def test_half_a_line_is_no_line(journal: Journal, tmp_path: Path) -> None:
     assert log(tmp_path) == before
 
 
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"stage": 1, "step": 1}', "[" * 200_000, "\udcff"], ids=range(6))
+def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> None:
+    """Where it is not the last: what stands behind it would be lost with it."""
+    lines = (tmp_path / LOG).read_bytes().splitlines()
+    (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
+    for act in (lambda: journal.rewind("one", 99), lambda: draw(tmp_path / LOG, tmp_path / "curve.png")):
+        with pytest.raises(TrainingError, match=rf"{LOG} is damaged in line 3\. Remove it to go on without what it says, or begin"):
+            act()
+    assert (tmp_path / LOG).read_bytes().count(b"\n") == len(lines) + 1
+
+
 def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, original = log(tmp_path), Path.write_text
 

@@ -109,9 +109,17 @@ def lengthen(path: Path) -> None:
         stream.write(bytes(4))
 
 
+def miscount(path: Path) -> None:
+    """Other tokens in what the layer came to."""
+    contents = path.read_bytes()
+    place = contents.index(b'tokens\\":') + len(b'tokens\\":')
+    path.write_bytes(contents[:place] + bytes([contents[place] ^ 1]) + contents[place + 1 :])
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
+        ("layer-0.safetensors", miscount),
         ("rows-2.hidden", flip),
         ("rows-2.hidden", halve),
         ("rows-2.hidden", Path.unlink),
