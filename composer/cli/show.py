@@ -114,7 +114,7 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
             with whole(path, replace=False) as partial:
                 partial.write_text(f"# The variant {name} of {sweep}.\n{text}", encoding="utf-8")
     except FileExistsError:
-        raise ComposerError(f"{path}: there by now; choose another folder, or remove what stands there") from None
+        raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
     except OSError as error:
         raise ComposerError(f"{folder} cannot be written: {error.strerror}") from None
     return list(map(str, files))
