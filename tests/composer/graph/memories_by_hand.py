@@ -96,8 +96,9 @@ class State:
 class Summed(State):
     """Linear attention, divided by its mass or not."""
 
-    def __init__(self, one: Head, survives: list[Tensor], normalise: bool) -> None:
+    def __init__(self, one: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
         super().__init__(one, survives)
+        self.share = 1 / math.sqrt(len(one.key[0])) if root else 1.0
         self.normalise, self.total = normalise, torch.zeros(len(one.key[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
@@ -117,7 +118,7 @@ class Summed(State):
     def _ask(self, features: Tensor) -> Answer:
         numerator, mass = features @ self.matrix, features @ self.total
         if not self.normalise:
-            return Answer(numerator, None)
+            return Answer(self.share * numerator, None)
         return Answer(numerator / mass if mass > 0 else 0 * numerator, mass)
 
 
