@@ -40,7 +40,9 @@ class StateMemory(Recurrent):
     @model_validator(mode="after")
     def _a_mass_cancels_the_scale(self) -> Self:
         if self.normalise and self.scale != "none":
-            raise FieldError("scales a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "scale")
+            raise FieldError(
+                "scales a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "scale"
+            )
         return self
 
     def has_mass(self) -> bool:

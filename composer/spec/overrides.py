@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pydantic import BaseModel
-
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
-from composer.spec.fields import Alternatives, fields, kind_words, parts, under
+from composer.spec.fields import Alternatives, fields, is_model, kind_words, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.messages import unknown_key
 from composer.spec.places import Node, Path, Place, at, brief
@@ -72,10 +70,11 @@ def _of_default(node: Node | None, new: Node, step: str, here: Alternatives) -> 
     kind = node.child("kind") if node is not None else None
     narrowed = (parts(here)[kind.value],) if kind and kind.value in parts(here) else here
     field = fields(narrowed).get(step)
-    default = field.default if field else None
-    if not isinstance(default, BaseModel) or not isinstance(new.value, dict) or not new.value.keys() <= fields((type(default),)).keys():
+    default = type(field.default) if field else type(None)
+    words = kind_words(default) if is_model(default) else ()
+    if not words or not isinstance(new.value, dict) or not new.value.keys() <= fields((default,)).keys():
         return new
-    return Node({**{"kind": Node(word) for word in kind_words(type(default))}, **new.value}, new.place, new.key)
+    return Node({"kind": Node(words[0]), **new.value}, new.place, new.key)
 
 
 def _index(items: tuple[Node, ...], step: str, said: Place | None, done: Path) -> int:

@@ -97,9 +97,7 @@ def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 @pytest.mark.parametrize("error", ["squared_error", "absolute_error"])
-def test_what_stops_does_so_at_one_number(
-    error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exponentials of some machines are a unit in the last place off: of e^40, no error of 32 comes out of two that stop."""
     exactly = torch.Tensor.exp
     monkeypatch.setattr(torch.Tensor, "exp", lambda exponents: exactly(exponents).nextafter(torch.zeros_like(exponents)))

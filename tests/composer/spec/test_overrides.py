@@ -59,7 +59,11 @@ def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
     [
         ("delta", "head.memory.0.rate.per=key_head", lambda spec: spec.head.memory[0].rate.per == "key_head"),
         ("delta", "head.memory[0].rate.largest=2", lambda spec: spec.head.memory[0].rate.largest == 2),
-        ({"compose": 1, "name": "x", "head": {"memory": ["full"]}}, "head.position.theta=5", lambda spec: spec.head.position.theta == 5),
+        (
+            {"compose": 1, "name": "x", "head": {"memory": ["full"]}},
+            "head.position.theta=5",
+            lambda spec: spec.head.position.theta == 5,
+        ),
         ("ablations/latte-table-1:latte", "trunk.mlp.width=64", lambda spec: spec.trunk.mlp.width == 64),
     ],
     ids=["rate", "by index", "position", "trunk"],
