@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from pydantic import BaseModel
+
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
-from composer.spec.fields import Alternatives, fields, is_model, kind_words, parts, under
+from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.messages import unknown_key
 from composer.spec.places import Node, Path, Place, at, brief
@@ -68,10 +70,10 @@ def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, sai
 def _of_default(node: Node | None, new: Node, step: str, here: Alternatives) -> Node:
     """What is set of a part that the document leaves at its default, with that one's kind, where this is what it may say."""
     kind = node.child("kind") if node is not None else None
-    narrowed = (parts(here)[kind.value],) if kind and kind.value in parts(here) else here
-    field = fields(narrowed).get(step)
-    default = type(field.default) if field else type(None)
-    words = kind_words(default) if is_model(default) else ()
+    known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
+    field = fields((known,) if known else here).get(step)
+    default = type(field.default) if field and isinstance(field.default, BaseModel) else None
+    words = kind_words(default) if default else ()
     if not words or not isinstance(new.value, dict) or not new.value.keys() <= fields((default,)).keys():
         return new
     return Node({"kind": Node(words[0]), **new.value}, new.place, new.key)
