@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -107,10 +108,11 @@ def _scaled(partial: Partial) -> Tensor:
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
+    """The sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
     kind = weights.dtype
     total = sum(weights[..., index, None] * partial.output.to(kind) for index, partial in enumerate(partials))
     assert isinstance(total, torch.Tensor)
-    return total.to(partials[0].output.dtype)
+    return total.to(functools.reduce(torch.promote_types, (partial.output.dtype for partial in partials)))
 
 
 ReadConfig = Annotated[Shared | Mixture | Sum, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -66,7 +66,7 @@ class Delta(Recurrent):
         key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(kind)
         forms = delta.FORMS[form]
         output, matrix = forms(query, key, value, rate, log_decay, tokens.segment, state["state"])
-        return Partial(output.to(pairs.value.dtype), None), {"state": matrix}
+        return Partial(output, None), {"state": matrix}
 
     def predict(self, parameters: Parameters, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         return torch.einsum("behf,bhfv->behv", key, state["state"])

@@ -89,7 +89,8 @@ class Head(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             for call in self._calls:
                 call(run)
-        return run.answer(self._output), run.carried
+        # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
+        return run.answer(self._output).to(value.dtype), run.carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
