@@ -37,7 +37,8 @@ class Vapor(Part):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
-        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), partial(_rope_frequencies, theta=self.theta))}
+        start = partial(_rope_frequencies, theta=self.theta)
+        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), start, precise=True)}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim

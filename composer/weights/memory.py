@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from composer.errors import BuildError, SourceError
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
-from composer.weights.plan import Assignment, assign
+from composer.weights.plan import Assignment, assign, dtype_of
 from composer.weights.stream import filled
 from converters.canonical import EMBEDDING, OUTPUT
 from converters.coverage import cover
@@ -51,7 +51,7 @@ def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 
     device = source[assignment.inherited[EMBEDDING]].device
     weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
     for name, fresh in assignment.fresh.items():
-        weights[name] = filled(name, fresh, trunk.dtype, seed).to(device)
+        weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
     student = assembled(resolved, trunk, weights)
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)

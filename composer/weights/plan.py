@@ -6,6 +6,7 @@ It is made from names and shapes alone, can be shown before anything is written,
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -72,7 +73,7 @@ class Plan(Closed):
     """Covers both sides: every parameter of the student, by its canonical name, and every tensor of the source."""
 
     dtype: Dtype
-    """What the model computes in, and the type of fresh parameters."""
+    """What the model computes in, and the type of fresh parameters, those that are precise excepted."""
     parameters: dict[str, Annotated[Inherited | FreshParameter, Field(discriminator="kind")]]
     dropped: dict[str, Dropped]
     shards: tuple[ShardPlan, ...]
@@ -102,11 +103,28 @@ class Plan(Closed):
 
 @dataclass(frozen=True)
 class Assignment:
-    """Coverage both ways, before files come into it. inherited: canonical name to the source's; dropped: its name to why."""
+    """Coverage both ways, before files come into it.
+
+    inherited: canonical name to the source's. own: the parameters of the composed heads, inherited or fresh. dropped: the source's
+    name to why.
+    """
 
     inherited: dict[str, str]
-    fresh: dict[str, Fresh]
+    own: dict[str, Fresh]
     dropped: dict[str, str]
+
+    @property
+    def fresh(self) -> dict[str, Fresh]:
+        return {name: fresh for name, fresh in self.own.items() if name not in self.inherited}
+
+    def dtype(self, name: str, stored: Dtype, dtype: Dtype | None) -> Dtype:
+        """What a parameter goes into the student as, where all are to be ``dtype``. None: each stays as it is stored."""
+        return stored if dtype is None else dtype_of(self.own[name], dtype) if name in self.own else dtype
+
+
+def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
+    """The type of a head's own parameter in a model of ``dtype``."""
+    return "float32" if fresh.precise and BYTES[dtype] < BYTES["float32"] else dtype
 
 
 def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], same: Callable[[str, str], bool]) -> Assignment:
@@ -136,7 +154,7 @@ def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], 
         dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
     return Assignment(
         inherited={**covered.trunk, **kept},
-        fresh={name: fresh for name, fresh in wanted.items() if name not in kept},
+        own=wanted,
         dropped=dropped,
     )
 
@@ -161,11 +179,11 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
             file=tensor.file.name,
             output=output[tensor.file.name],
             shape=tensor.shape,
-            dtype=dtype or tensor.dtype,
+            dtype=assignment.dtype(name, tensor.dtype, dtype),
         )
     model_dtype = dtype or source.trunk.dtype
     for name, fresh in assignment.fresh.items():
-        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=model_dtype)
+        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=dtype_of(fresh, model_dtype))
     return Plan(
         dtype=model_dtype,
         parameters=parameters,
@@ -204,8 +222,9 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
             plans.append(ShardPlan(file=file, output=None, action="leave", reason="nothing in it is used", bytes=0))
             continue
         output = f"source-{used.index(file) + 1}-of-{len(used)}.safetensors"
-        change = _change(shard, canonical, source.covered, dtype)
-        size = sum(_bytes(t.shape, dtype or t.dtype) for own, t in shard.tensors.items() if own in canonical)
+        kinds = {own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()}
+        change = _change(shard, canonical, source.covered, kinds)
+        size = sum(_bytes(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
         plans.append(
             ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size)
             if change
@@ -214,8 +233,8 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
     return tuple(plans)
 
 
-def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, dtype: Dtype | None) -> str:
-    """Why a file cannot stay as it is; empty where it can.
+def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds: Mapping[str, Dtype]) -> str:
+    """Why a file cannot stay as it is; empty where it can. kinds: what each of its tensors is to be, by the source's name.
 
     Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. What they
     pass over by themselves, and a copy of a tied matrix, does not stand in the way of linking.
@@ -223,13 +242,10 @@ def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, dtype:
     silent = {*covered.passed_over, covered.output_copy}
     dropped = [own for own in shard.tensors if own not in canonical and own not in silent]
     renamed = [own for own in shard.tensors if canonical.get(own, own) != own]
-    retyped = [own for own, tensor in shard.tensors.items() if dtype is not None and tensor.dtype != dtype]
-    reasons = [
-        f"{len(names)} {what}"
-        for names, what in ((retyped, f"turned into {dtype}"), (renamed, "renamed"), (dropped, "dropped"))
-        if names
-    ]
-    return ", ".join(reasons)
+    retyped = Counter(kinds[own] for own, tensor in shard.tensors.items() if tensor.dtype != kinds[own])
+    counts = [(count, f"turned into {dtype}") for dtype, count in retyped.items()]
+    counts += [(len(renamed), "renamed"), (len(dropped), "dropped")]
+    return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
 def _bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
