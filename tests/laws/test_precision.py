@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
-from composer.model.head import Head
+from composer.model.head import Head, PartModule
 from composer.spec.document import HeadSpec
 from tests.laws.cases import SMALL, built, coarse, every_head, inputs, run, steady
 
@@ -51,3 +52,17 @@ def test_a_frequency_that_is_rounded_would_be_found() -> None:
                 parameter.copy_(parameter.bfloat16())
     early, late = errors(head, narrow, shape)
     assert late > 10 * early + 0.05
+
+
+@pytest.mark.parametrize("kind", [kind for kind, gate in CATALOGUE["gate"].items() if "bias" in gate.model_fields])
+def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
+    """A bias of 8.3, which bfloat16 has as 8.3125, lets a state live for tens of thousands of tokens: log α adds up, and its error."""
+    part = CATALOGUE["gate"][kind].model_validate({"bias": 8.3})
+    shape = replace(SMALL.shape(4), features=4, state_heads=4)
+    gate = PartModule(part, part.parameters(shape)).double()
+    gate.fill(torch.Generator().manual_seed(0))
+    hidden = inputs(shape, 1, LENGTH).hidden.to(torch.bfloat16)
+    with torch.no_grad():
+        expected = gate("log_decay", hidden.double(), shape).sum(1)
+        found = gate.bfloat16()("log_decay", hidden, shape).sum(1, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0.005, atol=0)
