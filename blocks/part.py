@@ -86,6 +86,9 @@ class Part(Closed):
     source: ClassVar[str]
     forms: ClassVar[dict[str, str]] = {"reference": "as defined", "torch": "as defined"}
     """How each backend computes it, in words."""
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a trained parameter does not know of, as how it starts or how many pairs are held: where nothing else changes, a
+    model that is built anew keeps its values."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """The fresh parameters, by name."""

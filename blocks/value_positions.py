@@ -23,6 +23,7 @@ class Vapor(Part):
     role: ClassVar[str] = "value position"
     equation: ClassVar[str] = "o_t = R^t Σ_s p(s|t) R^(-s) v_s, R = diag of rotations by ω_i, ω_i = θ^(-2i/D) at the start, i < D/2"
     source: ClassVar[str] = "Latte, appendix B.4, eq. 20"
+    incidental: ClassVar[frozenset[str]] = frozenset({"theta"})
     kind: Literal["vapor"] = "vapor"
     theta: PositiveFloat = 10000.0
     """Base of the frequencies at the start."""

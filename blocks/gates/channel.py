@@ -22,6 +22,7 @@ class PerChannel(Gate):
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W₁ W₂ + b) / τ, W₁: C × rank, W₂: rank × (heads · F)"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4; LAWCAT, eq. 4 and table 8"
     rank_of_decay: ClassVar[DecayRank] = "channel"
+    incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["channel"] = "channel"
     rank: PositiveInt | Literal["full"] = 16
     """Columns of W₁; full: one matrix."""

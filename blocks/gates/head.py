@@ -19,6 +19,7 @@ class PerHead(Gate):
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W + b) / τ, W: C × heads"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4, with one decay a head"
     rank_of_decay: ClassVar[DecayRank] = "head"
+    incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["head"] = "head"
     temperature: PositiveFloat = 16.0
     """τ: the larger, the slower the state forgets at the start."""

@@ -1,6 +1,6 @@
 """The weight plan: where every parameter of a student comes from, and what becomes of every tensor of its source.
 
-It is made from names and shapes alone, can be shown before anything is written, and is stored with the weights.
+It is made from names, shapes and specs alone, can be shown before anything is written, and is stored with the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from blocks.part import Closed, Fresh
 from composer.errors import BuildError
+from composer.weights.meaning import meanings, stored_heads
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
 from converters.shard import BYTES, Shard
@@ -119,7 +120,9 @@ class Assignment:
 
     def dtype(self, name: str, stored: Dtype, dtype: Dtype | None) -> Dtype:
         """What a parameter goes into the student as, where all are to be ``dtype``. None: each stays as it is stored."""
-        return stored if dtype is None else dtype_of(self.own[name], dtype) if name in self.own else dtype
+        if dtype is None:
+            return stored
+        return dtype_of(self.own[name], dtype) if name in self.own else dtype
 
 
 def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
@@ -127,24 +130,25 @@ def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
     return "float32" if fresh.precise and BYTES[dtype] < BYTES["float32"] else dtype
 
 
-def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], same: Callable[[str, str], bool]) -> Assignment:
+def assign(
+    resolved: Resolved,
+    covered: Covered,
+    tensors: Mapping[str, Shaped],
+    same: Callable[[str, str], bool],
+    heads: Resolved | None = None,
+) -> Assignment:
     """Gives every parameter of the student its origin, and every tensor of the source its use or the reason it is dropped.
 
-    A student as a source keeps the parameters of its composed heads whose name and shape the new spec has, too.
-    same: whether two tensors of the source, named by it, hold the same values. Raises ``BuildError``.
+    A student as a source keeps those parameters of its composed heads that the new spec has, too, in the same shape and of the
+    same meaning. same: whether two tensors of the source, named by it, hold the same values. heads: the source's own, of a student.
+    Raises ``BuildError``.
     """
     from composer.model.naming import fresh_parameters
 
     wanted = fresh_parameters(resolved)
-    kept = {name: own for name, own in covered.composed.items() if name in wanted and wanted[name].shape == tensors[own].shape}
-    dropped = dict(covered.passed_over)
-    for name, own in covered.composed.items():
-        if name not in kept:
-            dropped[own] = (
-                f"its shape is {list(tensors[own].shape)}, this spec's is {list(wanted[name].shape)}"
-                if name in wanted
-                else "this spec has no such parameter"
-            )
+    unfit = _unfit(resolved, wanted, covered, tensors, heads)
+    kept = {name: own for name, own in covered.composed.items() if own not in unfit}
+    dropped = {**covered.passed_over, **unfit}
     if covered.output_copy is not None:
         if not same(covered.output_copy, covered.trunk[EMBEDDING]):
             raise BuildError(
@@ -159,6 +163,27 @@ def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], 
     )
 
 
+def _unfit(
+    resolved: Resolved, wanted: Mapping[str, Fresh], covered: Covered, tensors: Mapping[str, Shaped], heads: Resolved | None
+) -> dict[str, str]:
+    """The source's parameters of composed heads that this spec has no place for, by the source's names, and why."""
+    if not covered.composed:
+        return {}
+    here, there = meanings(resolved), {} if heads is None else meanings(heads)
+    unfit = {}
+    for name, own in covered.composed.items():
+        module, shape = name.rpartition(".")[0], tensors[own].shape
+        if name not in wanted:
+            unfit[own] = "this spec has no such parameter"
+        elif wanted[name].shape != shape:
+            unfit[own] = f"its shape is {list(shape)}, this spec's is {list(wanted[name].shape)}"
+        elif module not in there:
+            unfit[own] = "the source's config.json does not say what it means"
+        elif reason := here[module].difference(there[module]):
+            unfit[own] = reason
+    return unfit
+
+
 def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) -> Plan:
     """The plan for a folder. dtype: of every tensor; None keeps each tensor's own. Raises ``BuildError``."""
     from composer.weights.contents import same_contents
@@ -168,6 +193,7 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
         source.covered,
         source.tensors,
         same=lambda one, other: same_contents(source.tensors[one], source.tensors[other]),
+        heads=stored_heads(source.config),
     )
     shards = _shard_plans(source, assignment, dtype)
     output = {shard.file: shard.output or "" for shard in shards}
@@ -222,7 +248,9 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
             plans.append(ShardPlan(file=file, output=None, action="leave", reason="nothing in it is used", bytes=0))
             continue
         output = f"source-{used.index(file) + 1}-of-{len(used)}.safetensors"
-        kinds = {own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()}
+        kinds: dict[str, Dtype] = {
+            own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()
+        }
         change = _change(shard, canonical, source.covered, kinds)
         size = sum(_bytes(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
         plans.append(

@@ -56,7 +56,7 @@ def test_a_frequency_that_is_rounded_would_be_found() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind, gate in CATALOGUE["gate"].items() if "bias" in gate.model_fields])
 def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
-    """A bias of 8.3, which bfloat16 has as 8.3125, lets a state live for tens of thousands of tokens: log α adds up, and its error."""
+    """A bias of 8.3, in bfloat16 8.3125, lets a state live for tens of thousands of tokens: log α adds up, as errors do."""
     part = CATALOGUE["gate"][kind].model_validate({"bias": 8.3})
     shape = replace(SMALL.shape(4), features=4, state_heads=4)
     gate = PartModule(part, part.parameters(shape)).double()
