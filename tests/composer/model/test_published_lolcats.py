@@ -1,4 +1,4 @@
-"""LoLCATs' published code, by its masks written out: what of it `lolcats-terraced` is, and what of it is no function of the text."""
+"""LoLCATs' published code, by its masks written out: where `lolcats-terraced` is it, and why it is not elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def published(layer: Layer, near: Tensor, far: Tensor) -> Tensor:
 @pytest.mark.parametrize(("window", "same"), [(4, True), (8, True), (20, True), (6, False), (7, False), (40, False), (64, False)])
 @torch.no_grad()
 def test_whole_texts_are_computed_alike_at_multiples_of_the_window(window: int, same: bool) -> None:
-    """As in its training, on 1,024 tokens with a window of 64. One chunk of a text is no multiple: its pairs count in both parts."""
+    """As in its training, on 1,024 tokens with a window of 64. A text of one chunk is another matter: its pairs count twice."""
     layer = Layer(student("lolcats-terraced", f"head.memory.0.size={window}"))
     difference = (layer.answer() - published(layer, *masks(window))).abs().max()
     assert difference < 1e-6 if same else difference > 1e-3
