@@ -36,6 +36,7 @@ class Shared(Read):
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(lse_m(t) + log σ(w_m)) · o_m(t)"
     source: ClassVar[str] = "LoLCATs as in its code and in LoLA, eq. 13"
+    incidental: ClassVar[frozenset[str]] = frozenset({"scale"})
     kind: Literal["shared"] = "shared"
     scale: Literal["exact", "row_max"] = "exact"
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""

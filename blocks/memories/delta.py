@@ -27,6 +27,7 @@ class Delta(Recurrent):
         "reference": "one token after the other",
         "torch": "chunks of 64 through a triangular system, one step in decode",
     }
+    incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     kind: Literal["delta"] = "delta"
     rate: RateConfig = Learned()
     """How strongly each pair is written."""

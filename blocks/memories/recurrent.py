@@ -23,6 +23,7 @@ class Recurrent(Memory):
     """The ranks of decay that its recurrence has."""
     features_as: ClassVar[Literal["features", "unit"]] = "features"
     """unit: of length 1, whatever the map; features: as they are, exponential ones by their logarithms."""
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     gate: GateConfig = NoGate()
     """How fast it forgets."""
 

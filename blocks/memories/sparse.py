@@ -56,6 +56,7 @@ class Sparse(Memory):
     exact: ClassVar[bool] = True
     reads: ClassVar[Literal["pairs", "features", "inputs"]] = "pairs"
     forms: ClassVar[dict[str, str]] = {"reference": "one fall after the other", "torch": "one fall after the other"}
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "keep", "evict"}
     kind: Literal["sparse"] = "sparse"
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""

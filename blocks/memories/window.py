@@ -34,6 +34,7 @@ class Window(Memory):
         "reference": "all pairs of a call, masked",
         "torch": "blocks of queries against their own and the previous window",
     }
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "shape", "evict"}
     kind: Literal["window"] = "window"
     size: PositiveInt = 64
     """Pairs that it holds, the current token's included; of a terraced window, the tokens of a chunk."""
