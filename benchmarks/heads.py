@@ -41,7 +41,9 @@ SPECS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lolcats-terraced": ("lolcats", ("head.memory.0.shape=terraced",)),
     "lola": ("lola", ()),
     "lola-sliding": ("lola", ("head.memory.0.shape=sliding",)),
-    **{name: (name, ()) for name in ("latte", "latte-macchiato", "linear", "gla", "delta", "gated-delta")},
+    **{name: (name, ()) for name in ("latte", "latte-macchiato", "linear")},
+    "gla": ("gla", ("head.output=null", "head.memory.0.scale=null")),
+    **{name: (name, ()) for name in ("delta", "gated-delta")},
 }
 BY_TOKEN = "lola-sliding"
 """Thousands of falls one after the other: forward only, and two rounds."""

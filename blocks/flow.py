@@ -168,7 +168,8 @@ class Mapped:
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
-    lse: -inf where the memory is empty (the output is 0 there); None where the output is a raw numerator without a mass.
+    lse: -inf where the memory is empty (the output is 0 there); None where the output is a raw numerator without a mass, which
+        has no bound and stays in the accumulating dtype.
     logit: the memory's own weight in the head's read, before any sigmoid: one a head, or one a token and head. None: none.
     maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
     """

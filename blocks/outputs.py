@@ -22,6 +22,7 @@ class Norm(Part):
     role: ClassVar[str] = "output"
     equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w"
     source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621, eq. 8 (one norm a head); Zhang & Sennrich 2019, arXiv:1910.07467"
+    incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     kind: Literal["norm"] = "norm"
     epsilon: PositiveFloat = 1e-5
     """Added to the mean square."""

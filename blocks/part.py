@@ -52,10 +52,15 @@ Whole = BeforeValidator(_whole)
 
 @dataclass(frozen=True)
 class Fresh:
-    """A parameter that no checkpoint brings: its shape, and how to fill it in place with a generator of the seed."""
+    """A parameter that no checkpoint brings: its shape, and how to fill it in place with a generator of the seed.
+
+    precise: an error in it grows with the number of tokens, as in a frequency or in the logarithm of a decay. It is float32 where
+    the rest of the model is narrower, in memory and in files.
+    """
 
     shape: tuple[int, ...]
     fill: Callable[[torch.Tensor, torch.Generator | None], object]
+    precise: bool = False
 
     @property
     def size(self) -> int:
@@ -81,6 +86,9 @@ class Part(Closed):
     role: ClassVar[str]
     equation: ClassVar[str]
     source: ClassVar[str]
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a trained parameter does not know of, as how it starts or how many pairs are held: where nothing else changes, a
+    model that is built anew keeps its values."""
 
     def operation(self, shape: Shape) -> Operation:
         """What the part does in a head of this shape."""

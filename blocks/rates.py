@@ -42,6 +42,7 @@ class Learned(Rate):
 
     equation: ClassVar[str] = "β_t = largest · σ(x_t W + b), W: C × heads"
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484; up to 2: Grazzi et al. 2024, arXiv:2411.12537"
+    incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["learned"] = "learned"
     largest: Annotated[Literal[1, 2], Whole] = 1
     """2 lets the state turn over what a key finds, not only replace it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -78,6 +79,7 @@ class Shared(Read):
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(lse_m(t) + log σ(w_m)) · o_m(t)"
     source: ClassVar[str] = "LoLCATs as in its code and in LoLA, eq. 13"
+    incidental: ClassVar[frozenset[str]] = frozenset({"scale"})
     kind: Literal["shared"] = "shared"
     scale: Literal["exact", "row_max"] = "exact"
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
@@ -159,12 +161,13 @@ def _scaled(partial: Partial) -> Tensor:
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
+    """The sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
     kind = weights.dtype
     shares = weights[..., None].unbind(-2)
     total = shares[0] * partials[0].output.to(kind)
     for share, partial in zip(shares[1:], partials[1:], strict=True):
         total = torch.addcmul(total, share, partial.output.to(kind))
-    return total.to(partials[0].output.dtype)
+    return total.to(functools.reduce(torch.promote_types, (partial.output.dtype for partial in partials)))
 
 
 ReadConfig = Annotated[Shared | Mixture | Sum, Field(discriminator="kind"), BeforeValidator(bare)]

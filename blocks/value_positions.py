@@ -24,6 +24,7 @@ class Vapor(Part):
     role: ClassVar[str] = "value position"
     equation: ClassVar[str] = "o_t = R^t Σ_s p(s|t) R^(-s) v_s, R = diag of rotations by ω_i, ω_i = θ^(-2i/D) at the start, i < D/2"
     source: ClassVar[str] = "Latte, appendix B.4, eq. 20"
+    incidental: ClassVar[frozenset[str]] = frozenset({"theta"})
     kind: Literal["vapor"] = "vapor"
     theta: PositiveFloat = 10000.0
     """Base of the frequencies at the start."""
@@ -38,7 +39,8 @@ class Vapor(Part):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
-        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), partial(_rope_frequencies, theta=self.theta))}
+        start = partial(_rope_frequencies, theta=self.theta)
+        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), start, precise=True)}
 
     def operation(self, shape: Shape) -> Operation:
         """On the way in: R^-s v_s."""

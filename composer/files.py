@@ -1,20 +1,28 @@
-"""Files that are there as a whole or not at all: a kill or a full disk leaves what stood there before."""
+"""Files that are there as a whole or not at all: a kill, a full disk or a power cut leaves what stood there before."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Gives a name to write a file under; it gets its own once it is whole, else it is gone. Its folder is made. Raises OSError."""
+def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Gives a name to write a file under; it gets its own once all of it is on the disk, else it is gone. Its folder is made.
+
+    replace: what stands there. Raises OSError: FileExistsError where something has come to stand there and is not to be replaced.
+    """
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
-        partial.replace(path)
+        sync(partial)
+        if replace:
+            partial.replace(path)
+        else:
+            _take_free_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -23,3 +31,25 @@ def write_whole(path: Path, text: str) -> None:
     """Raises OSError."""
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's entries, are on the disk, where the system lets one ask for it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take_free_place(partial: Path, path: Path) -> None:
+    try:
+        os.link(partial, path)  # in one step, where a rename would replace
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(path) from None
+        partial.rename(path)

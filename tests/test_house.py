@@ -109,6 +109,19 @@ def test_heavy_packages_are_imported_late() -> None:
     assert not wrong
 
 
+UNPICKLING = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def test_nothing_unpickles() -> None:
+    """What a folder holds may come from anybody, and unpickling runs what it says."""
+    files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
+    assert files
+    wrong = {named(path): found for path in files if (found := UNPICKLING & set(imports(path)))}
+    calls = re.compile(r"\btorch\.load\(|distributed\.checkpoint|allow_pickle|weights_only|read_pickle")
+    wrong |= {named(path): found[0] for path in files if (found := calls.search(path.read_text(encoding="utf-8")))}
+    assert not wrong
+
+
 def test_the_import_reader_sees_what_it_should(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(

@@ -56,6 +56,22 @@ def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more
     assert sum(counted) // 10**6 == millions + more
 
 
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("gla", {"kind": "state", "gate": {"kind": "channel", "rank": 16}, "normalise": False}),
+        ("retention", {"kind": "state", "gate": "constant", "normalise": False}),
+    ],
+)
+def test_without_their_norm_gate_and_scale_they_are_what_they_were(name: str, memory: dict[str, object]) -> None:
+    """gla and retention as the changelog says how to have them; the hashes of models that were built of them stay."""
+    position = "rope" if name == "retention" else "none"
+    before = {"position": position, "feature_map": "identity", "memory": [memory]}
+    after = load_spec(name, ["head.output=null", "head.memory.0.scale=null"])
+    assert resolve(after, LLAMA_1B).hash == resolve(load_spec({"compose": 1, "name": name, "head": before}), LLAMA_1B).hash
+    assert on(name, LLAMA_1B).hash != resolve(after, LLAMA_1B).hash
+
+
 @pytest.mark.parametrize(("row", "spec"), [("lolcats", "lolcats"), ("lola", "lola")])
 def test_the_first_rows_of_lolas_table_1_are_the_specs(row: str, spec: str) -> None:
     assert on(f"ablations/lola-cache-sizes:{row}", LLAMA_1B).hash == on(spec, LLAMA_1B).hash

@@ -25,6 +25,7 @@ class FeatureMap(Part):
     """Features are never negative, so queries and keys have a mass."""
     exponential: ClassVar[bool] = False
     """The fast forms take the logarithms of the features."""
+    incidental: ClassVar[frozenset[str]] = frozenset({"init"})
 
     linear: bool = False
     """A learned matrix for each head comes first."""

@@ -22,6 +22,7 @@ class PerChannel(Gate):
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W₁ W₂ + b) / τ, W₁: C × rank, W₂: rank × (heads · F)"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4; LAWCAT, eq. 4 and table 8"
     rank_of_decay: ClassVar[DecayRank] = "channel"
+    incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["channel"] = "channel"
     rank: PositiveInt | Literal["full"] = 16
     """Columns of W₁; full: one matrix."""
@@ -40,7 +41,7 @@ class PerChannel(Gate):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         width, columns = shape.hidden_size, self.columns(shape)
-        bias = {"bias": Fresh((columns,), initialise.constant(self.bias))}
+        bias = {"bias": Fresh((columns,), initialise.constant(self.bias), precise=True)}
         if self.rank == "full":
             return {"weight": Fresh((columns, width), initialise.normal(width))} | bias
         return {
@@ -53,10 +54,9 @@ class PerChannel(Gate):
         return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        logits = hidden.to(parameters["bias"].dtype)
+        kind, logits = accumulating(hidden.dtype), hidden
         for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
-            logits = logits @ parameters[matrix].T
-        logits = (logits + parameters["bias"]).to(accumulating(hidden.dtype))
-        decay = torch.nn.functional.logsigmoid(logits) / self.temperature
+            logits = logits.to(parameters[matrix].dtype) @ parameters[matrix].T
+        decay = torch.nn.functional.logsigmoid(logits.to(kind) + parameters["bias"].to(kind)) / self.temperature
         decay = decay.unflatten(-1, (-1, shape.features))
         return repeat_heads(decay, shape.state_heads)

@@ -19,6 +19,7 @@ class PerHead(Gate):
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W + b) / τ, W: C × heads"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4, with one decay a head"
     rank_of_decay: ClassVar[DecayRank] = "head"
+    incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["head"] = "head"
     temperature: PositiveFloat = 16.0
     """τ: the larger, the slower the state forgets at the start."""
@@ -36,13 +37,14 @@ class PerHead(Gate):
         heads = self._own_heads(shape)
         return {
             "weight": Fresh((heads, shape.hidden_size), initialise.normal(shape.hidden_size)),
-            "bias": Fresh((heads,), initialise.constant(self.bias)),
+            "bias": Fresh((heads,), initialise.constant(self.bias), precise=True),
         }
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self._own_heads(shape)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        logits = hidden.to(parameters["weight"].dtype) @ parameters["weight"].T + parameters["bias"]
-        decay = torch.nn.functional.logsigmoid(logits.to(accumulating(hidden.dtype))) / self.temperature
+        kind = accumulating(hidden.dtype)
+        logits = (hidden.to(parameters["weight"].dtype) @ parameters["weight"].T).to(kind) + parameters["bias"].to(kind)
+        decay = torch.nn.functional.logsigmoid(logits) / self.temperature
         return repeat_heads(decay, shape.state_heads)

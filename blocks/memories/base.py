@@ -45,7 +45,7 @@ class Memory(Part):
     """Its state grows with the text."""
     per_query_head: ClassVar[bool] = False
     """Each query head holds pairs of its own."""
-    scale: ClassVar[Literal["unit"] | None] = None
+    features_as: ClassVar[Literal["unit"] | None] = None
     """unit: features of length 1, whatever the map. None: as they are, exponential ones by their logarithms."""
     takes_several: ClassVar[bool] = False
     """Several pairs may fall into it at one token."""

@@ -26,11 +26,12 @@ class Delta(Recurrent):
     equation: ClassVar[str] = "S_t = α_t (I - β_t u_t u_tᵀ) S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
     source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated)"
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
+    incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     kind: Literal["delta"] = "delta"
     rate: RateConfig = Learned()
     """How strongly each pair is written."""
 
-    scale: ClassVar[Literal["unit"] | None] = "unit"
+    features_as: ClassVar[Literal["unit"] | None] = "unit"
 
     def has_mass(self) -> bool:
         return False
@@ -80,7 +81,7 @@ class Delta(Recurrent):
         rate = pairs.there(repeat_heads(pairs.rate, state_heads), 0.0)
         key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(kind)
         output, matrix = recurrence(query, key, value, rate, log_decay, tokens.segment, state["state"])
-        return Partial(output.to(pairs.value.dtype), None), {"state": matrix}
+        return Partial(output, None), {"state": matrix}
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         return torch.einsum("behf,bhfv->behv", key, state["state"])

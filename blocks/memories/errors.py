@@ -39,7 +39,7 @@ def error_sums(
             rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
             logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(kind), keys[:, entries]) / math.sqrt(query.shape[-1])
             product = _product(query_features[:, rows], key_features[:, entries], features.logarithm)
-            error = error_of(logits.clamp(max=LARGEST).exp(), product)
+            error = error_of(_weight(logits), product)
             seen = visible(rows, entries)
             if tokens.valid is not None:
                 seen = seen & tokens.valid[:, rows, None]
@@ -52,5 +52,9 @@ def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], log
         return torch.einsum("bthf,behf->bhte", query, key).clamp(max=math.exp(LARGEST))
     most, largest = query.amax(-1, keepdim=True), key.amax(-1, keepdim=True)
     product = torch.einsum("bthf,behf->bhte", (query - most).exp(), (key - largest).exp())
-    scale = most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1)
-    return (product * scale.clamp(max=LARGEST).exp()).clamp(max=math.exp(LARGEST))
+    return _weight(product.log() + most.permute(0, 2, 1, 3) + largest.permute(0, 2, 3, 1))
+
+
+def _weight(logarithm: Tensor) -> Tensor:
+    """Its exponential. All that stop do so at one number, whatever the machine's exp makes of ``LARGEST``."""
+    return logarithm.exp().clamp(max=math.exp(LARGEST))

@@ -79,7 +79,9 @@ class Full(Memory):
 
     def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
         # Padding stands behind the real tokens, so the causal mask alone hides it from them.
-        causal = earlier == 0 and tokens.segment is None
+        causal, dtype = earlier == 0 and tokens.segment is None, query.dtype
+        # Pairs of an earlier call may be in another dtype, as where autocast begins; the wider of the two stays.
+        query = query.to(key.dtype)
         mask = None
         if not causal:
             entry = torch.arange(position.shape[1], device=position.device)
@@ -89,7 +91,7 @@ class Full(Memory):
         output = torch.nn.functional.scaled_dot_product_attention(
             *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
         )
-        return output.transpose(1, 2)
+        return output.transpose(1, 2).to(dtype)
 
     def problem_both_ways(self) -> None:
         return None

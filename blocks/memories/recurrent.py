@@ -32,6 +32,7 @@ class Recurrent(Memory):
     takes_several: ClassVar[bool] = True
     decay_ranks: ClassVar[frozenset[str]]
     """The ranks of decay that its recurrence has."""
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     gate: GateConfig = NoGate()
     """How fast it forgets."""
 
@@ -111,7 +112,7 @@ class Recurrent(Memory):
     ) -> tuple[Partial, State]:
         """Take the pairs that fall at each token, if any, and answer the token's query.
 
-        query and the pairs' keys are features, as ``scale`` wants them. Decay runs on clock time, whether a pair
+        query and the pairs' keys are features, as ``features_as`` wants them. Decay runs on clock time, whether a pair
         falls or not, and before it does.
         """
         if log_decay is not None and tokens.valid is not None:

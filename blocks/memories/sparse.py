@@ -18,7 +18,7 @@ from blocks.memories.window import Window
 from blocks.operation import EVERY, Call, Form, Kind
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
-from blocks.scores.base import Contenders
+from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense
 
@@ -47,8 +47,10 @@ class Below(Protocol):
 class Sparse(Memory):
     """Softmax over ``size`` pairs that were kept of all that fell from above, each query head its own.
 
-    As pairs fall in, they and those that are here are scored against the state below, as it was before; the ``size`` best
-    stay, of equals the older, and the others fall on. Which stay is not differentiated.
+    As pairs fall in, they and those that are here are scored against the state below, as the token before left it: neither
+    decayed by this one nor with anything in it that falls now. The ``size`` best stay, of equals the older, and the others
+    fall on. Scores that rounding could swap are equal (``blocks.scores.base.order``), so that the same pairs stay however a
+    text is split into calls. Which stay is not differentiated.
     """
 
     equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {fallen} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"
@@ -58,6 +60,7 @@ class Sparse(Memory):
     reads: ClassVar[Kind] = Kind.PAIRS
     per_query_head: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "keep", "evict"}
     kind: Literal["sparse"] = "sparse"
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""
@@ -200,12 +203,14 @@ class Sparse(Memory):
     def _choose(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> tuple[Held, Held]:
         """Those that stay and those that fall on, each in the order of their age."""
         with torch.no_grad():
-            score = self._score(eligible, below, place, begins).masked_fill(eligible["position"] < 0, -math.inf)
-            order = score.argsort(dim=1, descending=True, stable=True)
-            stay, fall = order[:, : self.size].sort(dim=1).values, order[:, self.size :].sort(dim=1).values
+            contenders = self._contenders(eligible, below, place, begins)
+            score = self.keep.score(contenders)
+            resolution = self.keep.resolution(contenders, score)
+            first = order(score.masked_fill(eligible["position"] < 0, -math.inf), resolution, self.size)
+            stay, fall = first[:, : self.size].sort(dim=1).values, first[:, self.size :].sort(dim=1).values
         return _at(eligible, stay), _at(eligible, fall)
 
-    def _score(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> Tensor:
+    def _contenders(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> Contenders:
         value = eligible["value"].to(accumulating(eligible["value"].dtype))
         answered = None
         if self.keep.reads == "state":
@@ -213,7 +218,7 @@ class Sparse(Memory):
             answered = below.predict(eligible["mapped"]).to(value.dtype)
             if begins is not None:
                 answered = answered.masked_fill(begins[:, None, None, None], 0.0)
-        return self.keep.score(Contenders(eligible["position"], value, answered, eligible.get(self._sum), place))
+        return Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
 
     def _answer(self, query: Tensor, held: Held) -> tuple[Tensor, Tensor, Tensor]:
         if self.size == 0:

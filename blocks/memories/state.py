@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Path
 from blocks.memories.recurrent import Recurrent
 from blocks.operation import Call, Form
-from blocks.part import Parameters, Slot, State
+from blocks.part import FieldError, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.stabilised import stabilise
@@ -25,7 +27,7 @@ class StateMemory(Recurrent):
 
     Normalised, o_t = φ(q_t) S_t / φ(q_t)·z_t with lse_t = log φ(q_t)·z_t: the normaliser z is the same recurrence on a column
     of ones, the last column of the state (LAWCAT's eq. 8 for its gate of rank one). Not normalised, o_t = φ(q_t) S_t, a raw
-    numerator. Decay runs on clock time, whether a pair enters or not. A mass of 0 answers 0 with lse -inf.
+    numerator, or that over √F. Decay runs on clock time, whether a pair enters or not. A mass of 0 answers 0 with lse -inf.
     """
 
     equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
@@ -35,6 +37,16 @@ class StateMemory(Recurrent):
     kind: Literal["state"] = "state"
     normalise: bool = True
     """Divide by the mass. Without it the answer is a raw numerator, which only a sum can take beside other memories."""
+    scale: Literal["none", "root"] = "none"
+    """root: a raw numerator is divided by √F, as GLA and RetNet divide q·k (their K^-½); none: it is not."""
+
+    @model_validator(mode="after")
+    def _a_mass_cancels_the_scale(self) -> Self:
+        if self.normalise and self.scale != "none":
+            raise FieldError(
+                "scales a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "scale"
+            )
+        return self
 
     def has_mass(self) -> bool:
         return self.normalise
@@ -102,7 +114,7 @@ class StateMemory(Recurrent):
         elif self.normalise:
             query, log_scale = _scaled(query)
         output, carried["state"] = recurrence(query, key, value, log_decay, tokens.segment, matrix)
-        return self._answer(output, log_scale, dtype), carried
+        return self._answer(output, log_scale, dtype, query.shape[-1]), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         matrix = state["state"]
@@ -115,7 +127,7 @@ class StateMemory(Recurrent):
         elif self.normalise:
             key, log_scale = _scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._answer(output, log_scale, output.dtype).output
+        return self._answer(output, log_scale, output.dtype, key.shape[-1]).output
 
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
@@ -138,12 +150,13 @@ class StateMemory(Recurrent):
             answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
             output = output + answer * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        return (self._answer(output, log_scale, dtype),), {}
+        return (self._answer(output, log_scale, dtype, query.shape[-1]),), {}
 
-    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype) -> Partial:
+    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int) -> Partial:
         """log_scale: of what the output is to be multiplied by; None: nothing."""
         if not self.normalise:
-            return Partial((output if log_scale is None else output * log_scale[..., None].exp()).to(dtype), None)
+            output = output if log_scale is None else output * log_scale[..., None].exp()
+            return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
         numerator, mass = output[..., :-1], output[..., -1]
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         empty = mass < 1e8 * torch.finfo(mass.dtype).tiny

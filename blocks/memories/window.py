@@ -35,6 +35,7 @@ class Window(Memory):
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads: ClassVar[Kind] = Kind.PAIRS
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "shape", "evict"}
     kind: Literal["window"] = "window"
     size: PositiveInt = 64
     """Pairs that it holds, the current token's included; of a terraced window, the tokens of a chunk."""

@@ -53,10 +53,10 @@ class RGLRU(Mixer):
         weight = Fresh((self.blocks, side, side), initialise.normal(side))
         return {
             "recurrence_weight": weight,
-            "recurrence_bias": Fresh((width,), nothing),
+            "recurrence_bias": Fresh((width,), nothing, precise=True),
             "input_weight": weight,
             "input_bias": Fresh((width,), nothing),
-            "decay": Fresh((width,), initialise.sigmoid_power(SHORTEST, LONGEST, POWER)),
+            "decay": Fresh((width,), initialise.sigmoid_power(SHORTEST, LONGEST, POWER), precise=True),
         }
 
     def own_state(self, width: int) -> dict[str, Slot]:
@@ -70,7 +70,7 @@ class RGLRU(Mixer):
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, recurrence: Recurrence
     ) -> tuple[Float[Tensor, "B T C"], State]:
         kind = accumulating(hidden.dtype)
-        pace, gate = (_gate(parameters, name, hidden).to(kind).sigmoid() for name in ("recurrence", "input"))
+        pace, gate = (_gate(parameters, name, hidden, kind).sigmoid() for name in ("recurrence", "input"))
         log_decay = -POWER * torch.nn.functional.softplus(-parameters["decay"].to(kind)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
         share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
@@ -82,10 +82,11 @@ class RGLRU(Mixer):
         return mixed, {"hidden": last}
 
 
-def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-    """The gate's logits; a weight is blocks × out × in."""
+def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"], kind: torch.dtype) -> Float[Tensor, "B T C"]:
+    """The gate's logits, in the accumulating dtype; a weight is blocks × out × in."""
     weight = parameters[f"{name}_weight"]
+    hidden, bias = hidden.to(weight.dtype), parameters[f"{name}_bias"].to(kind)
     if weight.shape[0] == 1:
-        return torch.nn.functional.linear(hidden.to(weight.dtype), weight[0], parameters[f"{name}_bias"])
-    split = hidden.to(weight.dtype).unflatten(-1, (weight.shape[0], -1))
-    return torch.einsum("btni,noi->btno", split, weight).flatten(2) + parameters[f"{name}_bias"]
+        return torch.nn.functional.linear(hidden, weight[0]).to(kind) + bias
+    split = hidden.unflatten(-1, (weight.shape[0], -1))
+    return torch.einsum("btni,noi->btno", split, weight).flatten(2).to(kind) + bias

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Int, Tensor
+from blocks.legend import Float, Int, Tensor, torch
 from blocks.part import Part
 
 LARGEST = 40.0
 """Exponents of the weights that are compared stop here, where squares still fit float32."""
+RESOLUTION = 2.0**-10
+"""Scores say nothing finer than this share of what they are made of: rounding does not reach it, and no choice hangs on less."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,11 @@ class Contenders:
 
 
 class Score(Part):
-    """A number for each pair; how it comes about is not differentiated."""
+    """A number for each pair; how it comes about is not differentiated.
+
+    A score that looks at the state sees it as the token before left it: what falls at a token is scored before that token's
+    decay has passed, and before any of it enters. The first token of a document finds it empty.
+    """
 
     role: ClassVar[str] = "score"
     reads: ClassVar[Literal["pair", "state", "window"]] = "pair"
@@ -37,6 +43,10 @@ class Score(Part):
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         """What each pair is worth. The positions of none do not matter."""
         raise NotImplementedError
+
+    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
+        """How far each of these scores may lie from what it would be without rounding. 0 where it follows from integers."""
+        return RESOLUTION * score.abs()
 
     def error(self, exact: Float[Tensor, "B H t e"], product: Float[Tensor, "B H t e"]) -> Float[Tensor, "B H t e"]:
         """Where it reads the window: how far the product of features is from the weight exp(q·k / √D) that it stands for."""
@@ -51,3 +61,19 @@ class WindowScore(Score):
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         assert pairs.errors is not None, "the graph wires the window above"
         return pairs.errors
+
+
+def order(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], count: int) -> Int[Tensor, "B E H"]:
+    """Pairs that stand by their age, in an order in which the ``count`` that stay come first. -inf is the score of none.
+
+    The bar is the score in place ``count`` from the top, and two scores are equal where they lie no farther apart than their
+    resolutions together. First come the pairs above the bar, then its equals, then those below it, each by age: of equals the
+    older stay. So whatever falls is worth no more than what stays, as far as the resolutions tell.
+    """
+    if count == 0:
+        return torch.arange(score.shape[1], device=score.device)[:, None].expand_as(score)
+    resolution = resolution.masked_fill(~score.isfinite(), 0.0)
+    bar = score.topk(count, dim=1).indices[:, -1:]
+    above, within = score - score.gather(1, bar), resolution + resolution.gather(1, bar)
+    # Of two infinities the difference is none, and they are equal.
+    return ((above < -within).to(torch.int8) - (above > within).to(torch.int8)).argsort(dim=1, stable=True)

@@ -21,6 +21,9 @@ class Random(Score):
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         return counter_uniform(self.seed, *pairs.place, pairs.position)
 
+    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
+        return torch.zeros_like(score)
+
 
 def counter_uniform(seed: int, layer: int, first_head: int, position: Int[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
     """A number in [0, 1) for each (seed, layer, head, position), the same whenever it is asked for: splitmix64 of the counter.

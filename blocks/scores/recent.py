@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Tensor
+from blocks.legend import Float, Tensor, torch
 from blocks.scores.base import Contenders, Score
 
 
@@ -17,3 +17,6 @@ class Recent(Score):
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         return pairs.position.double()
+
+    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
+        return torch.zeros_like(score)

@@ -17,5 +17,13 @@ class RelativeRecall(SelfRecall):
     kind: Literal["relative_recall"] = "relative_recall"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
-        length = torch.linalg.vector_norm(pairs.value, dim=-1)
-        return super().score(pairs) / length.clamp(min=torch.finfo(length.dtype).tiny ** 0.5)
+        return super().score(pairs) / _length(pairs)
+
+    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
+        return super().resolution(pairs, score) / _length(pairs)
+
+
+def _length(pairs: Contenders) -> Float[Tensor, "B E H"]:
+    """‖v‖, above 0."""
+    length = torch.linalg.vector_norm(pairs.value, dim=-1)
+    return length.clamp(min=torch.finfo(length.dtype).tiny ** 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks.legend import Float, Tensor, torch
-from blocks.scores.base import Contenders, Score
+from blocks.scores.base import RESOLUTION, Contenders, Score
 
 
 class SelfRecall(Score):
@@ -19,3 +19,9 @@ class SelfRecall(Score):
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         assert pairs.answered is not None, "the graph wires the state below"
         return torch.linalg.vector_norm(pairs.answered - pairs.value, dim=-1)
+
+    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
+        """A share of the two lengths whose difference it is: what the state knows well has a score that is nothing but rounding."""
+        assert pairs.answered is not None, "the graph wires the state below"
+        answered, value = (torch.linalg.vector_norm(of, dim=-1) for of in (pairs.answered, pairs.value))
+        return RESOLUTION * (answered + value)

@@ -9,10 +9,11 @@ from composer.ablation.check import check_inputs, check_request
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import Start, Told, one_process, run_chains
-from composer.ablation.steps import LOCK, Figures
+from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import draw, markdown
 from composer.errors import AblationError
 from composer.files import write_whole
+from composer.locks import alone, inside, say_if_unguarded
 from composer.weights.record import versions
 
 STEPS, REPORT, TABLE, PLOT = "steps", "report.json", "table.md", "plot.png"
@@ -35,15 +36,16 @@ def ablate(
     out = out.expanduser()
     steps = out / STEPS
     check_request(request)
-    if not (steps / LOCK).is_file() and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not (steps / MARK).is_file() and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise AblationError(f"{out} holds something else than an ablation. Move it away, or choose another --out.")
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
     report = make_report(chains, results, request, versions())
     try:
-        write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
-        write_whole(out / TABLE, markdown(report))
-        draw(report, out / PLOT)
+        with alone(inside(out), None):  # report, table and plot of one call, whichever ends last
+            write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
+            write_whole(out / TABLE, markdown(report))
+            draw(report, out / PLOT)
     except OSError as error:
         raise AblationError(
             f"{error.filename or out} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."
@@ -59,7 +61,8 @@ def run(
     try:
         with workers() as started:
             steps.mkdir(parents=True, exist_ok=True)
-            (steps / LOCK).touch()
+            (steps / MARK).touch()
+            say_if_unguarded(steps)
             return run_chains(chains, steps, started, tell)
     except OSError as error:
         raise AblationError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from composer.ablation.plan import Step
 from composer.ablation.runner import Start, Workers
-from composer.ablation.steps import FAILURE, LOCK, Figures, run_step
+from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
 
 LOCAL, AUTO = "local", "auto"
@@ -81,8 +81,8 @@ class _Cluster:
 
 def run_there(step: Step, folder: Path, here: Path) -> Figures:
     """A step on a machine of the cluster. here: the folder that relative names in the request start from."""
-    if not (folder / LOCK).is_file() or not here.is_dir():
-        missing = here if (folder / LOCK).is_file() else folder
+    if not (folder / MARK).is_file() or not here.is_dir():
+        missing = here if (folder / MARK).is_file() else folder
         where = f"{missing} is not there on {socket.gethostname()}"
         return {FAILURE: f"{where}: all machines of the cluster have to see it at the same path"}
     os.chdir(here)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from composer.ablation.plan import Chain, Step
 from composer.ablation.steps import FAILURE, Figures, found, run_step
 from composer.errors import AblationError
+from composer.locks import say_nothing
 
 
 class Workers(Protocol):
@@ -97,7 +98,7 @@ class _Pool:
         self._waiting: dict[Future[Figures], Step] = {}
 
     def start(self, step: Step, folder: Path) -> None:
-        self._waiting[self._executor.submit(run_step, step, folder)] = step
+        self._waiting[self._executor.submit(_run_there, step, folder)] = step
 
     def ended(self) -> tuple[Step, Figures]:
         done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
@@ -109,6 +110,11 @@ class _Pool:
                 "A process was killed from outside, perhaps for want of memory: take fewer --jobs. What is done stays; say the "
                 "same again."
             ) from error
+
+
+def _run_there(step: Step, folder: Path) -> Figures:
+    say_nothing(folder)  # the process that waits for this one has said it
+    return run_step(step, folder)
 
 
 def processes(count: int) -> Start:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,9 @@ from composer.ablation.identity import files_for
 from composer.ablation.plan import MODELS, Kind, Step
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
-from composer.errors import ComposerError
+from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
+from composer.locks import alone, beside
 from composer.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -25,22 +24,31 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 """What a step found, as JSON has it. ``seconds`` is how long it took."""
 FAILURE = "failure"
-LOCK = ".lock"
-"""The file that says that steps stand in a folder. Who works on a step holds one byte of it."""
+MARK = ".lock"
+"""The file that says that steps stand in a folder."""
 
 
 def found(step: Step, folder: Path) -> Figures | None:
-    """What a step has found; None where it has not been done. A failure is no result: it is tried again."""
+    """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
     path = folder / f"{step.name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(figures, dict):
+            raise ValueError("no figures are in it")
+    except (OSError, ValueError, RecursionError) as error:
+        raise AblationError(f"{path} is damaged ({error}). Remove it: the step is then done again.") from error
+    return figures
 
 
 def run_step(step: Step, folder: Path) -> Figures:
     """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``.
 
-    Raises OSError where the folder cannot be written to.
+    Another ablation of the same folder may be at it: then this waits. Raises OSError where the folder cannot be written to.
     """
-    with _alone(step, folder):
+    results = folder / f"{step.name}.json"
+    with alone(beside(results), None):
         done = found(step, folder)
         if done is not None:
             return done
@@ -56,16 +64,8 @@ def run_step(step: Step, folder: Path) -> Figures:
             figures = {FAILURE: f"out of memory on {step.request.device}"}
         figures["seconds"] = round(time.monotonic() - began, 2)
         if FAILURE not in figures:
-            write_whole(folder / f"{step.name}.json", json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+            write_whole(results, json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
         return figures
-
-
-@contextmanager
-def _alone(step: Step, folder: Path) -> Iterator[None]:
-    """Wait until no other process works on this step: another ablation of the same folder may."""
-    with (folder / LOCK).open("r+b") as stream:
-        fcntl.lockf(stream, fcntl.LOCK_EX, 1, int(step.key[:15], 16))
-        yield
 
 
 def model_of(step: Step | None, folder: Path) -> Path:

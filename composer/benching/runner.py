@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from composer.benching.children import Peaks, peaks_of
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import LARGEST, Options, Progress, ordered
 from composer.benching.report import Cell, ModelFacts, Place, Report, Setting, make_cells
-from composer.benching.standing import prepare, write_report
+from composer.benching.standing import check_free, taken, write_report
 from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
@@ -47,9 +47,6 @@ def bench(
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
     opened = open_models(models)
     _check_room(opened, lengths, positions, options.steps)
-    out = None if options.out is None else options.out.expanduser()
-    if out is not None:
-        prepare(out, force=options.force)
     trial = Trial(
         prefill=lengths,
         decode=positions,
@@ -60,10 +57,13 @@ def bench(
         vocabulary=min(one.source.trunk.vocabulary_size for one in opened),
         device=options.device,
     )
-    with _threads(options.threads):
-        report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
-    if out is not None:
-        write_report(report, out)
+    out = None if options.out is None else options.out.expanduser()
+    with nullcontext() if out is None else taken(out, force=options.force):
+        with _threads(options.threads):
+            report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
+        if out is not None:
+            check_free(out, force=options.force)  # also where nothing guards it
+            write_report(report, out)
     return report
 
 

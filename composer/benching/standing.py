@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from composer.benching.report import KINDS, Report
 from composer.errors import BenchError
 from composer.evaluation.standing import write_whole
+from composer.locks import alone, inside
 
 BENCH, TABLE = "bench.json", "table.md"
 
 
-def prepare(folder: Path, *, force: bool) -> None:
-    """Whether a bench can be written to a folder, which is made; nobody wants to hear of it at the end. force: replace one.
+@contextmanager
+def taken(folder: Path, *, force: bool) -> Iterator[None]:
+    """The folder of a bench, made where it is not there: nobody wants to hear at the end that it cannot be written to.
 
-    Raises BenchError.
+    Inside, no other bench is at it. force: replace one. Raises BenchError.
     """
     if folder.exists() and not folder.is_dir():
         raise BenchError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    busy = BenchError(f"Another bench is at work on {folder}. Wait until it has ended, or choose another --out.")
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone(inside(folder), busy))
+        except OSError as error:
+            raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
+        check_free(folder, force=force)
+        yield
+
+
+def check_free(folder: Path, *, force: bool) -> None:
+    """Raises BenchError where something else stands there, or a bench that is not to be replaced."""
     if (folder / BENCH).is_file():
         if not force:
             raise BenchError(f"{folder} holds a bench, and times are not added to. Choose another --out, or replace it: --force.")
-    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    elif any(not path.name.startswith(".") for path in folder.iterdir()):
         raise BenchError(f"{folder} holds no {BENCH}, so no bench wrote it. Move it away, or choose another --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
 
 
 def write_report(report: Report, folder: Path) -> None:

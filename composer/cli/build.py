@@ -90,12 +90,13 @@ def _print_plan(plan: Plan) -> None:
     entries = {"inherited": plan.inherited, "fresh": plan.fresh, "dropped": plan.dropped}
     print_table([(what, plural(len(some), "tensor"), _numbers(some.values())) for what, some in entries.items() if some])
     heads = {name: entry for name, entry in plan.inherited.items() if ".composed." in name}
-    for title, some in (("Fresh", plan.fresh), ("Kept of the source's own heads", heads), ("Dropped", plan.dropped)):
+    lists: dict[str, Mapping[str, Shaped]] = {"Fresh": plan.fresh, "Kept of the source's own heads": heads}
+    for reason in {entry.reason: None for entry in plan.dropped.values()}:
+        lists[f"Dropped, as {reason}"] = {name: entry for name, entry in plan.dropped.items() if entry.reason == reason}
+    for title, some in lists.items():
         if some:
             typer.echo(f"  {title}:")
             print_table(_grouped(some), right=(0,), indent=4, wrap=False)
-    for reason in {entry.reason: None for entry in plan.dropped.values()}:
-        typer.echo(f"    because {reason}")
     if plan.shards:
         typer.echo("  Files of the source:")
         doing = {"link": "kept as it is", "rewrite": "rewritten", "leave": "left behind"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -14,6 +14,8 @@ from composer.cli.options import SOURCE, RunsOn
 from composer.cli.screen import counted, heading, without_bars
 from composer.devices import check_device
 from composer.errors import DataError
+from composer.files import whole
+from composer.locks import alone, beside
 from composer.spec.inherit import shown
 
 
@@ -35,8 +37,7 @@ def sample(
     """
     if out.is_dir():
         raise DataError(f"{shown(out)} is a folder; say a file, such as {shown(out / 'texts.jsonl')}")
-    if out.exists() and not force:
-        raise DataError(f"{shown(out)} exists; name another file, or replace it with --force")
+    _check_free(out, force=force)
     check_device(device)
     from composer.data.sampling import sample_texts
     from composer.training.run import tokenizer_of
@@ -46,7 +47,7 @@ def sample(
     source = open_language_model(model)
     tokenizer = tokenizer_of(source.source.folder)
     loaded = source.load(device)
-    with _whole(out) as stream, counted("texts", texts) as taken:
+    with _made(out, force=force) as stream, counted("texts", texts) as taken:
         written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
         for text in written:
             stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
@@ -55,16 +56,25 @@ def sample(
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[IO[str]]:
-    """A file that appears when it is whole. Raises DataError where it cannot be written."""
-    partial = out.with_name(f"{out.name}.partial")
+def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
+    """A file that appears when it is whole; nobody else writes it meanwhile. Raises DataError where it cannot be written."""
+    busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as stream:
-            yield stream
-        partial.replace(out)
+        with alone(beside(out), busy):
+            _check_free(out, force=force)  # it may have come to be while the model was loaded
+            with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
+                yield stream
     except OSError as error:
+        if isinstance(error, FileExistsError) and out.exists():
+            raise _exists(out) from None
         raise DataError(f"{shown(out)} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if out.exists() and not force:
+        raise _exists(out)
+
+
+def _exists(out: Path) -> DataError:
+    return DataError(f"{shown(out)} exists; name another file, or replace it with --force")

@@ -14,6 +14,7 @@ from composer.api import resolve_spec
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
+from composer.files import whole
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
 from composer.spec.resolve import Dimensions
@@ -110,7 +111,10 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for path, (name, spec) in files.items():
             text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
-            path.write_text(f"# The variant {name} of {sweep}.\n{text}", encoding="utf-8")
+            with whole(path, replace=False) as partial:
+                partial.write_text(f"# The variant {name} of {sweep}.\n{text}", encoding="utf-8")
+    except FileExistsError:
+        raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
     except OSError as error:
         raise ComposerError(f"{folder} cannot be written: {error.strerror}") from None
     return list(map(str, files))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from composer.data.references import HUB, FileData, HubData, tasks
@@ -86,11 +87,11 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     kind = KINDS[file.suffix]
     options = {"sample_by": "document" if by == "document" else "line"} if kind == "text" else {}
     try:
-        with _silent() as datasets:
-            # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale.
-            stream: Any = datasets.load_dataset(
-                kind, data_files=[glob.escape(str(file.absolute()))], split="train", streaming=True, **options
-            )
+        with _silent() as datasets, TemporaryDirectory() as unused:
+            # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale. The cache is locked all the
+            # same, which not every home's file system can.
+            names = [glob.escape(str(file.absolute()))]
+            stream: Any = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, cache_dir=unused, **options)
             yield from _texts(stream, by) if kind == "text" else stream
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error

@@ -9,12 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
-from composer.locks import alone
+from composer.locks import alone, inside
 
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
 SHOWN = 5
@@ -73,25 +71,21 @@ def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iter
         return
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    busy = EvaluationError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
     with ExitStack() as held:
+        with _writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone(inside(folder), busy))
         begun = (folder / RUN).is_file()
-        if begun:
-            _take(folder, held)
         if begun and not force:
             check_same(folder, setting)
         else:
             if begun:
                 _remove(folder)
-            elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            elif any(not path.name.startswith(".") for path in folder.iterdir()):
                 raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
             write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
-            _take(folder, held)
         yield Standing(folder)
-
-
-def _take(folder: Path, held: ExitStack) -> None:
-    with _writable(folder):
-        held.enter_context(alone(folder / RUN, EvaluationError))
 
 
 def check_same(folder: Path, setting: Setting) -> None:
@@ -99,7 +93,7 @@ def check_same(folder: Path, setting: Setting) -> None:
     path = folder / RUN
     try:
         begun = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EvaluationError(
             f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
         ) from error
@@ -172,7 +166,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _undamaged(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, LookupError, ValidationError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise EvaluationError(f"{path} is damaged: {str(error).splitlines()[0]}. Begin anew: --force.") from error
 
 

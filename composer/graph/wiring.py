@@ -106,7 +106,7 @@ class _Wiring:
         mapping, shape = self.head.feature_map, self._state_shape(name)
         if mapping:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
-            options = {"position": memory.turn, "scale": memory.scale or scale}
+            options = {"position": memory.turn, "scale": memory.features_as or scale}
             self.draft.add(f"{name}_features", mapping, shape, ("feature_map",), module="feature_map", options=options)
             self.draft.connect(self.query, f"{name}_features", "query")
         gate = memory.gates
@@ -135,7 +135,7 @@ class _Wiring:
             shape,
             features=mapping.features(shape) if mapping else 0,
             state_heads=gate.key_heads(shape, mapped) if gate else mapped,
-            exponential=bool(mapping and mapping.exponential and memory.scale is None),
+            exponential=bool(mapping and mapping.exponential and memory.features_as is None),
         )
 
     def _incoming(self, name: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens
+from blocks.flow import Tokens, accumulating
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
@@ -25,8 +25,10 @@ class PartModule(nn.Module):
         super().__init__()
         self.part = part
         self.fresh = fresh
+        narrow = torch.get_default_dtype()
         for name, parameter in fresh.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
+            kind = accumulating(narrow) if parameter.precise else narrow
+            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, dtype=kind)))
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None) -> None:
@@ -34,9 +36,35 @@ class PartModule(nn.Module):
         for name, fresh in self.fresh.items():
             fresh.fill(self.get_parameter(name), generator)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
+        """As nn.Module has it, for every way to move or to cast a model; what is precise is never made narrower than float32."""
+        precise = [parameter for name, parameter in self._parameters.items() if parameter is not None and self.fresh[name].precise]
+        precise += [parameter.grad for parameter in precise if parameter.grad is not None]
+
+        def applied(tensor: Tensor) -> Tensor:
+            answer = fn(tensor)
+            wide = accumulating(answer.dtype)
+            if wide == answer.dtype or not any(tensor is one for one in precise):
+                return answer
+            # From the values before the cast, not from the rounded ones.
+            return tensor.to(answer.device, wide)
+
+        return super()._apply(applied, recurse)
+
     def forward(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """What the function answers to the parameters and these inputs."""
         return function(self._parameters, *inputs, **options)
+
+
+def precise_parameters(model: nn.Module) -> set[str]:
+    """The full names of those that are never narrower than float32."""
+    return {
+        f"{place}.{name}"
+        for place, module in model.named_modules()
+        if isinstance(module, PartModule)
+        for name, fresh in module.fresh.items()
+        if fresh.precise
+    }
 
 
 class Head(nn.Module):
@@ -89,7 +117,9 @@ class Head(nn.Module):
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         with torch.autocast(hidden.device.type, enabled=False):
-            return program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
+            output, carried = program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
+        # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
+        return output.to(value.dtype), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

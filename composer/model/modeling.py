@@ -19,7 +19,7 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import ComposedAttention
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.configuration import ComposedConfig
-from composer.model.head import PartModule
+from composer.model.head import PartModule, precise_parameters
 from composer.model.rows import Rows
 from composer.model.trunk import make_dropout, make_mlp, make_norm, make_positions
 from composer.spec.resolve import Resolved
@@ -92,6 +92,8 @@ class ComposedModel(ComposedPreTrainedModel):
         self.dropout = make_dropout(config)
         self.layers = nn.ModuleList(ComposedDecoderLayer(config, resolved, layer) for layer in range(resolved.dimensions.layers))
         self.norm = make_norm(config)
+        # What a load is not to make narrower; casts of a model that is there are PartModule's affair.
+        self._keep_in_fp32_modules_strict = precise_parameters(self)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from pydantic import BaseModel
+
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
-from composer.spec.fields import Alternatives, fields, parts, under
+from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.messages import unknown_key
 from composer.spec.places import Node, Path, Place, at, brief
@@ -58,9 +60,23 @@ def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, sai
         raise SpecError(at(said, (*done, step), unknown_key((*done, step), here)))
     child = node.child(step) if node is not None else None
     new = _child(child, rest, value, under(here, step), said, (*done, step))
+    if rest and child is None and isinstance(new.value, dict) and "kind" not in new.value:
+        new = _of_default(node, new, step, here)
     if not rest or child is None or child.value is None:
         new = Node(new.value, said, said)
     return Node({step: new})
+
+
+def _of_default(node: Node | None, new: Node, step: str, here: Alternatives) -> Node:
+    """What is set of a part that the document leaves at its default, with that one's kind, where this is what it may say."""
+    kind = node.child("kind") if node is not None else None
+    known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
+    field = fields((known,) if known else here).get(step)
+    default = type(field.default) if field and isinstance(field.default, BaseModel) else None
+    words = kind_words(default) if default else ()
+    if not words or not isinstance(new.value, dict) or not new.value.keys() <= fields((default,)).keys():
+        return new
+    return Node({"kind": Node(words[0]), **new.value}, new.place, new.key)
 
 
 def _index(items: tuple[Node, ...], step: str, said: Place | None, done: Path) -> int:

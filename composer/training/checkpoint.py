@@ -1,44 +1,71 @@
-"""Where a run goes on from: tensors of its units, random state and facts, in a folder that appears whole or not at all."""
+"""Where a run goes on from: tensors of its units, random state and facts, in a folder that appears whole or not at all.
+
+Each process keeps its rows of what is shared out in a safetensors file of its own, and the first one all else. ``facts.json`` has
+the SHA-256 of every file, and one of itself. Nothing in there is code: a checkpoint may come from anybody.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed.checkpoint as distributed
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.training.processes import by_first, count, rank
+from composer.files import sync
+from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
+from composer.weights.contents import sha256
+from composer.weights.stream import Piece, as_bytes, write_shard
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
 PARTIAL = ".{}.partial"
-RANDOM, RANDOM_CUDA = "random", "random of cuda"
+TENSORS = "process-{}.safetensors"
+PICKLE = ".metadata"
+"""What only checkpoints of earlier versions have."""
+Answer = TypeVar("Answer")
+Told = TypeVar("Told", bound=Closed)
 
 
-def save(folder: Path, step: int, units: Sequence[Unit], facts: Mapping[str, Any]) -> None:
+class Process(Closed):
+    """What a process keeps: the SHA-256 of its file, and its random states as hexadecimal digits."""
+
+    sha256: str
+    random: str
+    random_cuda: str | None
+
+
+class Stored(Closed):
+    """What a checkpoint says of itself. processes: by rank; told: what was given to ``save``."""
+
+    format: Literal[2] = 2
+    units: dict[str, dict[str, Any]]
+    processes: tuple[Process, ...]
+    told: dict[str, Any]
+
+
+def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]) -> None:
     """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
     target = folder / NAME.format(step)
     partial = folder / PARTIAL.format(target.name)
-    whole = {"step": step, "processes": count(), **facts, "units": {unit.name: unit.facts() for unit in units}}
     try:
         by_first(lambda: _begin(folder, partial))
-        with _alone():
-            distributed.save(_tensors(units), checkpoint_id=partial, no_dist=count() == 1)
-        by_first(lambda: _complete(partial, target, whole))
-    except (OSError, distributed.CheckpointException) as error:
+        processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
+        stored = Stored(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+        by_first(lambda: _complete(partial, target, stored))
+    except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
-            f"The checkpoint of step {step} could not be written to {folder}: {_reason(error)}. The one before it stands; "
+            f"The checkpoint of step {step} could not be written to {folder}: {error.strerror or error}. The one before it stands; "
             "make room, and go on with --resume."
         ) from error
 
@@ -49,15 +76,31 @@ def _begin(folder: Path, partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _complete(partial: Path, target: Path, facts: Mapping[str, Any]) -> None:
+def _write(file: Path, units: Sequence[Unit]) -> Process:
+    """What this process keeps: its rows of what is shared out and, of the first process, all else."""
+    parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
+    pieces = [_piece(name, own) for name, (own, tensor) in parts.items() if rank() == 0 or own is not tensor]
+    digest = write_shard(file, pieces, lambda count: None)
+    sync(file)
+    device = _cuda(units)
+    random_cuda = None if device is None else _digits(torch.cuda.get_rng_state(device))
+    return Process(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
+
+
+def _piece(name: str, tensor: Tensor) -> Piece:
+    dtype: Any = str(tensor.dtype).removeprefix("torch.")
+    return Piece(name, dtype, tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
+
+
+def _complete(partial: Path, target: Path, stored: Stored) -> None:
     """Put the checkpoint in the place of the one before, once all of it is on the disk."""
-    (partial / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    for path in (*partial.iterdir(), partial):
-        _sync(path)
+    (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
+    for path in (partial / FACTS, partial):
+        sync(path)
     if target.exists():  # an end that was reached before, with the same numbers
         shutil.rmtree(target)
     partial.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     for older in _found(target.parent):
         if older != target:
             shutil.rmtree(older, ignore_errors=True)
@@ -68,40 +111,97 @@ def newest(folder: Path) -> Path | None:
     return by_first(lambda: next(reversed(_found(folder)), None))
 
 
-def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: its step and whatever was given to ``save``. Raises TrainingError."""
-    with _readable(checkpoint):
-        return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+def read_told(checkpoint: Path, kind: type[Told]) -> Told:
+    """What was given to ``save``. Raises TrainingError where the checkpoint is damaged."""
+    return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
     """Bring units and random state to where they were, whatever the number of processes; one more than then keeps its own random
-    state. Raises TrainingError where the checkpoint is damaged."""
-    facts = read_facts(checkpoint)
-    with _readable(checkpoint):
-        for unit in units:
-            unit.restore(facts["units"][unit.name])
-        tensors = _tensors(units)
-        if rank() >= facts["processes"]:
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in (_own(RANDOM), _own(RANDOM_CUDA))}
-        with _alone(), torch.no_grad():
-            distributed.load(tensors, checkpoint_id=checkpoint, no_dist=count() == 1)
-    if _own(RANDOM) in tensors:
-        torch.set_rng_state(tensors[_own(RANDOM)])
-    if _own(RANDOM_CUDA) in tensors:
-        torch.cuda.set_rng_state(tensors[_own(RANDOM_CUDA)], _cuda(units) or "cuda")
+    state. Before that every byte is held against its checksum. Raises TrainingError where the checkpoint is damaged."""
+    by_all(lambda: _undamaged(checkpoint, lambda: _check(checkpoint)))
+    by_all(lambda: _undamaged(checkpoint, lambda: _restore(checkpoint, units)))
+
+
+def _check(checkpoint: Path) -> None:
+    """This process's share of the files."""
+    for number, process in list(enumerate(_stored(checkpoint).processes))[rank() :: count()]:
+        if sha256(checkpoint / TENSORS.format(number)) != process.sha256:
+            raise ValueError(f"{TENSORS.format(number)} is not what was written")
+
+
+def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
+    stored = _stored(checkpoint)
+    for unit in units:
+        unit.restore(stored.units[unit.name])
+    with ExitStack() as opened, torch.no_grad():
+        holders: dict[str, list[Any]] = {}
+        for number in range(len(stored.processes)):
+            file = opened.enter_context(safe_open(checkpoint / TENSORS.format(number), "pt"))
+            for name in file.keys():  # noqa: SIM118 - no dict
+                holders.setdefault(name, []).append(file)
+        for name, tensor in _tensors(units).items():
+            _fill(tensor, name, holders[name])
+    if rank() < len(stored.processes):
+        own, device = stored.processes[rank()], _cuda(units)
+        try:
+            torch.set_rng_state(_state(own.random))
+            if device is not None and own.random_cuda is not None:
+                torch.cuda.set_rng_state(_state(own.random_cuda), device)
+        except RuntimeError as error:
+            raise ValueError(f"a random state is none: {error}") from error
+
+
+def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
+    """The rows that this process has of a tensor, out of the files that have any of it, in their order."""
+    own, first = held(tensor)
+    if not own.dim():
+        own.fill_(files[0].get_tensor(name).item())
+        return
+    filled, passed = 0, 0
+    for file in files:
+        part = file.get_slice(name)
+        rows, *rest = part.get_shape()
+        if rest != list(own.shape[1:]):
+            raise ValueError(f"{name} has another shape")
+        start, end = max(first - passed, 0), min(first + len(own) - passed, rows)
+        if start < end:
+            own[filled : filled + end - start].copy_(part[start:end])
+            filled += end - start
+        passed += rows
+    if filled != len(own) or passed != len(tensor):
+        raise ValueError(f"{name} has {passed:,} rows")
+
+
+def _stored(checkpoint: Path) -> Stored:
+    """Raises TrainingError where an earlier version wrote it, and ValueError where it is not what was written."""
+    if (checkpoint / PICKLE).exists():
+        raise TrainingError(
+            f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
+            "opened. Remove it to take the stage from its start with --resume, or begin anew with --force."
+        )
+    text = (checkpoint / FACTS).read_text(encoding="utf-8")
+    facts = json.loads(text)["facts"]
+    if text != _text(facts):
+        raise ValueError(f"{FACTS} is not what was written")
+    return Stored.model_validate(facts)
+
+
+def _text(facts: Any) -> str:
+    """What is in the file of the facts, to the byte."""
+    return json.dumps({"sha256": hashlib.sha256(json.dumps(facts).encode()).hexdigest(), "facts": facts})
 
 
 def _tensors(units: Sequence[Unit]) -> dict[str, Tensor]:
-    held = {f"{unit.name}/{name}": tensor for unit in units for name, tensor in unit.tensors().items()}
-    held[_own(RANDOM)] = torch.get_rng_state()
-    device = _cuda(units)
-    return held if device is None else held | {_own(RANDOM_CUDA): torch.cuda.get_rng_state(device)}
+    return {f"{unit.name}/{name}": tensor for unit in units for name, tensor in unit.tensors().items()}
 
 
-def _own(name: str) -> str:
-    """Of what each process has for itself."""
-    return f"{name} {rank()}"
+def _digits(state: Tensor) -> str:
+    return bytes(as_bytes(state)).hex()
+
+
+def _state(digits: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
 
 
 def _cuda(units: Sequence[Unit]) -> torch.device | None:
@@ -110,40 +210,16 @@ def _cuda(units: Sequence[Unit]) -> torch.device | None:
     return next((device for device in devices if device.type == "cuda"), None)
 
 
-@contextmanager
-def _readable(checkpoint: Path) -> Iterator[None]:
+def _undamaged(checkpoint: Path, act: Callable[[], Answer]) -> Answer:
     try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, distributed.CheckpointException) as error:
+        return act()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"The checkpoint {checkpoint} is damaged: {_reason(error)}. Remove it to take the stage from its start with --resume, "
+            f"The checkpoint {checkpoint} is damaged: {reason}. Remove it to take the stage from its start with --resume, "
             "or begin anew with --force."
         ) from error
 
 
 def _found(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / FACTS).is_file())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _reason(error: BaseException) -> str:
-    """The operating system's own word for it, from inside what torch makes of it."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        error = next(iter(failures.values()))[0]
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[-1]
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """torch warns that there is but one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import TrainingError
+from composer.files import whole, write_whole
 from composer.training.processes import by_first
 
 if TYPE_CHECKING:
@@ -47,12 +48,10 @@ class Journal:
         from composer.training.board import Board
 
         log = self._folder / LOG
-        partial = log.with_suffix(".partial")
         with _writable("log", self._folder):
             if log.is_file():
                 kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
-                partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-                partial.replace(log)  # in one step: a kill in here must not cost the log
+                write_whole(log, "".join(f"{json.dumps(line)}\n" for line in kept))
             # TensorBoard forgets by steps, whatever they are of: each stage has a folder of its own.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
@@ -85,7 +84,8 @@ def draw(log: Path, target: Path) -> None:
                 axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
             axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
             axis.legend(fontsize="small")
-        figure.savefig(target, dpi=120)
+        with whole(target) as partial:
+            figure.savefig(partial, dpi=120, format="png")
         pyplot.close(figure)
 
 
@@ -95,12 +95,20 @@ def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int
 
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines: a kill may have left half of one at the end."""
-    for line in log.read_text(encoding="utf-8").splitlines():
+    """The whole lines: a kill may have left half of one at the end. Raises TrainingError where another one is damaged."""
+    lines = log.read_bytes().split(b"\n")
+    for number, text in enumerate(lines, 1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+            line = json.loads(text)
+            if not (isinstance(line["stage"], str) and isinstance(line["step"], int)):
+                raise ValueError("which step it is of is not said")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            if number == len(lines):
+                return
+            raise TrainingError(
+                f"{log} is damaged in line {number:,}. Remove it to go on without what it says, or begin anew with --force."
+            ) from error
+        yield line
 
 
 def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

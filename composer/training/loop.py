@@ -61,6 +61,19 @@ class Outcome(Closed):
     after: dict[str, float]
 
 
+class Reached(Closed):
+    """How far a stage has come: what a checkpoint is told beside its units. identity: what it must agree in with who goes on."""
+
+    identity: dict[str, Any]
+    step: int
+    tokens: int
+    seconds: float
+    learning: float
+    done: bool
+    before: dict[str, float]
+    after: dict[str, float]
+
+
 def run_stage(name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> Outcome:
     """Runs a stage, or what is left of it; its units end with the parameters that the recipe keeps. Raises TrainingError."""
     return _StageRun(name, course, stage, rows, held_out, setting).run()
@@ -153,30 +166,37 @@ class _StageRun:
             self.setting.watch(Step(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree in with the run that goes on from it."""
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
 
     def _save(self) -> None:
-        facts = {"identity": self._identity(), "tokens": self.tokens, "seconds": self.seconds, "learning": self.learning}
-        facts |= {"done": self.done, "before": self.before, "after": self.after}
-        checkpoint.save(self.folder, self.taken, self.course.units, facts)
+        reached = Reached(
+            identity=self._identity(),
+            step=self.taken,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            learning=self.learning,
+            done=self.done,
+            before=self.before,
+            after=self.after,
+        )
+        checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump())
 
     def _take_up(self) -> None:
         found = checkpoint.newest(self.folder)
         if found is None:
             self.setting.journal.rewind(self.name, -1)
             return
-        facts = checkpoint.read_facts(found)
-        different = [what for what, now in self._identity().items() if facts["identity"][what] != now]
+        reached = checkpoint.read_told(found, Reached)
+        different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(
                 f"{self.folder} was begun with another {' and another '.join(different)}: say the same as then to go on, or start "
                 "anew with --force."
             )
         checkpoint.restore(found, self.course.units)
-        self.taken, self.tokens, self.done = facts["step"], facts["tokens"], facts["done"]
-        self.seconds, self.learning = facts["seconds"], facts["learning"]
-        self.before, self.after = facts["before"], facts["after"]
+        self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
+        self.seconds, self.learning = reached.seconds, reached.learning
+        self.before, self.after = reached.before, reached.after
         self.setting.journal.rewind(self.name, self.taken)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from composer.data.packing import Batch
 from composer.errors import TrainingError
@@ -186,6 +186,30 @@ def by_first(act: Callable[[], Answer]) -> Answer:
     if error is not None:
         raise error
     return answer
+
+
+def by_all(act: Callable[[], Answer]) -> list[Answer]:
+    """What each process gets from ``act``, in all of them, by rank; where it fails in one, all fail with it."""
+    if count() == 1:
+        return [act()]
+    try:
+        own = (act(), None)
+    except Exception as error:  # whatever it is, the others must not wait for ever
+        own = (None, error)
+    said: list[Any] = [None] * count()
+    distributed.all_gather_object(said, own)
+    for _, error in said:
+        if error is not None:
+            raise error
+    return [answer for answer, _ in said]
+
+
+def held(tensor: Tensor) -> tuple[Tensor, int]:
+    """The rows of a tensor that this process has, and the number of the first: all of one that is not shared out."""
+    if not isinstance(tensor, DTensor):
+        return tensor, 0
+    assert list(tensor.placements) == [Shard(0)], "as fully_shard has it"
+    return tensor.to_local(), min(len(tensor), rank() * math.ceil(len(tensor) / count()))
 
 
 def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str, Tensor]:

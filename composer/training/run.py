@@ -107,8 +107,12 @@ class Run:
     def standing(self) -> Iterator[None]:
         """Inside, its folder is there, and its alone: from here on something is left behind. Raises TrainingError."""
         with ExitStack() as held:
-            by_first(lambda: held.enter_context(taken(self.folder, self.identity, resume=self.options.resume)))
+            by_first(lambda: self._take(held))
             yield
+
+    def _take(self, held: ExitStack) -> None:
+        held.enter_context(taken(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
+        check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
 
     def setting(self, journal: Journal) -> Setting:
         """What its stages run in."""

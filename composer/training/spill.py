@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
+from composer.files import whole
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedDecoderLayer
 from composer.training.stored import StoredModel, read_rows
@@ -71,13 +71,13 @@ class Spill:
 
     def tidy(self) -> str | None:
         """After a run that was stopped: keep the newest file alone, if it is whole. What was wrong with it, if anything."""
-        for partial in self._folder.glob(f"{self._name}-*.partial"):
+        for partial in self._folder.glob(f".{self._name}-*.partial"):
             partial.unlink()
         files = self._files()
         for index, path in files.items():
             if index < self.at:
                 path.unlink()
-        if not files or _whole(self._path(self.at), self.bytes):
+        if not files or _undamaged(self._path(self.at), self.bytes):
             return None
         path = self._path(self.at)
         self.clear()
@@ -115,21 +115,16 @@ class Spill:
 
     def _fill(self, index: int, make: Callable[[Batch, np.ndarray], Tensor]) -> None:
         """Write a file; it appears whole or not at all."""
-        target, digest = self._path(index), hashlib.sha256()
-        partial = target.with_suffix(".partial")
+        digest = hashlib.sha256()
         try:
             # Written, not mapped: on a full disk a map ends the process, where a write says so.
-            with partial.open("wb") as stream:
+            with whole(self._path(index)) as partial, partial.open("wb") as stream:
                 for places in np.array_split(np.arange(len(self._used)), self._parts()):
                     numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
                     stream.write(numbers)
                     digest.update(numbers)
                 stream.write(digest.digest())
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.rename(target)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise TrainingError(
                 f"The hidden states for layer {index} could not be written to {self._folder}: {error.strerror}. They take "
                 f"{self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
@@ -156,7 +151,7 @@ class Spill:
         return self._folder / f"{self._name}-{index}.hidden"
 
 
-def _whole(path: Path, size: int) -> bool:
+def _undamaged(path: Path, size: int) -> bool:
     """Whether a file has so many bytes, and its numbers are those that were written."""
     if path.stat().st_size != size:
         return False

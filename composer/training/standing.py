@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.locks import alone
+from composer.files import write_whole
+from composer.locks import alone, beside
 from composer.weights.record import known_sha256, record_of
 from converters.source import Source
 
@@ -34,6 +35,14 @@ def fingerprint(source: Source) -> dict[str, Any]:
 
 def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
     """Whether a run can begin in a folder, or go on there. Nothing but what a run wrote is in its way. Raises TrainingError."""
+    if (folder / IDENTITY).is_file():
+        with _writable(folder), _alone(folder):
+            pass
+    _check(folder, resume=resume, force=force)
+
+
+def _check(folder: Path, *, resume: bool, force: bool) -> None:
+    """The same, but for whether another run is at work there."""
     if not folder.exists():
         if resume:
             raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")
@@ -44,8 +53,6 @@ def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
         if any(folder.iterdir()) or resume:
             raise TrainingError(f"{folder} holds no {IDENTITY}, so no run wrote it. Move it away, or choose another --out.")
         return
-    with alone(folder / IDENTITY, TrainingError):
-        pass
     if not (resume or force):
         raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
@@ -55,7 +62,7 @@ def check_same(folder: Path, identity: Identity) -> None:
     path = folder / IDENTITY
     try:
         begun = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainingError(
             f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
         ) from error
@@ -68,25 +75,44 @@ def check_same(folder: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def taken(folder: Path, identity: Identity, *, resume: bool) -> Iterator[None]:
+def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Iterator[None]:
     """The folder of a run, to go on in or made anew: then it appears with what it is, or not at all.
 
     Inside, no other run is there. Raises TrainingError.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
     with ExitStack() as held:
-        try:
-            begun = (folder / IDENTITY).is_file()
-            if begun:
-                held.enter_context(alone(folder / IDENTITY, TrainingError))
-            if not resume:
-                for stale in (partial, *([folder] if begun else [])):  # one that has come since is another run's
-                    if stale.exists():
-                        shutil.rmtree(stale)
-                partial.mkdir(parents=True)
-                (partial / IDENTITY).write_text(json.dumps(identity, indent=2), encoding="utf-8")
-                held.enter_context(alone(partial / IDENTITY, TrainingError))
-                partial.rename(folder)
-        except OSError as error:
-            raise TrainingError(f"The run cannot stand at {folder}: {error.strerror}. Choose another --out.") from error
+        with _writable(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_alone(folder))
+            _check(folder, resume=resume, force=force)  # again: another run may have come and gone since
+            if resume:
+                check_same(folder, identity)
+            else:
+                _make_anew(folder, identity)
         yield
+
+
+def _make_anew(folder: Path, identity: Identity) -> None:
+    aside, partial = (folder.with_name(f".{folder.name}.{kind}") for kind in ("replaced", "partial"))
+    for left in (aside, partial):  # of one that was killed here
+        if left.exists():
+            shutil.rmtree(left)
+    write_whole(partial / IDENTITY, json.dumps(identity, indent=2))
+    if folder.exists():
+        folder.rename(aside)
+    partial.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _alone(folder: Path) -> AbstractContextManager[bool]:
+    """Inside, no other run is at work in the folder."""
+    busy = TrainingError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
+    return alone(beside(folder), busy)
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"The run cannot stand at {folder}: {error.strerror or error}. Choose another --out.") from error

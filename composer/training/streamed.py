@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -23,6 +22,7 @@ from torch import Tensor
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
+from composer.files import whole
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedDecoderLayer
 from composer.spec.recipe import Transfer
@@ -34,6 +34,7 @@ from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
 from composer.training.transfer import layer_unit, lesson_of, tokens_of, transfer_loss
 from composer.training.unit import Unit
+from composer.weights.stream import as_bytes
 
 STAGE = "transfer"
 OUTCOME, DIGEST = "outcome", "sha256"
@@ -181,16 +182,11 @@ def _path(run: Run, index: int) -> Path:
 
 def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome | None) -> None:
     """What a layer ends with, in a file that says that it is finished. Raises TrainingError."""
-    partial, told = target.with_suffix(".partial"), {DIGEST: _digest(tensors)}
-    if outcome is not None:
-        told[OUTCOME] = outcome.model_dump_json()
+    told = {} if outcome is None else {OUTCOME: outcome.model_dump_json()}
     try:
-        save_file(tensors, partial, told)
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
-        partial.rename(target)
+        with whole(target) as partial:
+            save_file(tensors, partial, {**told, DIGEST: _digest(tensors, told.get(OUTCOME))})
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise TrainingError(
             f"What {target.stem} ends with could not be written to {target.parent}: {error}. Make room, and go on with --resume."
         ) from error
@@ -204,7 +200,7 @@ def _read_finished(run: Run, index: int) -> Layer | None:
     try:
         with safe_open(path, "pt") as stored:
             tensors, told = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
-        if told.get(DIGEST) == _digest(tensors):
+        if told.get(DIGEST) == _digest(tensors, told.get(OUTCOME)):
             return tensors, Outcome.model_validate_json(told[OUTCOME]) if OUTCOME in told else None
     except (OSError, SafetensorError, ValueError):
         pass
@@ -213,12 +209,12 @@ def _read_finished(run: Run, index: int) -> Layer | None:
     return None
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names and numbers, as hexadecimal digits."""
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], outcome: str | None) -> str:
+    """SHA-256 of names, types and numbers, and of what is said beside them, as hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(outcome).encode())
     for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().numpy().data)
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(as_bytes(tensor))
     return digest.hexdigest()
 
 

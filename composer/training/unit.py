@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from composer.errors import TrainingError
@@ -117,7 +118,7 @@ class Unit:
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Make room for the tensors that go with these facts, and take up the progress."""
-        self.progress = Progress(**facts["progress"])
+        self.progress = TypeAdapter(Progress).validate_python(facts["progress"])
         self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts["best"] else {}
         self._optimizer.state.clear()
         for name in facts["moved"]:

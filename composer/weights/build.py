@@ -97,7 +97,7 @@ def build_folder(
         return report_of(target, resolved, plan, raw, {}, 0, began, dry_run=True)
     check_space(target, _needed(target, source, plan, copy))
 
-    with whole_or_nothing(target) as folder:
+    with whole_or_nothing(target, force=force) as folder:
         writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress)
         writer.small_files()
         files = writer.weights()

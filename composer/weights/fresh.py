@@ -16,7 +16,7 @@ from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
 from composer.weights.build import BuildReport, Progress, complete_folder, progress_of, report_of
 from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.plan import FreshParameter, Plan, notes_on
+from composer.weights.plan import FreshParameter, Plan, dtype_of, notes_on
 from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
@@ -64,8 +64,8 @@ def build_fresh_folder(
         return report_of(target, resolved, plan, untrained, {}, 0, began, dry_run=True)
     check_space(target, plan.total_bytes)
 
-    with whole_or_nothing(target) as folder:
-        pieces = [fresh_piece(name, fresh, trunk.dtype, seed) for name, fresh in wanted.items()]
+    with whole_or_nothing(target, force=force) as folder:
+        pieces = [fresh_piece(name, fresh, plan.parameters[name].dtype, seed) for name, fresh in wanted.items()]
         contents = write_shard(folder / SINGLE, pieces, progress_of(progress, SINGLE, plan.total_bytes))
         files = {SINGLE: stored_file(folder / SINGLE, "written", origin=None, contents=contents)}
         if tokenizer is not None:
@@ -94,7 +94,7 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
 
     trunk = trunk_from(resolved, dtype or "float32")
     weights: dict[str, torch.Tensor] = {
-        name: filled(name, fresh, trunk.dtype, seed) for name, fresh in parameters(resolved, trunk).items()
+        name: filled(name, fresh, dtype_of(fresh, trunk.dtype), seed) for name, fresh in parameters(resolved, trunk).items()
     }
     return assembled(resolved, trunk, weights)
 
@@ -159,7 +159,10 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator | None) -> None:
 def _plan(wanted: Mapping[str, Fresh], trunk: Trunk, notes: tuple[str, ...]) -> Plan:
     return Plan(
         dtype=trunk.dtype,
-        parameters={name: FreshParameter(output=SINGLE, shape=fresh.shape, dtype=trunk.dtype) for name, fresh in wanted.items()},
+        parameters={
+            name: FreshParameter(output=SINGLE, shape=fresh.shape, dtype=dtype_of(fresh, trunk.dtype))
+            for name, fresh in wanted.items()
+        },
         dropped={},
         shards=(),
         notes=notes,

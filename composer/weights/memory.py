@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 from composer.errors import BuildError, SourceError
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
-from composer.weights.plan import Assignment, assign
+from composer.weights.meaning import stored_heads
+from composer.weights.plan import Assignment, assign, dtype_of
 from composer.weights.stream import filled
-from converters.canonical import EMBEDDING, OUTPUT
+from converters.canonical import EMBEDDING, OUTPUT, is_composed
 from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
@@ -40,22 +42,36 @@ def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 
 
     model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has
     them, too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at
-    the price that whatever trains one trains the other. Raises ``SourceError`` and ``BuildError``.
+    the price that whatever trains one trains the other. A warning says what is not kept. Raises ``SourceError`` and ``BuildError``.
     """
     trunk = trunk_of(model)
     if resolved.dimensions != dimensions(trunk):
         raise BuildError("The spec was resolved against another model than this one. Resolve it against this one.")
     source = model.state_dict()
     assignment = _assignment(resolved, model, trunk, source)
+    _tell_of_dropped(assignment)
 
     device = source[assignment.inherited[EMBEDDING]].device
     weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
     for name, fresh in assignment.fresh.items():
-        weights[name] = filled(name, fresh, trunk.dtype, seed).to(device)
+        weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
     student = assembled(resolved, trunk, weights)
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)
     return student
+
+
+def _tell_of_dropped(assignment: Assignment) -> None:
+    """A folder's plan lists them; here nobody else says it."""
+    reasons: dict[str, list[str]] = {}
+    for own, reason in assignment.dropped.items():
+        if is_composed(own):
+            reasons.setdefault(reason, []).append(own)
+    if reasons:
+        lines = [f"  {len(names)} such as {names[0]}: {reason}" for reason, names in reasons.items()]
+        text = "\n".join(["The model has heads of its own, and these parameters of them are not kept:", *lines])
+        # At whoever asked `composer.build`.
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]) -> Composed:
@@ -87,4 +103,5 @@ def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Trunk, source
         covered = cover(family_of(model.config.to_dict()), trunk, source)
     except ConverterError as error:
         raise SourceError(str(error)) from error
-    return assign(resolved, covered, source, same=lambda one, other: torch.equal(source[one], source[other]))
+    heads = stored_heads(model.config.to_dict())
+    return assign(resolved, covered, source, lambda one, other: torch.equal(source[one], source[other]), heads)

@@ -12,12 +12,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from composer.errors import BuildError
-from composer.locks import at_work
+from composer.files import sync
+from composer.locks import alone, beside
 from composer.weights.record import RECORD, read_record
 from converters.source import INDEX, Source, small_files
 
@@ -76,51 +77,57 @@ def _check_replaceable(out: Path) -> None:
 
 
 @contextmanager
-def whole_or_nothing(out: Path) -> Iterator[Path]:
+def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
 
-    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced in one step where the system can
-    exchange two folders, and removed after that. What killed builds of the same output have left is removed first. Ctrl-C and
-    SIGTERM end the build as errors do; file-system errors are raised as ``BuildError``.
+    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced only by ``force``, in one step where the
+    system can exchange two folders, and removed after that. Inside, no other build of the same output is at work, and what killed
+    ones have left is gone. Ctrl-C and SIGTERM end the build as errors do. Raises ``BuildError``, also for file-system errors.
     """
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
+    busy = BuildError(f"Another build is at work on {out}. Wait until it has ended, or choose another folder.")
     done = False
-    with _sigterm_raises():
+    with _sigterm_raises(), ExitStack() as held:
         try:
-            _remove_abandoned(out)
-            partial.mkdir(parents=True)
-            with at_work(partial):
-                yield partial
-                _sync_all(partial)
-                with _undisturbed():
-                    replaced = _take_place(partial, out)
-                    done = True
-                    # From here on the output stands: what fails now is no failure of the build.
-                    with suppress(OSError):
-                        _sync(out.parent)
-                    shutil.rmtree(replaced, ignore_errors=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if held.enter_context(alone(beside(out), busy)):
+                _remove_abandoned(out)
+            check_output(out, None, force=force)  # which may have come to be while the source was read
+            partial.mkdir()
+            yield partial
+            _sync_all(partial)
+            with _undisturbed():
+                check_output(out, None, force=force)
+                replaced = _take_place(partial, out, force=force)
+                done = True
+                # From here on the output stands: what fails now is no failure of the build.
+                with suppress(OSError):
+                    sync(out.parent)
+                shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             raise BuildError(_what_failed(error, out)) from error
         finally:
             with _undisturbed():
                 if not done:
                     shutil.rmtree(partial, ignore_errors=True)
-                    for parent in made:
-                        with suppress(OSError):
-                            parent.rmdir()
+                held.close()
+                for parent in () if done else made:
+                    with suppress(OSError):
+                        parent.rmdir()
 
 
 def _remove_abandoned(out: Path) -> None:
-    """What stands beside the output as ``whole_or_nothing`` names it, and nobody is at work on any more."""
+    """What stands beside the output as ``whole_or_nothing`` names it: whoever was at work on it has been killed."""
     for partial in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError), at_work(partial) as abandoned:
-            if abandoned:
-                shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _take_place(partial: Path, out: Path) -> Path:
+def _take_place(partial: Path, out: Path, *, force: bool) -> Path:
     """Puts ``partial`` at ``out``, and says where what was there, if anything, stands now."""
+    if not force:
+        partial.rename(out)  # which fails where a folder has anything in it
+        return partial
     if out.exists() and _exchanged(partial, out):
         return partial
     aside = partial.with_suffix(".replaced")
@@ -150,19 +157,8 @@ def _sync_all(folder: Path) -> None:
     paths = list(folder.rglob("*"))
     for path in paths:
         if path.is_dir() or path.stat().st_nlink == 1:
-            _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or a folder's entries, are on the disk, where the system lets one ask for it."""
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(path)
+    sync(folder)
 
 
 @contextmanager
@@ -203,6 +199,8 @@ def _what_failed(error: OSError, out: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(_existing(out)).free
         return f"No space left for {out} ({free:,} bytes free there). {nothing}"
+    if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        return f"{out} has come to be since this build began, and stays. Use --force to replace it, or choose another folder."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"Not allowed to write {error.filename or out}: {error.strerror}. {nothing}"
     where = f" ({error.filename})" if error.filename else ""

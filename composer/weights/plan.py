@@ -1,11 +1,12 @@
 """The weight plan: where every parameter of a student comes from, and what becomes of every tensor of its source.
 
-It is made from names and shapes alone, can be shown before anything is written, and is stored with the weights.
+It is made from names, shapes and specs alone, can be shown before anything is written, and is stored with the weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from blocks.part import Closed, Fresh
 from composer.errors import BuildError
+from composer.weights.meaning import meanings, stored_heads
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
 from converters.shard import BYTES, Shard
@@ -72,7 +74,7 @@ class Plan(Closed):
     """Covers both sides: every parameter of the student, by its canonical name, and every tensor of the source."""
 
     dtype: Dtype
-    """What the model computes in, and the type of fresh parameters."""
+    """What the model computes in, and the type of fresh parameters, those that are precise excepted."""
     parameters: dict[str, Annotated[Inherited | FreshParameter, Field(discriminator="kind")]]
     dropped: dict[str, Dropped]
     shards: tuple[ShardPlan, ...]
@@ -102,31 +104,51 @@ class Plan(Closed):
 
 @dataclass(frozen=True)
 class Assignment:
-    """Coverage both ways, before files come into it. inherited: canonical name to the source's; dropped: its name to why."""
+    """Coverage both ways, before files come into it.
+
+    inherited: canonical name to the source's. own: the parameters of the composed heads, inherited or fresh. dropped: the source's
+    name to why.
+    """
 
     inherited: dict[str, str]
-    fresh: dict[str, Fresh]
+    own: dict[str, Fresh]
     dropped: dict[str, str]
 
+    @property
+    def fresh(self) -> dict[str, Fresh]:
+        return {name: fresh for name, fresh in self.own.items() if name not in self.inherited}
 
-def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], same: Callable[[str, str], bool]) -> Assignment:
+    def dtype(self, name: str, stored: Dtype, dtype: Dtype | None) -> Dtype:
+        """What a parameter goes into the student as, where all are to be ``dtype``. None: each stays as it is stored."""
+        if dtype is None:
+            return stored
+        return dtype_of(self.own[name], dtype) if name in self.own else dtype
+
+
+def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
+    """The type of a head's own parameter in a model of ``dtype``."""
+    return "float32" if fresh.precise and BYTES[dtype] < BYTES["float32"] else dtype
+
+
+def assign(
+    resolved: Resolved,
+    covered: Covered,
+    tensors: Mapping[str, Shaped],
+    same: Callable[[str, str], bool],
+    heads: Resolved | None = None,
+) -> Assignment:
     """Gives every parameter of the student its origin, and every tensor of the source its use or the reason it is dropped.
 
-    A student as a source keeps the parameters of its composed heads whose name and shape the new spec has, too.
-    same: whether two tensors of the source, named by it, hold the same values. Raises ``BuildError``.
+    A student as a source keeps those parameters of its composed heads that the new spec has, too, in the same shape and of the
+    same meaning. same: whether two tensors of the source, named by it, hold the same values. heads: the source's own, of a student.
+    Raises ``BuildError``.
     """
     from composer.model.naming import fresh_parameters
 
     wanted = fresh_parameters(resolved)
-    kept = {name: own for name, own in covered.composed.items() if name in wanted and wanted[name].shape == tensors[own].shape}
-    dropped = dict(covered.passed_over)
-    for name, own in covered.composed.items():
-        if name not in kept:
-            dropped[own] = (
-                f"its shape is {list(tensors[own].shape)}, this spec's is {list(wanted[name].shape)}"
-                if name in wanted
-                else "this spec has no such parameter"
-            )
+    unfit = _unfit(resolved, wanted, covered, tensors, heads)
+    kept = {name: own for name, own in covered.composed.items() if own not in unfit}
+    dropped = {**covered.passed_over, **unfit}
     if covered.output_copy is not None:
         if not same(covered.output_copy, covered.trunk[EMBEDDING]):
             raise BuildError(
@@ -136,9 +158,30 @@ def assign(resolved: Resolved, covered: Covered, tensors: Mapping[str, Shaped], 
         dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
     return Assignment(
         inherited={**covered.trunk, **kept},
-        fresh={name: fresh for name, fresh in wanted.items() if name not in kept},
+        own=wanted,
         dropped=dropped,
     )
+
+
+def _unfit(
+    resolved: Resolved, wanted: Mapping[str, Fresh], covered: Covered, tensors: Mapping[str, Shaped], heads: Resolved | None
+) -> dict[str, str]:
+    """The source's parameters of composed heads that this spec has no place for, by the source's names, and why."""
+    if not covered.composed:
+        return {}
+    here, there = meanings(resolved), {} if heads is None else meanings(heads)
+    unfit = {}
+    for name, own in covered.composed.items():
+        module, shape = name.rpartition(".")[0], tensors[own].shape
+        if name not in wanted:
+            unfit[own] = "this spec has no such parameter"
+        elif wanted[name].shape != shape:
+            unfit[own] = f"its shape is {list(shape)}, this spec's is {list(wanted[name].shape)}"
+        elif module not in there:
+            unfit[own] = "the source's config.json does not say what it means"
+        elif reason := here[module].difference(there[module]):
+            unfit[own] = reason
+    return unfit
 
 
 def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) -> Plan:
@@ -150,6 +193,7 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
         source.covered,
         source.tensors,
         same=lambda one, other: same_contents(source.tensors[one], source.tensors[other]),
+        heads=stored_heads(source.config),
     )
     shards = _shard_plans(source, assignment, dtype)
     output = {shard.file: shard.output or "" for shard in shards}
@@ -161,11 +205,11 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
             file=tensor.file.name,
             output=output[tensor.file.name],
             shape=tensor.shape,
-            dtype=dtype or tensor.dtype,
+            dtype=assignment.dtype(name, tensor.dtype, dtype),
         )
     model_dtype = dtype or source.trunk.dtype
     for name, fresh in assignment.fresh.items():
-        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=model_dtype)
+        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=dtype_of(fresh, model_dtype))
     return Plan(
         dtype=model_dtype,
         parameters=parameters,
@@ -204,8 +248,11 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
             plans.append(ShardPlan(file=file, output=None, action="leave", reason="nothing in it is used", bytes=0))
             continue
         output = f"source-{used.index(file) + 1}-of-{len(used)}.safetensors"
-        change = _change(shard, canonical, source.covered, dtype)
-        size = sum(_bytes(t.shape, dtype or t.dtype) for own, t in shard.tensors.items() if own in canonical)
+        kinds: dict[str, Dtype] = {
+            own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()
+        }
+        change = _change(shard, canonical, source.covered, kinds)
+        size = sum(_bytes(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
         plans.append(
             ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size)
             if change
@@ -214,8 +261,8 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
     return tuple(plans)
 
 
-def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, dtype: Dtype | None) -> str:
-    """Why a file cannot stay as it is; empty where it can.
+def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds: Mapping[str, Dtype]) -> str:
+    """Why a file cannot stay as it is; empty where it can. kinds: what each of its tensors is to be, by the source's name.
 
     Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. What they
     pass over by themselves, and a copy of a tied matrix, does not stand in the way of linking.
@@ -223,13 +270,10 @@ def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, dtype:
     silent = {*covered.passed_over, covered.output_copy}
     dropped = [own for own in shard.tensors if own not in canonical and own not in silent]
     renamed = [own for own in shard.tensors if canonical.get(own, own) != own]
-    retyped = [own for own, tensor in shard.tensors.items() if dtype is not None and tensor.dtype != dtype]
-    reasons = [
-        f"{len(names)} {what}"
-        for names, what in ((retyped, f"turned into {dtype}"), (renamed, "renamed"), (dropped, "dropped"))
-        if names
-    ]
-    return ", ".join(reasons)
+    retyped = Counter(kinds[own] for own, tensor in shard.tensors.items() if tensor.dtype != kinds[own])
+    counts = [(count, f"turned into {dtype}") for dtype, count in retyped.items()]
+    counts += [(len(renamed), "renamed"), (len(dropped), "dropped")]
+    return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
 def _bytes(shape: tuple[int, ...], dtype: Dtype) -> int:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError
+from composer.model.naming import fresh_parameters
 from composer.model.stored import config_dict
 from composer.weights.build import complete_folder
 from composer.weights.output import TRAINING, check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
+from composer.weights.plan import dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
 from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
@@ -57,9 +59,10 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     unknown = sorted(trained.changed.keys() - record.plan.parameters.keys())
     if unknown:
         raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
+    record = _widened(record, trained.changed)
     _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
-    with whole_or_nothing(target) as folder:
+    with whole_or_nothing(target, force=force) as folder:
         for name in source.small_files:
             (folder / name).parent.mkdir(exist_ok=True)
             copy_file(source.folder / name, folder / name)
@@ -82,6 +85,18 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
             config["adapter"] = ADAPTER
         complete_folder(folder, config, done, target.name)
     return done
+
+
+def _widened(record: Record, changed: Mapping[str, torch.Tensor]) -> Record:
+    """With what training has made of precise parameters kept as such, in a model of before there were any."""
+    own = fresh_parameters(record.resolved)
+    wider = {
+        name: entry.model_copy(update={"dtype": dtype_of(own[name], entry.dtype)})
+        for name, entry in record.plan.parameters.items()
+        if name in changed and name in own
+    }
+    plan = record.plan.model_copy(update={"parameters": record.plan.parameters | wider})
+    return record.model_copy(update={"plan": plan})
 
 
 def _check_finite(trained: Trained, record: Record) -> None:
@@ -113,7 +128,9 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
         contents = known_sha256(source, record, target.name)
         return stored_file(target, how, origin=shard.file, contents=contents)
     pieces = [
-        _changed_piece(name, changed[name], tensor.dtype) if name in here else inherited_piece(name, tensor, tensor.dtype)
+        _changed_piece(name, changed[name], record.plan.parameters[name].dtype)
+        if name in here
+        else inherited_piece(name, tensor, tensor.dtype)
         for name, tensor in shard.tensors.items()
         if name not in outdated
     ]

@@ -44,6 +44,17 @@ def test_shared_has_one_denominator(some_empty: bool) -> None:
         close(Shared().combine({}, partials), shared_by_hand(partials))
 
 
+@pytest.mark.parametrize("read", [Mixture(), Sum()], ids=["mixture", "sum"])
+def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> None:
+    """10⁶ is infinite in float16. Whichever comes first."""
+    near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
+    raw = Partial(torch.full((1, 2, 4, 5), 1e6), None)
+    for partials in ((near, raw), (raw, near)):
+        answer = read.combine({}, partials)
+        assert answer.dtype == torch.float32
+        assert torch.equal(answer, torch.full_like(answer, 1e6 + 1 if isinstance(read, Sum) else (1e6 + 1) / 2))
+
+
 def test_shared_takes_any_mass() -> None:
     """Masses of e^±5000 are weighed by their ratio alone."""
     for offset in (-5000.0, 5000.0):

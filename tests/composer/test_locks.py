@@ -1,55 +1,116 @@
-"""Who is alone with a file is so until it leaves or its process ends, however that comes about."""
+"""Who is alone is so until it leaves or its process ends, however that comes about; where nothing can be locked, that is said."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from composer import locks
 from composer.errors import TrainingError
-from composer.locks import alone, at_work
+from composer.locks import alone, beside, inside, say_if_unguarded, say_nothing
 from tests.composer.training.processes import ending, forked
+
+BUSY = TrainingError("Another run is at it.")
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    with pytest.raises(FileNotFoundError), alone(path, TrainingError):
+    """And nothing is left of it."""
+    lock = beside(tmp_path / "out")
+    for _ in range(2):
+        with alone(lock, BUSY) as guarded:
+            assert guarded
+            with pytest.raises(TrainingError, match=r"^Another run is at it\.$"), alone(lock, BUSY):
+                pass
+            with alone(inside(tmp_path), BUSY):
+                assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".out.lock"]
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError), alone(tmp_path / "no" / "folder", BUSY):
         pass
-    path.write_text("as it was")
-    with alone(path, TrainingError):
-        path.read_text()  # whoever reads it in between changes nothing
-        with pytest.raises(TrainingError, match=f"^Another run writes to {tmp_path}"), alone(path, TrainingError):
-            pass
-    with alone(path, TrainingError):
-        pass
-    assert path.read_text() == "as it was"
 
 
-def test_a_process_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
-    path, inside = tmp_path / "run.json", tmp_path / "inside"
-    path.touch()
+def test_an_error_inside_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), alone(inside(tmp_path), BUSY):
+        raise ValueError("mine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_killed_locks_nothing(tmp_path: Path) -> None:
+    lock, begun = inside(tmp_path), tmp_path / "begun"
 
     def child() -> None:
-        with alone(path, TrainingError):
-            inside.touch()
+        with alone(lock, BUSY):
+            begun.touch()
             time.sleep(60)
 
     process = forked(child)
-    while not inside.exists():
+    while not begun.exists():
         time.sleep(0.01)
-    with pytest.raises(TrainingError, match="Another run writes to"), alone(path, TrainingError):
+    with pytest.raises(TrainingError, match="Another run"), alone(lock, BUSY):
         pass
     os.kill(process, signal.SIGKILL)
     assert ending(process) == -signal.SIGKILL
-    with alone(path, TrainingError):
+    with alone(lock, BUSY):
         pass
+    assert list(tmp_path.iterdir()) == [begun]
 
 
-def test_a_folder_that_somebody_is_at_work_on(tmp_path: Path) -> None:
+def test_many_that_wait_are_never_two(tmp_path: Path) -> None:
+    """Also while those before them remove the file, which others have opened by then."""
+    turns, processes = 20, 4
+
+    def child() -> None:
+        for _ in range(turns):
+            with alone(inside(tmp_path), None):
+                os.close(os.open(tmp_path / "here", os.O_CREAT | os.O_EXCL))
+                (tmp_path / "here").unlink()
+                with (tmp_path / "taken").open("a") as stream:
+                    stream.write(".")
+
+    started = [forked(child) for _ in range(processes)]
+    assert [ending(process) for process in started] == [0] * processes
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert (tmp_path / "taken").read_text() == "." * turns * processes
+
+
+@pytest.fixture
+def unlockable(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(locks, "_unguarded", set())
+
+
+KINDS = pytest.mark.parametrize("unlockable", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF], indirect=True)
+
+
+@KINDS
+@pytest.mark.parametrize("refusal", [BUSY, None])
+@pytest.mark.usefixtures("unlockable")
+def test_a_file_system_without_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: TrainingError | None) -> None:
+    """It is worked on all the same, and once it is said that nothing guards it."""
+    say_if_unguarded(tmp_path)
     for _ in range(2):
-        with at_work(tmp_path) as first, at_work(tmp_path) as second:
-            assert (first, second) == (True, False)
+        with alone(inside(tmp_path), refusal) as guarded, alone(inside(tmp_path), refusal) as also:
+            assert (guarded, also) == (False, False)
     assert list(tmp_path.iterdir()) == []
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)
+@pytest.mark.usefixtures("unlockable")
+def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say_nothing(tmp_path)
+    with alone(inside(tmp_path), BUSY):
+        pass
+    assert capsys.readouterr().err == ""

@@ -21,7 +21,7 @@ from blocks.reads import Shared
 from blocks.scores.random import Random
 from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import computed, empty, owner, recalled
-from tests.composer.graph.memories_by_hand import uniform
+from tests.composer.graph.memories_by_hand import best_of, uniform
 
 ROPE = Rope(theta=20.0)
 """Of the window and the cache. The state sees the convolved keys as they are."""
@@ -93,28 +93,29 @@ class ByHand:
 
     def update(self, fallen: list[int]) -> None:
         """Several may fall. All are scored before any enters the state, and none does while the cache has room."""
-        eligible, dropped = [*self.cache, *fallen], []
-        scores = {pair: self.score(pair) for pair in eligible} if fallen else {}
-        while len(eligible) > self.sparse.size:
-            youngest_first = eligible[::-1]
-            dropped.append(min(youngest_first, key=lambda pair: scores[pair]))
-            eligible.remove(dropped[-1])
-        for pair in dropped:
-            key = self.key_features[pair]
-            self.H, self.s = self.H + torch.outer(key, self.value[pair]), self.s + key
-        self.cache = eligible
+        eligible = [*self.cache, *fallen]
+        stay = eligible
+        if len(eligible) > self.sparse.size:
+            stay = best_of(eligible, {pair: self.score(pair) for pair in eligible}, self.sparse.size)
+        for pair in eligible:
+            if pair not in stay:
+                key = self.key_features[pair]
+                self.H, self.s = self.H + torch.outer(key, self.value[pair]), self.s + key
+        self.cache = [pair for pair in eligible if pair in stay]
 
-    def score(self, pair: int) -> float:
+    def score(self, pair: int) -> tuple[float, float]:
+        """With its resolution."""
         if self.sparse.keep.kind == "recent":
-            return pair
+            return pair, 0.0
         if isinstance(self.sparse.keep, Random):
-            return uniform(self.sparse.keep.seed, PLACE[0], PLACE[1] + self.head, self.places[pair][1])
+            return uniform(self.sparse.keep.seed, PLACE[0], PLACE[1] + self.head, self.places[pair][1]), 0.0
         if self.sparse.keep.reads == "window":
-            return self.errors[pair]
+            return self.errors[pair], self.errors[pair] / 1024
         key, value = self.key_features[pair], self.value[pair]
         predicted = key @ self.H / (key @ self.s) if self.s.any() else torch.zeros_like(value)
-        error = math.dist(predicted.tolist(), value.tolist())
-        return error / math.hypot(*value.tolist()) if self.sparse.keep.kind == "relative_recall" else error
+        share = math.hypot(*value.tolist()) if self.sparse.keep.kind == "relative_recall" else 1.0
+        both = math.hypot(*value.tolist()) + math.hypot(*predicted.tolist())
+        return math.dist(predicted.tolist(), value.tolist()) / share, both / share / 1024
 
     def error(self, token: int, pair: int) -> float:
         """What one query adds to the sums of Appendix D."""

@@ -200,7 +200,7 @@ def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) 
     given.query, given.key, given.value = (states.to(dtype) for states in (given.query, given.key, given.value))
     given.rate, given.decay = given.rate.to(kind), None if given.decay is None else given.decay.to(kind)
     output, matrix = given.recalled(form)
-    assert (output.dtype, matrix.dtype) == (dtype, kind)
+    assert (output.dtype, matrix.dtype) == (kind, kind)
     # A number for each of 5 features and 3 columns of a head; never in half precision.
     numbers = shape.state_heads * 5 * 3
     (slot,) = Delta().state(shape).values()

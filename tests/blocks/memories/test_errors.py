@@ -94,6 +94,27 @@ def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype:
         assert plain.item() == pytest.approx(found.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
+@pytest.mark.parametrize("error", ["squared_error", "absolute_error"])
+def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponentials of some machines are a unit in the last place off: of e^40, no error of 32 comes out of two that stop."""
+    exactly = torch.Tensor.exp
+    monkeypatch.setattr(torch.Tensor, "exp", lambda exponents: exactly(exponents).nextafter(torch.zeros_like(exponents)))
+    for beyond in (0.001, 0.7, 3.0, 30.0):
+        log = LARGEST + beyond
+        assert one_pair(error, log, log / 2 if logarithm else math.exp(log / 2), logarithm=logarithm, dtype=dtype).item() == 0.0
+
+
+def test_features_that_peak_apart_have_a_small_product() -> None:
+    """log φ(q) = (30, -30), log φ(k) = (-30, 30): their largest add up to 60, and the product is 2, as q·k = 0 wants 1."""
+    query, key = (torch.tensor([[[[30.0, -30.0]]]], dtype=torch.float64) * sign for sign in (1, -1))
+    asked = compared("absolute_error", query, key, logarithm=True)
+    nothing, seen = torch.zeros(1, 1, 1, 4, dtype=torch.float64), everything(torch.ones(1, 1, 1, dtype=torch.bool))
+    found = error_sums(asked, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
+    assert found.item() == pytest.approx(1.0, rel=1e-12)
+
+
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 def test_only_the_choice_hangs_on_them(logarithm: bool) -> None:
     query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()

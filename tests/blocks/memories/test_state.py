@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from blocks.feature_maps.exponential import Exponential
@@ -100,6 +101,24 @@ def test_without_normalisation_it_answers_the_numerator(form: str) -> None:
             held = decay[0, t, head].exp() * held + key[0, t, head][:, None] * value[0, t, head // 2]
             close(partial.output[0, t, head], query[0, t, head] @ held)
         close(state["state"][0, head], held)
+
+
+def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
+    """16 features: a quarter, in every form, both ways, and where a pair's own key asks."""
+    shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=16, state_heads=4)
+    query, key, value = random(2, 7, 4, 16), random(2, 7, 4, 16), random(2, 7, 2, 3)
+    plain, scaled = StateMemory(normalise=False), StateMemory(normalise=False, scale="root")
+    for form in FORMS:
+        wanted, state = recalled(plain, shape, (query, key, value), form)
+        found, same = recalled(scaled, shape, (query, key, value), form)
+        close(found.output, wanted.output / 4)
+        close(same["state"], state["state"])
+        close(scaled.predict({}, key, state), plain.predict({}, key, state) / 4)
+    pairs = Features(key, value, torch.ones(2, 7, dtype=torch.bool))
+    one, other = (part.recall_both_ways({}, query, pairs, counted(2, 7), shape) for part in (plain, scaled))
+    close(other.output, one.output / 4)
+    with pytest.raises(ValidationError, match="normalise: false"):
+        StateMemory(scale="root")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -223,7 +242,8 @@ def test_its_state_is_what_it_says(exponential: bool, normalise: bool, dtype: to
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
         name: (held.shape, held.dtype) for name, held in before.items()
     }
-    assert partial.output.dtype == dtype
+    # A raw numerator has no bound that half precision could hold.
+    assert partial.output.dtype == (dtype if normalise else kind)
     assert partial.lse is None or partial.lse.dtype == kind
     # 2 heads of 5 × 3 numbers, 5 more for the mass, 5 more for the maximum; never in half precision.
     numbers = 2 * 5 * (3 + normalise + exponential)

@@ -12,7 +12,7 @@ import pytest
 from composer.ablation.ablate import STEPS, ablate
 from composer.ablation.cluster import ray_workers, run_there
 from composer.ablation.plan import Request
-from composer.ablation.steps import FAILURE, LOCK
+from composer.ablation.steps import FAILURE, MARK
 from composer.errors import AblationError
 from tests.composer.ablation.variants import chains_of, stored, write_spec
 
@@ -59,7 +59,7 @@ def test_a_machine_that_does_not_see_the_folder(asked: Request, tmp_path: Path, 
     folder, step = tmp_path / STEPS, chain.steps[0]
     assert f"{folder} is not there on " in run_there(step, folder, tmp_path)[FAILURE]
     folder.mkdir()
-    (folder / LOCK).touch()
+    (folder / MARK).touch()
     assert f"{tmp_path / 'elsewhere'} is not there on " in run_there(step, folder, tmp_path / "elsewhere")[FAILURE]
     monkeypatch.chdir(tmp_path)
     assert FAILURE not in run_there(step, folder, tmp_path)

@@ -18,7 +18,7 @@ import composer
 from composer.ablation import runner, steps
 from composer.ablation.plan import Chain, Request, Step
 from composer.ablation.runner import one_process, processes, run_chains
-from composer.ablation.steps import FAILURE, LOCK, Figures
+from composer.ablation.steps import FAILURE, MARK, Figures
 from composer.errors import AblationError
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
@@ -78,7 +78,7 @@ def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> N
 
 
 def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / LOCK).touch()
+    (tmp_path / MARK).touch()
     original = runner.wait
 
     def kill(*arguments: Any, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
 
 
 def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / LOCK).touch()
+    (tmp_path / MARK).touch()
     for kind in steps.RUN:
         monkeypatch.setitem(steps.RUN, kind, lambda step, folder: {"process": os.getpid()})
     with one_process() as workers:

@@ -15,8 +15,8 @@ import torch
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
 from composer.ablation.plan import Request, Step
-from composer.ablation.steps import FAILURE, LOCK, found, model_of, run_step
-from composer.errors import TrainingError
+from composer.ablation.steps import FAILURE, MARK, found, model_of, run_step
+from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
 
@@ -27,7 +27,7 @@ Steps = dict[str, Step]
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / STEPS
     made.mkdir()
-    (made / LOCK).touch()
+    (made / MARK).touch()
     return made
 
 
@@ -38,7 +38,7 @@ def steps(asked: Request, tmp_path: Path) -> Steps:
 
 
 def listed(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    return sorted(path.name for path in folder.iterdir() if path.name != MARK)
 
 
 def test_once(steps: Steps, folder: Path) -> None:
@@ -51,6 +51,14 @@ def test_once(steps: Steps, folder: Path) -> None:
     assert run_step(step, folder) == figures
     assert (folder / f"{step.name}.json").stat().st_mtime_ns == written
     assert listed(folder) == [step.name, f"{step.name}.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 200_000, "\udcff"], ids=range(4))
+def test_damaged_figures_are_told(steps: Steps, folder: Path, text: str) -> None:
+    path = folder / f"{steps['build'].name}.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(AblationError, match=r"\.json is damaged .*Remove it: the step is then done again"):
+        found(steps["build"], folder)
 
 
 def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:

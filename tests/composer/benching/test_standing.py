@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from composer.benching import standing
+from composer import locks
 from composer.benching.report import Report
-from composer.benching.standing import BENCH, TABLE, prepare, write_report
+from composer.benching.standing import BENCH, TABLE, taken, write_report
 from composer.benching.table import markdown
 from composer.errors import BenchError
 from tests.composer.benching.made_up import report
@@ -28,14 +28,19 @@ def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [BENCH, "decode.png", TABLE]
 
 
+def take(folder: Path, *, force: bool) -> None:
+    with taken(folder, force=force):
+        assert folder.is_dir()
+
+
 def test_where_it_may_stand(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden").touch()
     for folder in (tmp_path / "empty", tmp_path / "deep" / "new"):
-        prepare(folder, force=False)
+        take(folder, force=False)
         assert folder.is_dir()
     write_report(report(), tmp_path / "empty")
-    prepare(tmp_path / "empty", force=True)
+    take(tmp_path / "empty", force=True)
     assert (tmp_path / "empty" / BENCH).is_file(), "nothing goes before there is something to take its place"
 
 
@@ -43,23 +48,33 @@ def test_where_it_may_stand(tmp_path: Path) -> None:
 def test_where_something_else_stands(tmp_path: Path, force: bool) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BenchError, match=rf"holds no {BENCH}, so no bench wrote it"):
-        prepare(tmp_path, force=force)
+        take(tmp_path, force=force)
     with pytest.raises(BenchError, match=r"notes\.txt is a file"):
-        prepare(tmp_path / "notes.txt", force=force)
+        take(tmp_path / "notes.txt", force=force)
     with pytest.raises(BenchError, match=r"notes\.txt/deeper cannot be written to: Not a directory"):
-        prepare(tmp_path / "notes.txt" / "deeper", force=force)
+        take(tmp_path / "notes.txt" / "deeper", force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     with pytest.raises(BenchError, match="holds a bench, and times are not added to.*--force"):
-        prepare(tmp_path, force=False)
+        take(tmp_path, force=False)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """Whether or not the second one would replace what stands there."""
+    with taken(tmp_path, force=False):
+        for force in (False, True):
+            with pytest.raises(BenchError, match="Another bench is at work on .*Wait until it has ended, or choose another --out"):
+                take(tmp_path, force=force)
+    take(tmp_path, force=False)
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> None:
+    def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(standing.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(locks.os, "open", read_only)
     with pytest.raises(BenchError, match="cannot be written to: Read-only file system. Choose another --out"):
-        prepare(tmp_path / "new", force=False)
+        take(tmp_path / "new", force=False)

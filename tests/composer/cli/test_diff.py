@@ -56,6 +56,8 @@ def test_without_a_source_head_by_head(compose: Compose) -> None:
         ["head.feature_map", "{kind: hedgehog, share: qk} → identity"],
         ["head.memory[0].gate.rank", "32 → 16"],
         ["head.memory[0].normalise", "true → false"],
+        ["head.memory[0].scale", "none → root"],
+        ["head.output", "null → gated_norm"],
         ["Compared head by head, as for any source; layer by layer: --from SOURCE"],
     ]
 

@@ -165,3 +165,11 @@ def test_the_package_imports_neither_torch_nor_datasets() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "[]"
+
+
+def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file system may know no locks, or be full."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    assert [record.fields for record in read_records(FileData(path=str(tmp_path / "a.jsonl")))] == [{"text": "a"}]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]

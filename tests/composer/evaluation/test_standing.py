@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
 from composer.evaluation.standing import RUN, SAMPLES, Standing, differences, open_standing
+from tests.composer.training.processes import ending, forked
 
 KEY = Key("model", "recall", 64)
 
@@ -84,7 +86,13 @@ def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
 def test_a_damaged_line_is_told(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
-    for damaged in ("{nonsense\n", '{"model": "model"}\n', '{"model": "m", "task": "t", "length": 3, "index": "x"}\n'):
+    for damaged in (
+        "{nonsense\n",
+        '{"model": "model"}\n',
+        '{"model": "m", "task": "t", "length": 3, "index": "x"}\n',
+        "[]\n",
+        f"{'[' * 200_000}\n",
+    ):
         path.write_text(damaged + path.read_text())
         with pytest.raises(EvaluationError, match=f"{SAMPLES} is damaged: .*Begin anew: --force"):
             opened(tmp_path, setting(), force=False)
@@ -169,3 +177,24 @@ def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
                 opened(tmp_path, setting(), force=force)
             assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert opened(tmp_path, setting(), force=force).judged(KEY).keys() == (set() if force else {0})
+
+
+def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
+    """None finds another's evaluation there when it looks."""
+    go, out = tmp_path / "go", tmp_path / "out"
+
+    def child(seed: int) -> None:
+        while not go.exists():
+            time.sleep(0.001)
+        try:
+            with open_standing(out, setting(seed=seed), force=True):
+                time.sleep(1.0)
+        except EvaluationError as error:
+            raise SystemExit(2) from error
+
+    started = [forked(lambda seed=seed: child(seed)) for seed in range(5)]
+    go.touch()
+    endings = [ending(process) for process in started]
+    assert sorted(endings) == [0, 2, 2, 2, 2]
+    assert json.loads((out / RUN).read_text())["seed"] == endings.index(0)
+    assert [path.name for path in out.iterdir()] == [RUN]

@@ -125,7 +125,7 @@ class Document:
         one = Head(query, key, self._one(memory, head).value)
         if isinstance(memory, Delta):
             return Corrected(one, survives, [self._rate(name, memory, head, t) for t in tokens])
-        return Summed(one, survives, memory.normalise)
+        return Summed(one, survives, memory.normalise, memory.scale == "root")
 
     def _convolved(self, side: str, head: int, t: int) -> Tensor:
         states = self.query[:, head] if side == "q" else self.key[:, self._shared(head, self.key.shape[1])]

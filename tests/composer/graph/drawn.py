@@ -82,6 +82,8 @@ def _memory(draw: random.Random, kind: str, name: str, mapping: str, beside: boo
         part |= {"size": draw.choice([0, 1, 2, 3]), "keep": score | ({"seed": 2**63 - 1} if score["kind"] == "random" else {})}
     if kind == "state":
         part |= {"gate": draw.choice(GATES), "normalise": mapping != "identity" and draw.random() < 0.7}
+        if not part["normalise"]:
+            part["scale"] = draw.choice(["none", "root"])
     if kind == "delta":
         part |= {"gate": draw.choice(HEAD_GATES), "rate": draw.choice(RATES)}
     return part

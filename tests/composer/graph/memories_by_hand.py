@@ -96,8 +96,9 @@ class State:
 class Summed(State):
     """Linear attention, divided by its mass or not."""
 
-    def __init__(self, one: Head, survives: list[Tensor], normalise: bool) -> None:
+    def __init__(self, one: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
         super().__init__(one, survives)
+        self.share = 1 / math.sqrt(len(one.key[0])) if root else 1.0
         self.normalise, self.total = normalise, torch.zeros(len(one.key[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
@@ -117,7 +118,7 @@ class Summed(State):
     def _ask(self, features: Tensor) -> Answer:
         numerator, mass = features @ self.matrix, features @ self.total
         if not self.normalise:
-            return Answer(numerator, None)
+            return Answer(self.share * numerator, None)
         return Answer(numerator / mass if mass > 0 else 0 * numerator, mass)
 
 
@@ -160,8 +161,7 @@ def kept(
         eligible, dropped = [*cache, *fallen], []
         if fallen and len(eligible) > sparse.size:
             scores = {pair: _score(sparse, one, state, place, window, seen, pair) for pair in eligible}
-            # Python's sort leaves equals in their order: the older first.
-            best = sorted(eligible, key=lambda pair: -scores[pair])[: sparse.size]
+            best = best_of(eligible, scores, sparse.size)
             dropped = [pair for pair in eligible if pair not in best]
         cache = [pair for pair in eligible if pair not in dropped]
         if state is not None:
@@ -169,18 +169,35 @@ def kept(
         yield cache
 
 
+def best_of(eligible: list[int], scores: dict[int, tuple[float, float]], size: int) -> list[int]:
+    """Those of the largest scores, the older first in ``eligible`` and among equals: all that is no farther from the bar, the
+    score in place ``size``, than their two resolutions. scores: each with its resolution."""
+    if size == 0:
+        return []
+    bar, blur = sorted((scores[pair] for pair in eligible), reverse=True)[size - 1]
+
+    def place(pair: int) -> int:
+        score, resolution = scores[pair]
+        return 1 if abs(score - bar) <= resolution + blur else 0 if score > bar else 2
+
+    # Python's sort leaves equals in their order.
+    return sorted(eligible, key=place)[:size]
+
+
 def _score(
     sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
-) -> float:
+) -> tuple[float, float]:
+    """The pair's score, and what it cannot tell apart: a 1024th part of what it is made of."""
     if sparse.keep.kind == "recent":
-        return float(pair)
+        return float(pair), 0.0
     if isinstance(sparse.keep, Random):
-        return uniform(sparse.keep.seed, *place, pair)
+        return uniform(sparse.keep.seed, *place, pair), 0.0
     assert state is not None
     if sparse.keep.reads == "state":
-        value = one.value[pair]
-        error = (state.recall(pair) - value).norm().item()
-        return error / value.norm().item() if sparse.keep.kind == "relative_recall" else error
+        value, recalled = one.value[pair], state.recall(pair)
+        share = value.norm().item() if sparse.keep.kind == "relative_recall" else 1.0
+        error, both = (recalled - value).norm().item(), recalled.norm().item() + value.norm().item()
+        return error / share, both / share / 1024
     total = 0.0
     for t, pairs in enumerate(seen):
         if pair in pairs:
@@ -188,7 +205,7 @@ def _score(
             product = state.product(t, pair).item()
             errors = {"squared_error": (weight - product) ** 2, "absolute_error": abs(weight - product)}
             total += errors.get(sparse.keep.kind, product / weight)
-    return total
+    return total, total / 1024
 
 
 def uniform(seed: int, layer: int, head: int, position: int) -> float:

@@ -10,7 +10,9 @@ from transformers import DynamicCache
 
 from composer.errors import SpecError
 from composer.model.cache import ComposedCache
+from composer.spec.loading import load_spec
 from tests.composer.model.models import llama, student, tokens
+from tests.shipped import SHIPPED
 
 SPECS = {
     "softmax": (),
@@ -19,6 +21,7 @@ SPECS = {
     "gla": (),
     "hybrid": ("head.memory.0.size=5",),
 }
+CAUSAL = [name for name in SHIPPED if ":" not in name and load_spec(name).direction == "causal"]
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
 MODES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
@@ -123,6 +126,20 @@ def test_autocast_stays_near_a_float32_model(spec: str) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = model.model(ids).last_hidden_state
     assert (found.float() - expected).norm() <= 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_cache_goes_on_where_autocast_begins_or_ends(spec: str) -> None:
+    """A prefill in float32, a piece and a token under autocast, and a token in float32 again."""
+    model, ids, cache, outputs = student(spec, "trunk=null").float(), tokens(2, 40), None, []
+    with torch.no_grad():
+        expected = model.model(ids).last_hidden_state
+        for index, piece in enumerate(ids.split((30, 8, 1, 1), dim=1)):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=index in {1, 2}):
+                answer = model.model(piece, past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+            outputs.append(answer.last_hidden_state.float())
+    assert (torch.cat(outputs, dim=1) - expected).norm() <= 0.05 * expected.norm()
 
 
 def test_autocast_keeps_states_in_float32() -> None:

@@ -54,6 +54,31 @@ def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
     assert found == value
 
 
+@pytest.mark.parametrize(
+    ("spec", "override", "found"),
+    [
+        ("delta", "head.memory.0.rate.per=key_head", lambda spec: spec.head.memory[0].rate.per == "key_head"),
+        ("delta", "head.memory[0].rate.largest=2", lambda spec: spec.head.memory[0].rate.largest == 2),
+        (
+            {"compose": 1, "name": "x", "head": {"memory": ["full"]}},
+            "head.position.theta=5",
+            lambda spec: spec.head.position.theta == 5,
+        ),
+        ("ablations/latte-table-1:latte", "trunk.mlp.width=64", lambda spec: spec.trunk.mlp.width == 64),
+    ],
+    ids=["rate", "by index", "position", "trunk"],
+)
+def test_what_stands_at_its_default_may_be_changed_in_part(spec: str | dict, override: str, found: Callable) -> None:
+    assert found(load_spec(spec, [override]))
+
+
+def test_a_default_of_another_kind_is_not_guessed_at() -> None:
+    """Fixed rates have a value, the default ones have none; no gate has a temperature."""
+    for override in ("head.memory.0.rate.value=1", "head.memory.0.gate.temperature=3", "head.memory.0.rate.bogus=1"):
+        with pytest.raises(SpecError, match="kind: missing. Known kinds"):
+            load_spec("delta", [override])
+
+
 def test_overrides_follow_one_another() -> None:
     both = changed("head.conv.kernel=3", "head.conv.share=qk", "head.memory.0=null", "head.memory.0=full")
     assert both["head"] == {"position": "rope", "memory": ("full",), "conv": {"kernel": 3, "share": "qk"}}

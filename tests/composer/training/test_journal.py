@@ -44,6 +44,17 @@ def test_half_a_line_is_no_line(journal: Journal, tmp_path: Path) -> None:
     assert log(tmp_path) == before
 
 
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"stage": 1, "step": 1}', "[" * 200_000, "\udcff"], ids=range(6))
+def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> None:
+    """Where it is not the last: what stands behind it would be lost with it."""
+    lines = (tmp_path / LOG).read_bytes().splitlines()
+    (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
+    for act in (lambda: journal.rewind("one", 99), lambda: draw(tmp_path / LOG, tmp_path / "curve.png")):
+        with pytest.raises(TrainingError, match=rf"{LOG} is damaged in line 3\. Remove it to go on without what it says, or begin"):
+            act()
+    assert (tmp_path / LOG).read_bytes().count(b"\n") == len(lines) + 1
+
+
 def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, original = log(tmp_path), Path.write_text
 
@@ -92,7 +103,7 @@ def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
     """Whichever file it is that finds no room, it is told of at once."""
     for place, write in (
         (tmp_path / LOG, lambda: journal.write("one", 4, lr=0.1)),
-        (tmp_path / "log.partial", lambda: journal.rewind("one", 2)),
+        (tmp_path / f".{LOG}.partial", lambda: journal.rewind("one", 2)),
         (next((tmp_path / BOARD / "two").iterdir()), lambda: journal.write("two", 4, lr=0.1)),
     ):
         kept = (tmp_path / LOG).read_text()
@@ -102,9 +113,9 @@ def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
         assert str(caught.value) == (
             f"The log in {tmp_path} could not be written: No space left on device. Make room, and go on with --resume."
         )
-        place.unlink()
+        place.unlink(missing_ok=True)
         (tmp_path / LOG).write_text(kept)
-    full(tmp_path / "curve.png")
+    full(tmp_path / ".curve.png.partial")
     with pytest.raises(
         TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and go on"
     ):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as distributed
 
 from composer.errors import TrainingError
 from composer.training import checkpoint, journal
@@ -25,9 +24,9 @@ from tests.composer.training.stages import STAGES, log, run, same
 @pytest.mark.parametrize(
     ("owner", "name", "number", "behind"),
     [
-        (distributed, "save", 3, False),
-        (distributed, "save", 3, True),
-        (checkpoint, "_sync", 6, True),
+        (checkpoint, "_write", 3, False),
+        (checkpoint, "_write", 3, True),
+        (checkpoint, "sync", 6, True),
         (Path, "rename", 3, False),
         (Path, "rename", 3, True),
         (checkpoint, "_found", 3, False),
@@ -75,16 +74,16 @@ def small_files(most: int) -> Iterator[None]:
 
 def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The system itself refuses to write more, in the middle of a file."""
-    original = distributed.save
+    original = checkpoint._write
     count = 0
 
-    def save(*arguments: Any, **options: Any) -> None:
+    def write(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        with small_files(4096 if count == 4 else 10**9):
-            original(*arguments, **options)
+        with small_files(1024 if count == 4 else 10**9):
+            return original(*arguments)
 
-    monkeypatch.setattr(distributed, "save", save)
+    monkeypatch.setattr(checkpoint, "_write", write)
     with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: File too large. The one before"):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
@@ -120,17 +119,17 @@ def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any],
 @pytest.mark.parametrize("fault", ["before", "behind"])
 def test_a_full_disk(tmp_path: Path, uninterrupted: dict[str, Any], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint before stands, whether tensors or facts find no room, and the run goes on from it."""
-    original, count = distributed.save, 0
+    original, count = checkpoint._write, 0
 
-    def save(*arguments: Any, **options: Any) -> None:
+    def write(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        if count < 4 or fault == "behind":
-            original(*arguments, **options)
+        written = original(*arguments) if count < 4 or fault == "behind" else None
         if count == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written
 
-    monkeypatch.setattr(distributed, "save", save)
+    monkeypatch.setattr(checkpoint, "_write", write)
     with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: No space left on device. The one"):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]

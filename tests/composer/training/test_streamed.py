@@ -109,9 +109,17 @@ def lengthen(path: Path) -> None:
         stream.write(bytes(4))
 
 
+def miscount(path: Path) -> None:
+    """Other tokens in what the layer came to."""
+    contents = path.read_bytes()
+    place = contents.index(b'tokens\\":') + len(b'tokens\\":')
+    path.write_bytes(contents[:place] + bytes([contents[place] ^ 1]) + contents[place + 1 :])
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
+        ("layer-0.safetensors", miscount),
         ("rows-2.hidden", flip),
         ("rows-2.hidden", halve),
         ("rows-2.hidden", Path.unlink),
@@ -213,10 +221,10 @@ def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monk
 
 
 def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, said, original = [], [], Path.rename
+    taken, said, original = [], [], Path.replace
 
-    def rename(path: Path, target: Path) -> Path:
-        taken.append(sum(one.stat().st_size for kind in ("*.hidden", "*[0-9].partial") for one in path.parent.glob(kind)))
+    def replace(path: Path, target: Path) -> Path:
+        taken.append(sum(one.stat().st_size for kind in ("*.hidden", "*.hidden.partial") for one in path.parent.glob(kind)))
         return original(path, target)
 
     def needed(*arguments: Any) -> int:
@@ -225,7 +233,7 @@ def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Pat
 
     measured = streamed.disk_needed
     monkeypatch.setattr(streamed, "disk_needed", needed)
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(Path, "replace", replace)
     run(three, tmp_path / "out", texts, **STREAM)
     assert max(taken) == said[0]
 

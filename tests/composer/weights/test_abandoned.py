@@ -1,18 +1,30 @@
-"""What a killed build has left beside its output goes with the next build of it."""
+"""Of builds of one output there is one at a time, and what a killed one has left beside it goes with the next."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from composer.errors import BuildError
+from composer.weights import output
 from composer.weights.output import whole_or_nothing
 from tests.composer.training.processes import ending, forked
 
 
+def build(out: Path, name: str, act: Callable[[], None] = lambda: None, *, force: bool = False) -> None:
+    """A file of this name, and what is done meanwhile."""
+    with whole_or_nothing(out, force=force) as folder:
+        (folder / name).touch()
+        act()
+
+
 def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """And nothing else: no build that goes on beside it, and nothing of another name."""
+    """And nothing else: nothing of a build that is still at work, which others are refused beside, and nothing of another name."""
     out, begun = tmp_path / "out[1]", tmp_path / "begun"
 
     def child() -> None:
@@ -21,9 +33,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> 
             begun.touch()
             time.sleep(60)
 
-    def build_beside() -> set[str]:
-        with whole_or_nothing(out) as folder:
-            (folder / "whole").touch()
+    def listed() -> set[str]:
         return {path.name for path in tmp_path.iterdir()} - {begun.name}
 
     others = {".out[1].more.0123abcd.partial", ".out[1].run.partial", ".out1.0123abcd.partial", ".out[1].0123abcd.replaced"}
@@ -32,10 +42,71 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> 
     process = forked(child)
     while not begun.exists():
         time.sleep(0.01)
-    (going,) = build_beside() - {*others, out.name}
+    for force in (False, True):
+        with pytest.raises(BuildError, match=r"Another build is at work on .*out\[1\]\. Wait until it"):
+            build(out, "beside", force=force)
+    (going,) = listed() - {*others, ".out[1].lock"}
     assert (tmp_path / going / "half").exists()
+    build(tmp_path / "out", "another")
     os.kill(process, signal.SIGKILL)
     assert ending(process) == -signal.SIGKILL
     assert (tmp_path / going / "half").exists()
-    assert build_beside() == {*others, out.name}
+    build(out, "whole")
+    assert listed() == {*others, out.name, "out"}
     assert [path.name for path in out.iterdir()] == ["whole"]
+
+
+def test_of_many_at_once_one_comes_to_be(tmp_path: Path) -> None:
+    """The others are refused, whenever they come."""
+    out, go = tmp_path / "new" / "out", tmp_path / "go"
+
+    def child(number: int) -> None:
+        while not go.exists():
+            time.sleep(0.001)
+        try:
+            build(out, str(number), lambda: time.sleep(0.05))
+        except BuildError as error:
+            raise SystemExit(2) from error
+
+    started = [forked(lambda number=number: child(number)) for number in range(6)]
+    go.touch()
+    endings = [ending(process) for process in started]
+    assert sorted(endings) == [0, 2, 2, 2, 2, 2]
+    assert [path.name for path in out.iterdir()] == [str(endings.index(0))]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("late", ["before it is looked for", "behind that"])
+def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+    """Also where no lock has kept it out: something else than a build made it, or another machine did."""
+    out = tmp_path / "out"
+
+    def come() -> None:
+        out.mkdir()
+        (out / "mine").touch()
+
+    take_place = output._take_place
+
+    def taken(partial: Path, out: Path, *, force: bool) -> Path:
+        come()
+        return take_place(partial, out, force=force)
+
+    if late == "behind that":
+        monkeypatch.setattr(output, "_take_place", taken)
+    with pytest.raises(BuildError, match=r"out (exists already|has come to be since this build began, and stays)\. Use --force"):
+        build(out, "theirs", come if late != "behind that" else lambda: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["mine"]
+
+
+def test_force_does_not_replace_what_came_meanwhile_either(tmp_path: Path) -> None:
+    """Where no build has made it."""
+    out = tmp_path / "out"
+
+    def come() -> None:
+        out.mkdir()
+        (out / "mine").touch()
+
+    with pytest.raises(BuildError, match="so no build wrote it, and --force does not replace it"):
+        build(out, "theirs", come, force=True)
+    assert [path.name for path in out.iterdir()] == ["mine"]

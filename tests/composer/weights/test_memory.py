@@ -96,7 +96,7 @@ def test_a_student_is_a_source_and_keeps_its_heads():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_the_dtype_in_memory_counts(dtype: str):
-    student = student_of(llama_model().to(getattr(torch, dtype)), LAWCAT)
+    student = student_of(llama_model().to(getattr(torch, dtype)), LOLCATS)
     assert {parameter.dtype for parameter in student.parameters()} == {getattr(torch, dtype)}
     assert student.config.dtype == getattr(torch, dtype)
 

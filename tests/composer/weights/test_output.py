@@ -256,10 +256,10 @@ def test_a_handler_of_the_users_own_stays(tmp_path: Path):
 def test_an_interrupt_while_the_folder_takes_its_place_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     take_place = output._take_place
 
-    def interrupted(partial: Path, out: Path) -> Path:
+    def interrupted(partial: Path, out: Path, *, force: bool) -> Path:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-        return take_place(partial, out)
+        return take_place(partial, out, force=force)
 
     monkeypatch.setattr(output, "_take_place", interrupted)
     with whole_or_nothing(tmp_path / "out") as folder:

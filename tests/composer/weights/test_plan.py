@@ -48,7 +48,7 @@ def test_another_dtype_rewrites_only_the_files_that_have_to_change(tmp_path: Pat
     folder = llama(tmp_path, sharded=True)
     first = open_source(folder).tensors["model.embed_tokens.weight"].file
     edit_tensors(first, lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
-    plan = plan_for(folder, LAWCAT, dtype="float16")
+    plan = plan_for(folder, LOLCATS, dtype="float16")
     assert [shard.file for shard in plan.shards if shard.action == "link"] == [first.name]
     assert all("turned into float16" in shard.reason for shard in plan.shards if shard.action == "rewrite")
     assert {entry.dtype for entry in plan.parameters.values()} == {"float16"}

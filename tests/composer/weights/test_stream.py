@@ -21,7 +21,7 @@ from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weig
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path: Path, dtype: str):
-    report = build(sharded, tmp_path / "out", LAWCAT, dtype=dtype)
+    report = build(sharded, tmp_path / "out", LOLCATS, dtype=dtype)
     kind = getattr(torch, dtype)
     assert {file.how for file in report.files.values()} == {"rewritten", "written"}
     found = weights(tmp_path / "out")

@@ -1,0 +1,139 @@
+"""What the parameters of heads mean: a name and a shape alone do not say whether trained values fit where they would go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import networkx
+from pydantic import ValidationError
+
+from blocks.gates.base import Gate
+from blocks.memories.base import Memory
+from blocks.operation import Kind
+from blocks.part import Part
+from composer.errors import BuildError
+from composer.graph.graph import HeadGraph, Node, build_graph
+from composer.model.naming import PREFIX
+from composer.spec.resolve import Resolved, meaning
+from converters.composed import SPEC_KEYS
+
+READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
+"""Edges that bring what parameters are applied to. Values, partials and what travels with pairs change no parameter's meaning."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a parameter's values have been trained for, in the words of a spec: where all is equal, they go on meaning the same.
+
+    part: its owner, without what is incidental to it. heads: those of the layer that it is for. seen: what comes before the owner.
+    beside: what its numbers stand for one by one, or are weighed by.
+    """
+
+    part: str
+    heads: str
+    seen: str
+    beside: str
+
+    def difference(self, other: Meaning) -> str | None:
+        """Why values of ``other`` have no place here; None where they have."""
+        if self.part != other.part:
+            return f"it was made for `{other.part}`, and here is `{self.part}`"
+        if self.heads != other.heads:
+            return f"it was made for {other.heads} of the layer, and these are {self.heads}"
+        if self.seen != other.seen:
+            return f"its `{self.part}` saw {other.seen}, and sees {self.seen} here"
+        if self.beside != other.beside:
+            return f"it stood beside `{other.beside}`, and stands beside `{self.beside}` here"
+        return None
+
+
+def meanings(resolved: Resolved) -> dict[str, Meaning]:
+    """Of every part of every head, by the start of its parameters' full names: all but the tensor's own."""
+    found: dict[str, Meaning] = {}
+    for layer, groups in enumerate(resolved.layers):
+        first = 0
+        for group in groups:
+            graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
+            heads = f"heads {first} to {first + group.heads - 1}"
+            for module, part, seen, beside in _modules(graph):
+                found[PREFIX.format(layer=layer, head=group.head) + module] = Meaning(_said(part), heads, seen, beside)
+            first += group.heads
+    return found
+
+
+def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
+    """The heads of a composed model, as its config has them; None where it has none. Raises BuildError where they are damaged."""
+    document, said = (config.get(key) for key in SPEC_KEYS)
+    if document is None:
+        return None
+    try:
+        resolved = Resolved.model_validate(document)
+    except ValidationError as error:
+        raise BuildError(
+            f"The source's config.json says what its heads are, and no spec is like that: {error.errors()[0]['msg']}."
+        ) from error
+    if said is not None and resolved.hash != said:
+        raise BuildError(
+            f"The source's config.json holds a spec of hash {resolved.hash}, and says that its hash is {said}: one was changed."
+        )
+    return resolved
+
+
+def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
+    """The modules of a head: name, part, what they see and what they stand beside, in all of their places."""
+    places: dict[str, list[Node]] = {}
+    for node in graph.parts:
+        if node.path is not None or not node.main:
+            places.setdefault(node.module, []).append(node)
+    for module, nodes in places.items():
+        part = nodes[0].part
+        assert part is not None
+        seen, beside = (" and ".join(dict.fromkeys(told(graph, node) for node in nodes)) for told in (_seen, _beside))
+        yield module, part, seen, beside
+
+
+def _seen(graph: HeadGraph, node: Node) -> str:
+    """What mixes, convolves and turns the states before they come here. Memories on the way only hold them."""
+
+    def leads(start: str, end: str, key: int) -> bool:
+        kind, held = graph.network.edges[start, end, key]["of"].kind, isinstance(graph.nodes[end].part, Memory)
+        return kind in (READ - {Kind.PAIRS} if end == node.name and held else {Kind.PAIRS} if held else READ)
+
+    before = networkx.ancestors(networkx.subgraph_view(graph.network, filter_edge=leads), node.name)
+    parts = [one.part for one in graph.parts if one.name in before and one.path is not None and not isinstance(one.part, Memory)]
+    done = [_said(part) for part in parts if part is not None]
+    position = node.options.get("position")
+    if position is not None and position.kind != "none":
+        done.append(_said(position))
+    return " after ".join(["states", *(f"`{one}`" for one in reversed(done))]) if done else "states as they are"
+
+
+def _beside(graph: HeadGraph, node: Node) -> str:
+    """The read that a memory's weight goes into, or the map whose features decay one by one."""
+    if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes["read"].path is not None:
+        return _said_of(graph.nodes["read"])
+    if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":
+        (decay,) = graph.out_of(node.name)
+        return " and ".join(_said_of(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))
+    return "nothing"
+
+
+def _said_of(node: Node) -> str:
+    assert node.part is not None
+    return _said(node.part)
+
+
+def _said(part: Part) -> str:
+    """``exp, skip: true``: what a part says beyond its defaults, and beyond what is incidental."""
+    said = {name: value for name, value in meaning(part).items() if name not in part.incidental}
+    return ", ".join([str(said.pop("kind")), *(f"{name}: {_plain(value)}" for name, value in sorted(said.items()))])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        if value.keys() == {"kind"}:
+            return str(value["kind"])
+        return "{" + ", ".join(f"{name}: {_plain(one)}" for name, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

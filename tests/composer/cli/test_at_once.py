@@ -1,0 +1,149 @@
+"""Two commands that would write the same: one does, the other is refused and leaves it whole. Without locks all of them work."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer import locks
+from composer.benching import runner as benching
+from composer.errors import BenchError
+from composer.locks import alone, beside, inside
+from composer.weights import build as building
+from composer.weights.verify import verify
+from tests.checkpoints import fingerprint
+from tests.composer.ablation.variants import write_spec
+from tests.composer.cli.conftest import Compose
+from tests.composer.programs import ROOT
+from tests.composer.training.processes import ending, forked
+from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
+
+STEPS = ("--set", "recipe.transfer.steps=2", "--set", "recipe.finetune.steps=2")
+FRESH = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 64}
+EXAMPLE = ROOT / "examples" / "teacher"
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "build": ("build", "lolcats", "--from", "teacher", "-o", "out"),
+    "distill": ("distill", "tiny", "--data", "texts.jsonl", "--share", 0.2, *STEPS, "-o", "out"),
+    "merge": ("merge", "adapted", "-o", "out"),
+    "train": ("train", "fresh", "--data", "texts.jsonl", "--share", 0.2, "-o", "out"),
+    "eval": ("eval", "tiny", "--tasks", "mqar,pairs=2", "--lengths", 12, "--samples", 2, "-o", "out"),
+    "bench": ("bench", "tiny", "--prefill", 8, "--repeats", 1, "--steps", 1, "-o", "out"),
+    "sample": ("sample", EXAMPLE, "--texts", 1, "--length", 4, "-o", "out"),
+    "ablate": ("ablate", "tiny.yaml", "--from", "teacher", "--tasks", "mqar,pairs=2", "--lengths", 12, "--samples", 2, "-o", "out"),
+}
+JOBS = {"ablate": ("--jobs", 2)}
+
+
+@pytest.fixture(scope="module")
+def made(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands read."""
+    folder = tmp_path_factory.mktemp("made")
+    write_texts(folder / "texts.jsonl", 24)
+    (folder / "teacher").symlink_to(teacher)
+    make_student(folder / "tiny", teacher, SPEC | {"recipe": RECIPE})
+    write_spec(folder / "tiny.yaml")
+    train = {"train": {"lr": 0.01, "steps": 2}, "sequence": 16}
+    make_student(folder / "fresh", None, SPEC | {"trunk": FRESH, "recipe": train}, fresh=True, tokenizer=str(teacher))  # pyright: ignore
+    return folder
+
+
+@pytest.fixture
+def here(compose: Compose, made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The same in the folder that the command runs in."""
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    if "merge" in request.node.callspec.params.values():
+        result = compose("distill", "tiny", "--data", "texts.jsonl", "--share", 0.2, *STEPS, "--stage", "finetune", "-o", "adapted")
+        assert result.exit_code == 0, result.output
+    return tmp_path
+
+
+def lock_of(command: str) -> Path:
+    if command in ("eval", "bench"):
+        Path("out").mkdir()
+        return inside(Path("out"))
+    return beside(Path("out.run" if command in ("distill", "train") else "out"))
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "ablate"])
+def test_the_second_is_told(compose: Compose, here: Path, command: str) -> None:
+    """An ablation waits instead: both do the same steps."""
+    with alone(lock_of(command), None):
+        before = fingerprint(here)
+        for more in ((), ("--force",)):
+            result = compose(*COMMANDS[command], *more)
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert "Wait until it has ended, or " in result.stderr.splitlines()[-1]
+        assert fingerprint(here) == before
+    result = compose(*COMMANDS[command])
+    assert result.exit_code == 0, result.output
+    assert not [path for path in here.rglob("*.lock") if path.parent.name != "steps"]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool) -> None:
+    """Both have found the place free."""
+    check_space = building.check_space
+
+    def both_are_here(*arguments: Any) -> None:
+        Path(f"{os.getpid()}.here").touch()
+        while len(list(Path().glob("*.here"))) < 2:
+            time.sleep(0.01)
+        check_space(*arguments)
+
+    def no_locks(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(building, "check_space", both_are_here)
+    if not guarded:
+        monkeypatch.setattr(locks, "_lock", no_locks)
+
+    def child(spec: str) -> None:
+        result = compose("build", spec, "--from", "teacher", "-o", "out")
+        Path(f"{spec}.told").write_text(result.stderr)
+        raise SystemExit(result.exit_code)
+
+    processes = [forked(lambda spec=spec: child(spec)) for spec in ("lolcats", "lawcat")]
+    codes = dict(zip(("lolcats", "lawcat"), map(ending, processes), strict=True))
+    assert sorted(codes.values()) == [0, 2]
+    first, second = sorted(codes, key=lambda spec: codes[spec])
+    assert verify(Path("out")).ok
+    assert json.loads(Path("out/composition.json").read_text())["resolved"]["name"] == first
+    told = Path(f"{second}.told").read_text()
+    assert "Another build is at work on " in told or "Use --force to replace it, or choose another folder." in told
+    assert not [path for path in here.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def lock(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(locks, "_lock", lock)
+    monkeypatch.setattr(locks, "_unguarded", set())
+    result = compose(*COMMANDS[command], *JOBS.get(command, ()))
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if line.startswith("Nothing guards ")]
+    assert len(told) == 1
+    assert told[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
+
+
+def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has kept it out."""
+    run = benching._run
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        Path("out/bench.json").write_text("another")
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(benching, "_run", slow)
+    with pytest.raises(BenchError, match="holds a bench"):
+        benching.bench([made / "tiny"], [8], options=benching.Options(repeats=1, steps=1, out=Path("out")))
+    assert os.listdir("out") == ["bench.json"]
+    assert Path("out/bench.json").read_text() == "another"

@@ -1,0 +1,33 @@
+"""A state below a sparse cache, while pairs fall into it: when the cache looks at it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from composer.model.head import Head
+from tests.laws.cases import complete
+
+KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("pieces", [(4,), (3, 1), (1, 1, 1, 1)], ids=str)
+def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int, ...]) -> None:
+    """One place above a state that keeps 7 %. Of values 8 and 4 the cache keeps 8, and 4 falls. As -1 follows, the state answers 4
+    to both, so that -1 is the farther from it; a decay later it would answer 0.27, and 8 would be."""
+    state = {"kind": "state", "gate": {"kind": "constant", "exponent": 0.1}, "normalise": False}
+    memory = [{"kind": "window", "size": 1}, {"kind": "sparse", "size": 1, "keep": "self_recall"}, state]
+    spec = complete({"position": "none", "feature_map": "relu", "memory": memory, "read": "sum"})
+    head = Head(spec, Shape(hidden_size=3, heads=1, key_heads=1, head_dim=2)).double()
+    value = torch.tensor([8.0, 4.0, -1.0, 0.0], dtype=torch.float64)[None, :, None, None] * KEY
+    key, hidden = KEY.expand(1, 4, 1, 2), torch.zeros(1, 4, 3, dtype=torch.float64)
+    held, at = head.empty_state(1, torch.float64, torch.device("cpu")), 0
+    for length in pieces:
+        columns = slice(at, at + length)
+        given = (tensor[:, columns] for tensor in (hidden, key, key, value))
+        _, held = head(*given, Tokens(torch.arange(at, at + length)[None]), held, "torch")
+        at += length
+    assert held["sparse.position"].flatten().tolist() == [2]
+    assert held["state.state"].flatten().tolist()[0] == pytest.approx(8 + 4 * (1 - 2**-0.1))

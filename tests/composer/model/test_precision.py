@@ -1,0 +1,176 @@
+"""What must be precise is float32 however a model is narrowed: in a file, as it is loaded, by a cast, when it is trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM
+
+import composer
+from composer.model.loading import load_model
+from composer.weights.record import TrainedStage, read_record
+from composer.weights.trained import Trained, write_trained
+from composer.weights.verify import verify
+from converters.trunk import Dtype
+from tests.checkpoints import edit_tensors, llama, llama_model
+
+HEAD = {
+    "feature_map": "hedgehog",
+    "value_position": "vapor",
+    "mix_input": {"kind": "rglru", "feeds": "qk"},
+    "memory": [
+        {"kind": "state", "name": "fine", "gate": "channel"},
+        {"kind": "state", "name": "coarse", "gate": "head"},
+    ],
+    "flow": "parallel",
+}
+SPEC = {"compose": 1, "name": "precise", "head": HEAD}
+TRUNK = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 64}
+PRECISE = {
+    f"{layer}.self_attn.composed.head.{name}"
+    for layer in ("model.layers.0", "model.layers.1")
+    for name in ("value_position.frequency", "mix_input.decay", "mix_input.recurrence_bias", "fine_gate.bias", "coarse_gate.bias")
+}
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def student() -> Any:
+    """In float32, with numbers in it that no narrower type has."""
+    model = composer.build(SPEC, llama_model())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".composed." in name:
+                parameter.add_(0.3 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def assert_precise(found: dict[str, Tensor], wide: dict[str, Tensor], narrow: torch.dtype) -> None:
+    assert found.keys() >= PRECISE
+    for name, tensor in found.items():
+        if name in PRECISE:
+            assert tensor.dtype == torch.float32, name
+            assert torch.equal(tensor, wide[name]), name
+        else:
+            assert tensor.dtype == narrow, name
+
+
+CASTS: dict[str, Callable[[Any, torch.dtype], object]] = {
+    "its own name": lambda model, kind: model.bfloat16() if kind == torch.bfloat16 else model.half(),
+    "to": lambda model, kind: model.to(kind),
+    "to a device": lambda model, kind: model.to("cpu", kind),
+    "of a part": lambda model, kind: (model.model.to(kind), model.lm_head.to(kind)),
+    "type": lambda model, kind: model.type(kind),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("kind", NARROW, ids=str)
+def test_casts(cast: str, kind: torch.dtype) -> None:
+    model = student()
+    wide = copy.deepcopy(model.state_dict())
+    CASTS[cast](model, kind)
+    assert_precise(model.state_dict(), wide, kind)
+    assert model(torch.arange(20)[None]).logits.isfinite().all()
+
+
+def test_gradients_keep_the_type_of_their_parameters() -> None:
+    model = student()
+    tokens = torch.arange(20)[None]
+    model(tokens, labels=tokens).loss.backward()
+    before = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.bfloat16()
+    after = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert after.keys() == before.keys() >= PRECISE
+    assert all(grad.dtype == (torch.float32 if name in PRECISE else torch.bfloat16) for name, grad in after.items())
+    assert all(torch.equal(after[name], before[name]) for name in PRECISE)
+
+
+def test_wide_types_are_as_wide_as_ever() -> None:
+    model = student().double()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    wide = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    assert_precise(model.bfloat16().state_dict(), wide, torch.bfloat16)
+    assert {parameter.dtype for parameter in model.float().parameters()} == {torch.float32}
+
+
+def test_moves_leave_types_alone() -> None:
+    model = student().to("meta")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.to_empty(device="cpu").model.layers[0].self_attn.composed.head.fine_gate.bias.shape == (4 * 16,)
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=str)
+def test_loads(kind: torch.dtype, tmp_path: Path) -> None:
+    model = student()
+    model.save_pretrained(tmp_path)
+    wide = model.state_dict()
+    assert_precise(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=kind).state_dict(), wide, kind)
+    assert_precise(load_model(tmp_path, str(kind).removeprefix("torch."), "cpu").state_dict(), wide, kind)
+    bare = AutoModel.from_pretrained(tmp_path, dtype=kind).state_dict()
+    assert_precise({f"model.{name}": tensor for name, tensor in bare.items()}, wide, kind)
+    model.to(kind).save_pretrained(tmp_path / "narrow")
+    assert_precise(AutoModelForCausalLM.from_pretrained(tmp_path / "narrow", dtype="auto").state_dict(), wide, kind)
+    double = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert {parameter.dtype for parameter in double.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("source", ["a source", "nothing"])
+def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
+    """What is drawn is the same, whatever the type of the rest; also where it is built anew from a student in float32."""
+    given: dict[str, Any] = {"fresh": True} if source == "nothing" else {"source": llama(tmp_path / "llama")}
+    spec = SPEC | ({"trunk": TRUNK} if source == "nothing" else {})
+    composer.build_folder(spec, out=tmp_path / "wide", **given)
+    wide, kind = composer.load(tmp_path / "wide").state_dict(), getattr(torch, dtype)
+    report = composer.build_folder(spec, out=tmp_path / "narrow", dtype=dtype, **given)
+    composer.build_folder(SPEC, tmp_path / "wide", tmp_path / "again", dtype=dtype)
+    for folder in (tmp_path / "narrow", tmp_path / "again"):
+        stored = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        assert_precise(stored, wide, kind)
+        assert_precise(composer.load(folder).state_dict(), wide, kind)
+        assert verify(folder).ok
+    assert {name for name, entry in report.plan.parameters.items() if entry.dtype == "float32"} == PRECISE
+    assert_precise(composer.build(spec, dtype=dtype, **given).state_dict(), wide, kind)
+
+
+def test_a_folder_of_before_loads_and_what_training_makes_of_it_is_precise(tmp_path: Path) -> None:
+    """Folders of earlier versions hold all of their parameters in the one narrow type."""
+    composer.build_folder(SPEC, llama(tmp_path / "llama"), tmp_path / "old", dtype="bfloat16")
+    edit_tensors(
+        tmp_path / "old" / "fresh.safetensors",
+        lambda tensors: tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()}),
+    )
+    record_file = tmp_path / "old" / "composition.json"
+    record_file.write_text(record_file.read_text().replace('"float32"', '"bfloat16"'))
+    model = composer.load(tmp_path / "old")
+    assert {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32} == PRECISE
+    changed = {name: tensor.float() + 1e-4 for name, tensor in model.state_dict().items() if ".composed." in name}
+    stage = TrainedStage(
+        stage="transfer", recipe={}, data={}, teacher=None, seed=0, steps=1, tokens=1, seconds=0.0, before={}, after={}
+    )
+    write_trained(tmp_path / "old", tmp_path / "new", Trained(changed, None, (stage,), {}))
+    assert verify(tmp_path / "new").ok
+    record = read_record(tmp_path / "new")
+    assert record is not None
+    assert {name for name, entry in record.plan.parameters.items() if entry.dtype == "float32"} == PRECISE
+    assert_precise(composer.load(tmp_path / "new").state_dict(), changed, torch.bfloat16)
+
+
+def test_autocast_does_not_reach_them() -> None:
+    """Under it projections compute in bfloat16, which is as wrong at the start as it is late: heads take parameters as they are."""
+    model = composer.build(SPEC | {"trunk": TRUNK | {"layers": 1}}, fresh=True)
+    tokens = torch.randint(64, (1, 4096), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model.model(tokens).last_hidden_state
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model.model(tokens).last_hidden_state
+    wrong = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    early, late = (wrong[:, part].median().item() for part in (slice(0, 64), slice(3072, 4096)))
+    assert 0 < late <= 2 * early + 0.005

@@ -1,0 +1,159 @@
+"""A checkpoint is data: nothing in it runs, and nothing in it that was changed is gone on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from composer.errors import TrainingError
+from composer.spec.recipe import Stage
+from composer.training import checkpoint
+from composer.training.checkpoint import FACTS, PICKLE, TENSORS
+from composer.training.loop import Reached
+from composer.training.unit import Unit
+from composer.weights.contents import sha256
+from tests.composer.training.stages import STAGES, StoppedError, run, stop_at
+
+DAMAGED = r"The checkpoint .* is damaged: .*\. Remove it to take the stage from its start with --resume, or begin anew with --force"
+
+
+def unit_of(value: float = 0.0) -> Unit:
+    return Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.full((2, 3), value))})])
+
+
+class Hostile:
+    """What runs a command where it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The checkpoint of a stage that was stopped, in the folder of its run."""
+    with pytest.raises(StoppedError):
+        run(tmp_path / "run", STAGES["transfer"], checkpoint_seconds=0.0, watch=stop_at(3))
+    (found,) = (tmp_path / "run" / "transfer").iterdir()
+    return found
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside the rest", "alone with its facts"])
+def test_a_hostile_checkpoint_runs_nothing(stopped: Path, tmp_path: Path, beside: bool) -> None:
+    """As ``torch.distributed.checkpoint`` would open it, and earlier versions did."""
+    if not beside:
+        (stopped / TENSORS.format(0)).unlink(missing_ok=True)
+    (stopped / PICKLE).write_bytes(pickle.dumps(Hostile(f"touch {tmp_path / 'ran'}")))
+    with pytest.raises(TrainingError, match=r"holds a pickle, .* is not opened\. Remove it .*--resume, or begin anew with --force"):
+        run(tmp_path / "run", STAGES["transfer"])
+    assert not (tmp_path / "ran").exists()
+    shutil.rmtree(stopped)
+    run(tmp_path / "run", STAGES["transfer"])
+
+
+def test_a_pickle_in_the_place_of_the_tensors(stopped: Path, tmp_path: Path) -> None:
+    (stopped / TENSORS.format(0)).write_bytes(pickle.dumps(Hostile(f"touch {tmp_path / 'ran'}")))
+    change(stopped, lambda facts: facts["processes"][0].update(sha256=sha256(stopped / TENSORS.format(0))))
+    with pytest.raises(TrainingError, match=DAMAGED):
+        run(tmp_path / "run", STAGES["transfer"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_bit_counts(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, [unit_of(1e-5)], {"told": 1e-5})
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    choice = random.Random(0)
+    for path in (found / FACTS, found / TENSORS.format(0)):
+        content = path.read_bytes()
+        for place in range(len(content)) if path.suffix == ".safetensors" else choice.sample(range(len(content)), 400):
+            changed = bytearray(content)
+            changed[place] ^= 1 << choice.randrange(8)
+            path.write_bytes(changed)
+            with pytest.raises(TrainingError, match=DAMAGED):
+                checkpoint.restore(found, [unit_of()])
+        path.write_bytes(content)
+    unit = unit_of()
+    checkpoint.restore(found, [unit])
+    assert torch.equal(unit.parameters["weight"], torch.full((2, 3), 1e-5))
+
+
+def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
+    """It is the same number, and one bit of the file."""
+    checkpoint.save(tmp_path, 1, [unit_of()], {"told": 1e-05})
+    path = tmp_path / "step-00000001" / FACTS
+    path.write_text(path.read_text().replace("1e-05", "1E-05"))
+    with pytest.raises(TrainingError, match=rf"{FACTS} is not what was written"):
+        checkpoint.restore(path.parent, [unit_of()])
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
+    """Other facts, with the checksum that goes with them."""
+    facts = json.loads((folder / FACTS).read_text())["facts"]
+    how(facts)
+    (folder / FACTS).write_text(checkpoint._text(facts))
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no unit": lambda facts: facts["units"].clear(),
+    "another format": lambda facts: facts.update(format=3),
+    "no process": lambda facts: facts.update(processes=[]),
+    "progress of words": lambda facts: facts["units"]["layer 0"]["progress"].update(best="low"),
+    "unknown parameter": lambda facts: facts["units"]["layer 0"]["moved"].append("no.such.parameter"),
+    "short random state": lambda facts: facts["processes"][0].update(random="00"),
+    "no random state": lambda facts: facts["processes"][0].update(random="00" * (len(facts["processes"][0]["random"]) // 2)),
+    "no hexadecimal digits": lambda facts: facts["processes"][0].update(random="zz"),
+    "steps of words": lambda facts: facts["told"].update(step="three"),
+    "nothing told": lambda facts: facts["told"].clear(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_facts_that_somebody_made_up(stopped: Path, what: str) -> None:
+    change(stopped, CHANGES[what])
+    with pytest.raises(TrainingError, match=DAMAGED):
+        run(stopped.parent.parent, STAGES["transfer"])
+
+
+@pytest.mark.parametrize("text", ["[" * 500_000, "[]", "{}", '{"facts": 1}', "", "\udc80"], ids=range(6))
+def test_facts_that_are_none(stopped: Path, text: str) -> None:
+    (stopped / FACTS).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TrainingError, match=DAMAGED):
+        run(stopped.parent.parent, STAGES["transfer"])
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2), (1, 3), (3, 3), (6,)])
+def test_a_tensor_of_another_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    checkpoint.save(tmp_path, 1, [unit_of()], {})
+    found = tmp_path / "step-00000001"
+    (name,) = load_file(found / TENSORS.format(0))
+    save_file({name: torch.zeros(shape)}, found / TENSORS.format(0))
+    change(found, lambda facts: facts["processes"][0].update(sha256=sha256(found / TENSORS.format(0))))
+    with pytest.raises(TrainingError, match=DAMAGED):
+        checkpoint.restore(found, [unit_of()])
+
+
+def test_what_is_told_comes_back(tmp_path: Path) -> None:
+    reached = Reached(
+        identity={"seed": 3}, step=1, tokens=2, seconds=0.1, learning=0.2, done=False, before={"b": 1.0, "a": 2.0}, after={}
+    )
+    checkpoint.save(tmp_path, 1, [unit_of()], reached.model_dump())
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    read = checkpoint.read_told(found, Reached)
+    assert read == reached
+    assert list(read.before) == ["b", "a"]
+    assert sorted(path.name for path in found.iterdir()) == [FACTS, TENSORS.format(0)]

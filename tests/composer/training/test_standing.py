@@ -1,0 +1,81 @@
+"""The folder of a run belongs to one run at a time, from before it is there until it is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from composer.errors import TrainingError
+from composer.training.standing import IDENTITY, check_same, check_standing, taken
+from tests.composer.training.processes import ending, forked
+
+
+def take(folder: Path, run: int = 0, *, resume: bool = False, force: bool = False) -> None:
+    with taken(folder, {"seed": run}, resume=resume, force=force):
+        assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == [f".{folder.name}.lock"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> None:
+    """All have found the place free, or were told to begin anew."""
+    folder, go = tmp_path / "new" / "out.run", tmp_path / "go"
+
+    def child(run: int) -> None:
+        while not go.exists():
+            time.sleep(0.001)
+        try:
+            with taken(folder, {"seed": run}, resume=False, force=force):
+                time.sleep(1.0)
+        except TrainingError as error:
+            raise SystemExit(2) from error
+
+    started = [forked(lambda run=run: child(run)) for run in range(5)]
+    go.touch()
+    endings = [ending(process) for process in started]
+    assert sorted(endings) == [0, 2, 2, 2, 2]
+    check_same(folder, {"seed": endings.index(0)})
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
+    """Unless it is to be replaced, or gone on with."""
+    folder = tmp_path / "out.run"
+    take(folder, 1)
+    (folder / "checkpoint").touch()
+    with pytest.raises(TrainingError, match=r"A run has stopped at .*\. Go on with --resume, or begin anew with --force"):
+        take(folder, 2)
+    with pytest.raises(TrainingError, match="was begun with another seed"):
+        take(folder, 2, resume=True)
+    take(folder, 1, resume=True)
+    assert (folder / "checkpoint").exists()
+    take(folder, 2, force=True)
+    assert [path.name for path in folder.iterdir()] == [IDENTITY]
+    check_same(folder, {"seed": 2})
+
+
+def test_a_run_that_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="There is no run to go on with at .*Leave --resume out to begin one"):
+        take(tmp_path / "out.run", resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """While a run was begun anew."""
+    folder = tmp_path / "out.run"
+    for name in (".out.run.replaced", ".out.run.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / IDENTITY).write_text("{")
+    (tmp_path / ".out.run.lock").touch()
+    check_standing(folder, resume=False, force=False)
+    take(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.run"]
+
+
+def test_an_identity_that_is_none(tmp_path: Path) -> None:
+    for text in ("{", "[" * 200_000, "\udcff", json.dumps([])):
+        (tmp_path / IDENTITY).write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(TrainingError, match="Begin anew with --force|begin anew with --force"):
+            check_same(tmp_path, {"seed": 1})

@@ -1,0 +1,68 @@
+"""Law 6, late in a text: what bfloat16 makes of a head's parameters costs no more at 4,096 tokens than at the start.
+
+The other side has the parameters as they were before any rounding, in float64: a frequency, or the logarithm of a decay, that is
+rounded once is wrong by more with every token.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blocks.catalogue import CATALOGUE
+from blocks.legend import Shape
+from composer.model.head import Head, PartModule
+from composer.spec.document import HeadSpec
+from tests.laws.cases import SMALL, built, coarse, every_head, inputs, run, steady
+
+LENGTH, EARLY = 4096, slice(0, 64)
+LATE = slice(LENGTH - 1024, LENGTH)
+HEADS: dict[str, tuple[HeadSpec, Shape]] = {name: (head, SMALL.shape(4)) for name, head in every_head().items()}
+HEADS |= {name: (head, replace(SMALL.shape(4), both_ways=True)) for name, head in every_head("bidirectional").items()}
+
+
+def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:
+    """How far off the heads of ``narrow`` are, relative to what they answer: the median over early tokens, and over late ones."""
+    data = inputs(shape, 1, LENGTH).to(torch.bfloat16)
+    with torch.no_grad():
+        found, _ = run(narrow, data)
+        expected, _ = run(head, data.to(torch.float64))
+    wrong = (found.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
+    return wrong[:, EARLY].median().item(), wrong[:, LATE].median().item()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_errors_do_not_grow_with_position(name: str) -> None:
+    spec, shape = HEADS[name]
+    head = built(coarse(steady(spec)), shape)
+    early, late = errors(head, copy.deepcopy(head).bfloat16(), shape)
+    assert late <= 2 * early + 0.005
+
+
+def test_a_frequency_that_is_rounded_would_be_found() -> None:
+    spec, shape = HEADS["value position: vapor"]
+    head = built(spec, shape)
+    narrow = copy.deepcopy(head).bfloat16()
+    with torch.no_grad():
+        for name, parameter in narrow.named_parameters():
+            if name.endswith("frequency"):
+                parameter.copy_(parameter.bfloat16())
+    early, late = errors(head, narrow, shape)
+    assert late > 10 * early + 0.05
+
+
+@pytest.mark.parametrize("kind", [kind for kind, gate in CATALOGUE["gate"].items() if "bias" in gate.model_fields])
+def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
+    """A bias of 8.3, in bfloat16 8.3125, lets a state live for tens of thousands of tokens: log α adds up, as errors do."""
+    part = CATALOGUE["gate"][kind].model_validate({"bias": 8.3})
+    shape = replace(SMALL.shape(4), features=4, state_heads=4)
+    gate = PartModule(part, part.parameters(shape)).double()
+    gate.fill(torch.Generator().manual_seed(0))
+    hidden = inputs(shape, 1, LENGTH).hidden.to(torch.bfloat16)
+    with torch.no_grad():
+        expected = gate("log_decay", hidden.double(), shape).sum(1)
+        found = gate.bfloat16()("log_decay", hidden, shape).sum(1, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0.005, atol=0)
