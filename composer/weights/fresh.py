@@ -21,7 +21,7 @@ from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
 from converters.canonical import expected_tensors
-from converters.source import SINGLE
+from converters.source import GENERATION_CONFIG, SINGLE
 from converters.trunk import Dtype, Trunk
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def build_fresh_folder(
         if tokenizer is not None:
             tokenizer.copy(folder)
         if trunk.labels is None:
-            write_json(folder / "generation_config.json", tokenizer.special if tokenizer is not None else {})
+            write_json(folder / GENERATION_CONFIG, tokenizer.special if tokenizer is not None else {})
         record = Record(
             spec=dict(spec_document),
             resolved=resolved,

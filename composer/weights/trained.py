@@ -17,6 +17,7 @@ from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, kn
 from composer.weights.sources import open_model
 from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
 from converters.canonical import EMBEDDING
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.source import INDEX, Source
 from converters.trunk import Trunk
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER = "adapter"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         )
         config = config_dict(Trunk(**record.trunk), record.resolved, record.plan.dtype)
         if trained.adapter is not None:
-            config["adapter"] = ADAPTER
+            config[ADAPTER_KEY] = ADAPTER
         complete_folder(folder, config, done, target.name)
     return done
 
