@@ -246,6 +246,7 @@ def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
     """Whether adapters are safetensors, and of a kind that has nothing imported. Raises ValueError, and OSError where they lack."""
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
+    assert path is not None, "it raises where there is none"
     with open(path, encoding="utf-8") as stream:
         problem = code_in_adapter(json.load(stream))
     if problem is not None:
