@@ -14,7 +14,7 @@ from blocks.part import Fresh
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
-from composer.weights.build import BuildReport, Progress, complete_folder, progress_of, report_of
+from composer.weights.build import BuildReport, Progress, bytes_in, complete_folder, progress_of, report_of
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.plan import FreshParameter, Plan, notes_on
 from composer.weights.record import Record, stored_file, versions, write_json
@@ -84,7 +84,8 @@ def build_fresh_folder(
             untrained=untrained,
             versions=versions(),
         )
-        total = complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        total = bytes_in(folder)
     return report_of(target, resolved, plan, untrained, files, total, began, dry_run=False)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError
 from composer.model.stored import config_dict
+from composer.weights.beside import TRAINING
 from composer.weights.build import complete_folder
-from composer.weights.output import TRAINING, check_output, check_space, whole_or_nothing
+from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
@@ -66,8 +67,8 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         if (source.folder / INDEX).is_file():
             write_json(folder / INDEX, json.loads((source.folder / INDEX).read_text(encoding="utf-8")))
         files |= _adapter(folder, trained.adapter)
-        (folder / TRAINING).mkdir()
         for name, path in trained.papers.items():
+            (folder / TRAINING).mkdir(exist_ok=True)
             copy_file(path, folder / TRAINING / name)
         done = record.model_copy(
             update={
@@ -79,8 +80,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         config = config_dict(Trunk(**record.trunk), record.resolved, record.plan.dtype)
         if trained.adapter is not None:
             config[ADAPTER_KEY] = ADAPTER
-        complete_folder(folder, config, done, target.name)
-    return done
+        return complete_folder(folder, config, done, target.name)
 
 
 def _check_finite(trained: Trained, record: Record) -> None:
