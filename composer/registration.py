@@ -2,8 +2,7 @@
 
 ``import composer`` is all that a user has to write, before or after transformers. The configuration is registered, by
 transformers' own ``AutoConfig.register``, whenever the module of ``AutoConfig`` has been executed: on its first import, and on a
-reload. Its models
-follow with the first configuration that is made.
+reload. Its models follow with the first configuration that is made.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def generate(
     """Let a built model go on from a prompt, and print both."""
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
-    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = _text(prompt)
     import torch
 
     without_bars()
@@ -68,6 +68,20 @@ def generate(
         print_json({"prompt": text, "text": whole, "new_text": new, **figures})
         return
     typer.echo(whole)
+
+
+def _text(prompt: str) -> str:
+    """What is to be gone on from: the prompt, or what stands on stdin. Raises ComposerError where it is no text."""
+    try:
+        text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+        text.encode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        where = "on stdin" if prompt == "-" else "in --prompt"
+        raise ComposerError(
+            f"what stands {where} is no text in the terminal's encoding, from character {error.start + 1} on "
+            f"({error.reason}); save it as UTF-8, and say --prompt - < FILE"
+        ) from error
+    return text
 
 
 @contextmanager
