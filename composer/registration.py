@@ -1,8 +1,8 @@
 """Registers the model with transformers' Auto classes, without importing transformers before somebody else does.
 
-``import composer`` is all that a user has to write, before or after transformers. The configuration is registered, by
-transformers' own ``AutoConfig.register``, whenever the module of ``AutoConfig`` has been executed: on its first import, and on a
-reload. Its models follow with the first configuration that is made.
+``import composer`` is all that a user has to write, before or after transformers. Whenever the module of ``AutoConfig`` has been
+executed, on its first import or on a reload, ``AutoConfig.register`` is told of our configuration: of a name for it that loads ours
+when it is used. To load it at once would import parts of transformers that then are half-way themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +15,35 @@ from types import ModuleType
 from typing import Any
 
 AUTO = "transformers.models.auto.configuration_auto"
-BASE = "transformers.models.llama.configuration_llama"
-"""What our configuration derives from. Its own import imports AUTO half-way, and then is what has to end first."""
-OURS = "composer.model.configuration"
+MODEL_TYPE = "composed"
+
+
+def _configuration() -> Any:
+    """Our configuration itself, registered in its name's place; its models come with it."""
+    from composer.model.classification import ComposedConfig
+
+    sys.modules[AUTO].AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)
+    return ComposedConfig
+
+
+class _Asked(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):  # Python's own questions, which are asked of every class
+            raise AttributeError(name)
+        return getattr(_configuration(), name)
+
+
+class ComposedConfig(metaclass=_Asked):
+    """The name: what is made of it, or asked of it, is the configuration's."""
+
+    model_type = MODEL_TYPE
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        return _configuration()(*arguments, **options)
 
 
 class _Registering(importlib.abc.Loader):
-    """A module's own loader, with our configuration registered at the end."""
+    """The module's own loader, with our configuration registered at the end."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -31,17 +53,17 @@ class _Registering(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _register()
+        _register_with(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the two modules where they are, for whoever asks and as often as they do, and gives them the loader above."""
+    """Finds the module where it is, for whoever asks and as often as they do, and gives it the loader above."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in (AUTO, BASE) else None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == AUTO else None
         if spec is not None and spec.loader is not None:
             spec.loader = _Registering(spec.loader)
         return spec
@@ -51,18 +73,9 @@ def register() -> None:
     """With transformers as it is loaded now, and whenever it is from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    _register()
+    if AUTO in sys.modules:
+        _register_with(sys.modules[AUTO])
 
 
-def _register() -> None:
-    """Now, or, where one of the modules is still being imported, at its end: ours registers itself."""
-    auto = sys.modules.get(AUTO)
-    if auto is None or _unfinished(AUTO, "AutoConfig") or _unfinished(BASE, "LlamaConfig") or _unfinished(OURS, "ComposedConfig"):
-        return
-    from composer.model.configuration import ComposedConfig
-
-    auto.AutoConfig.register(ComposedConfig.model_type, ComposedConfig, exist_ok=True)
-
-
-def _unfinished(module: str, name: str) -> bool:
-    return module in sys.modules and not hasattr(sys.modules[module], name)
+def _register_with(auto: ModuleType) -> None:
+    auto.AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-if TYPE_CHECKING:
-    from composer.spec.resolve import Resolved
+from composer.spec.resolve import Resolved
 
 
 class ComposedConfig(LlamaConfig):
@@ -31,22 +29,11 @@ class ComposedConfig(LlamaConfig):
     labels: int | None = None
     adapter: str | None = None
 
-    def __post_init__(self, **options: Any) -> None:
-        # Whoever has a configuration may ask the Auto classes for its model: they know it once its module is loaded.
-        import composer.model.classification  # noqa: F401
-
-        super().__post_init__(**options)
-
     def resolved(self) -> Resolved:
         """The spec, validated. Raises ValueError where there is none, or where it does not have its hash."""
-        from composer.spec.resolve import Resolved  # whoever imports transformers after composer does not wait for it
-
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")
         resolved = Resolved.model_validate(self.spec)
         if self.spec_hash is not None and resolved.hash != self.spec_hash:
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, and it says {self.spec_hash}")
         return resolved
-
-
-AutoConfig.register(ComposedConfig.model_type, ComposedConfig, exist_ok=True)
