@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
+_LOG = logging.getLogger(__name__)
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,11 +36,13 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
     wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    _LOG.info(f"Asking the Hub for {where}; it has {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
-        commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-        if weights and (beside := _beside(folder)):
-            snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
+        with _limited():
+            folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
+            commit = folder.name if _COMMIT.fullmatch(folder.name) else None
+            if weights and (beside := _beside(folder)):
+                snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
@@ -46,13 +53,42 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
             "check the name, or log in with `hf auth login`."
         ) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        silent = type(error.__cause__).__name__.endswith("Timeout")
+        reached = f"has not answered within {_patience()} s" if silent else "cannot be reached"
         raise HubError(
-            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub cannot be reached. "
-            "Connect, or give a folder."
+            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub {reached}. "
+            + ("Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)" if silent else "Connect")
+            + ", or give a folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
     return folder, commit
+
+
+def _patience() -> int:
+    """Seconds for an answer, as huggingface_hub reads them from the environment."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_ETAG_TIMEOUT
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Inside, requests that huggingface_hub would let wait for ever, those for a list of files, have the limit of the others."""
+    from huggingface_hub import get_session
+
+    session, seconds = get_session(), _patience()
+    before = session.event_hooks
+
+    def limit(request: Any) -> None:
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {part: given.get(part) or seconds for part in ("connect", "read", "write", "pool")}
+
+    session.event_hooks = {**before, "request": [*before["request"], limit]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
 
 
 def _beside(folder: Path) -> list[str]:

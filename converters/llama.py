@@ -142,6 +142,8 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:
         notes.append(f"config.json has keys that Llama does not know; they were left out: {', '.join(unknown)}.")
+    if config.get("auto_map"):
+        notes.append("config.json asks for code of its own (auto_map); it was not run, and Llama's is taken.")
     return trunk
 
 

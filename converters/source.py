@@ -29,7 +29,8 @@ TOKENIZER = (
     "additional_chat_templates/*",
 )
 """What may belong to a tokenizer."""
-BROUGHT_ALONG = (*TOKENIZER, "generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
+GENERATION_CONFIG = "generation_config.json"
+BROUGHT_ALONG = (*TOKENIZER, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
 """What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

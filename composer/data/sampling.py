@@ -42,6 +42,7 @@ def sample_texts(
             attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),
             max_new_tokens=length - 1,
             do_sample=True,
+            trust_remote_code=False,
             temperature=temperature,
             top_p=top_p,
             top_k=0,

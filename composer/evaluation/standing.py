@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,8 @@ from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
 from composer.locks import alone, inside
 
+PICTURES = ("accuracy", "loss", "depth", "position")
+"""What the names of pictures start with."""
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
 SHOWN = 5
 """Differences that a message lists."""
@@ -146,7 +147,9 @@ def _remove(folder: Path) -> None:
     with _writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / PLOTS, ignore_errors=True)
+        for kind in PICTURES:
+            for picture in (folder / PLOTS).glob(f"{kind}-*.png"):
+                picture.unlink()
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:

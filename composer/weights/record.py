@@ -87,6 +87,8 @@ class Record(Closed):
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
     files: dict[str, StoredFile]
+    documents: dict[str, str] | None = None
+    """SHA-256 of every other file of the build, by path. None: an earlier version wrote the record, and did not keep them."""
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()

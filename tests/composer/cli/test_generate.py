@@ -73,6 +73,16 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
 
 
+def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
+    """Bytes of another encoding, as argv and stdin hand them on."""
+    result = compose("generate", student, "--prompt", "caf\udce9")
+    assert result.exit_code == 2
+    assert "in --prompt is no text in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
+    result = compose("generate", student, "--prompt", "-", stdin=b"caf\xe9")
+    assert result.exit_code == 2
+    assert "on stdin is no text" in " ".join(result.stderr.split())
+
+
 def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:
     result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
     words = " ".join(result.stdout.split())
