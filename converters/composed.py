@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
+from converters.bounded import brief, is_name
 from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
-from converters.config import number, positive_int, word
+from converters.config import MOST_LABELS, number, positive_int, word
+from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
 from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
@@ -36,6 +38,9 @@ NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIE
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
     """A trunk in Llama's keys and in those of our own; what its config says of its heads is the spec's affair."""
+    adapter = config.get(ADAPTER_KEY)
+    if adapter is not None and not (isinstance(adapter, str) and is_name(adapter)):
+        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(adapter)}; expected a folder of the model's own.")
     own = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "hidden_act", "problem_type"}
     trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
     return replace(
@@ -45,7 +50,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
         dropout=number(config, "residual_dropout", 0.0),
-        labels=positive_int(config, "labels") if config.get("labels") is not None else None,
+        labels=positive_int(config, "labels", most=MOST_LABELS) if config.get("labels") is not None else None,
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import glob
-import json
 import re
 from pathlib import Path
 
+from converters.bounded import MOST_CONFIG, read_json
 from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
@@ -58,7 +58,7 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
 def _beside(folder: Path) -> list[str]:
     """Patterns of what belongs to the weights of a model of this project, by the config that has been fetched."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = read_json(folder / "config.json", MOST_CONFIG)
     except (OSError, ValueError):  # whoever reads the model says what is wrong with it
         return []
     if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:

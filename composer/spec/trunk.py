@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from blocks.part import Closed, FieldError, bare
-from converters.config import LARGEST, MOST_LAYERS
+from converters.config import LARGEST, LARGEST_NUMBER, MOST_LABELS, MOST_LAYERS
 
 Activation = Literal["silu", "gelu", "relu"]
 Size = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -77,7 +77,7 @@ class TrunkSpec(Closed):
     """In training, the share of numbers that is dropped of the embedding and of what heads and MLP add to the hidden state."""
     theta: PositiveFloat = 10000.0
     """The base that a ``position: rope`` without a theta of its own turns by."""
-    labels: Size | None = None
+    labels: Annotated[int, Field(gt=0, le=MOST_LABELS)] | None = None
     """Makes a classifier of so many classes, out of the mean of the tokens' last hidden states. Left out: a language model."""
 
     @model_validator(mode="after")
