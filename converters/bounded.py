@@ -17,10 +17,14 @@ from typing import Any, BinaryIO
 
 MOST_CONFIG = 16 * 2**20
 """Bytes of a model's config, of its adapters', of a run's settings."""
-MOST_NAMES = 100_000_000
-"""Bytes of what lists every tensor: an index, a record, a header. The last has this bound by its format."""
+MOST_NAMES = 32 * 2**20
+"""Bytes of what lists every tensor: an index, or a header. The largest models have half as many."""
+MOST_RECORD = 128 * 2**20
+"""Bytes of a record, which says of every tensor where it comes from."""
 MOST_LOG = 2**30
 """Bytes of what grows as long as something runs."""
+DEEPEST = 100
+"""Levels of nesting that JSON may have."""
 
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 _SHOWN, _LISTED = 80, 20
@@ -55,9 +59,16 @@ def read_json(path: Path, most: int) -> Any:
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep."""
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text, object_pairs_hook=pairs)
+        level = [[value]]
+        for _ in range(DEEPEST + 1):
+            inside = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+            level = [one for one in inside if isinstance(one, dict | list)]
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        level = [[]]
+    if level:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return value
 
 
 def within(folder: Path, name: str) -> Path:
@@ -85,14 +96,19 @@ def brief(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists
         text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return shortened(text)
+
+
+def shortened(text: str, most: int = _SHOWN) -> str:
+    """The beginning of a text, where it is longer than so many characters."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def listed(names: Iterable[str]) -> str:
     """The first of some names, and how many more there are."""
     every = list(names)
     more = [f"and {len(every) - _LISTED:,} more"] if len(every) > _LISTED else []
-    return ", ".join([*(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…" for name in every[:_LISTED]), *more])
+    return ", ".join([*map(shortened, every[:_LISTED]), *more])
 
 
 def _descriptor(path: Path) -> int:

@@ -50,11 +50,15 @@ def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
 def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: int | None) -> int | list[int] | None:
     """A token's number, several of them, or None where the config says null. -1 is an older way to say that there is none."""
     value = config.get(key, default)
-    given = value if isinstance(value, list) and value else [value]
-    if value is None or key not in config or all(_is_int(one) and -1 <= one < vocabulary for one in given):
+    if key not in config or are_tokens(value, vocabulary):
         return value  # type: ignore[return-value]
-    tokens = f"0 to {vocabulary - 1:,}, those that have an embedding"
-    raise _refusal(key, value, f"a token's number, a list of them or null; tokens are {tokens}")
+    raise _refusal(key, value, f"a token's number, a list of them or null; 0 to {vocabulary - 1:,} have an embedding")
+
+
+def are_tokens(value: object, vocabulary: int) -> bool:
+    """Whether a token, several of them or none are named that have an embedding."""
+    given = value if isinstance(value, list) and value else [value]
+    return value is None or all(_is_int(one) and -1 <= one < vocabulary for one in given)
 
 
 def token_id(config: Mapping[str, object], key: str, vocabulary: int) -> int | None:

@@ -6,6 +6,7 @@ import glob
 import re
 from pathlib import Path
 
+from converters.adapter import ADAPTER_CONFIG
 from converters.bounded import MOST_CONFIG, read_json
 from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
@@ -64,7 +65,7 @@ def _beside(folder: Path) -> list[str]:
     if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:
         return []
     adapter = config.get(ADAPTER_KEY)
-    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in ("adapter_config.json", "*.safetensors")]
+    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in (ADAPTER_CONFIG, "*.safetensors")]
     return [RECORD, *within]
 
 

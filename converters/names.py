@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-_PLACES = {"i": r"(?P<i>0|[1-9]\d*)", "rest": r"(?P<rest>.+)"}
+_PLACES = {"i": r"(?P<i>0|[1-9][0-9]{0,8})", "rest": r"(?P<rest>.+)"}
 
 
 class Table:

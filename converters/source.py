@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
+from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
@@ -29,7 +30,10 @@ TOKENIZER = (
     "additional_chat_templates/*",
 )
 """What may belong to a tokenizer."""
-BROUGHT_ALONG = (*TOKENIZER, "generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
+GENERATION = "generation_config.json"
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+"""What names tokens in the settings for generation."""
+BROUGHT_ALONG = (*TOKENIZER, GENERATION, "LICENSE*", "NOTICE*", "USE_POLICY*")
 """What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -100,6 +104,7 @@ def open_source(folder: Path) -> Source:
     if not (described.config.get("dtype") or described.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
+    _check_generation(folder, trunk)
     return Source(
         folder=folder,
         config=described.config,
@@ -149,6 +154,21 @@ def _shards(folder: Path) -> dict[str, Shard]:
         if name not in shards[file].tensors:
             raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
     return shards
+
+
+def _check_generation(folder: Path, trunk: Trunk) -> None:
+    """Whether the tokens that the settings for generation name have an embedding."""
+    path = folder / GENERATION
+    if not path.is_file():
+        return
+    try:
+        content = read_bytes(_own(folder, GENERATION), MOST_CONFIG)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    for key, value in _json(path, content, ConfigError).items():
+        if key in TOKEN_KEYS and not are_tokens(value, trunk.vocabulary_size):
+            has = f"0 to {trunk.vocabulary_size - 1:,} have an embedding"
+            raise ConfigError(f"{path} says {key}: {brief(value)}; expected a token's number, a list of them or null: {has}.")
 
 
 def _tensors(shards: Mapping[str, Shard]) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ from composer.ablation.identity import files_for
 from composer.ablation.plan import MODELS, Kind, Step
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
-from composer.errors import ComposerError
+from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.spec.recipe import Recipe
+from converters.bounded import MOST_CONFIG, read_json
 
 if TYPE_CHECKING:
     from composer.training.run import Options
@@ -30,9 +31,17 @@ LOCK = ".lock"
 
 
 def found(step: Step, folder: Path) -> Figures | None:
-    """What a step has found; None where it has not been done. A failure is no result: it is tried again."""
+    """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
     path = folder / f"{step.name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        figures = read_json(path, MOST_CONFIG)
+    except (OSError, ValueError) as error:
+        raise AblationError(f"{path} cannot be read ({error}). Remove it, and the step is done again.") from error
+    if not isinstance(figures, dict):
+        raise AblationError(f"{path} is not what a step has found. Remove it, and the step is done again.")
+    return figures
 
 
 def run_step(step: Step, folder: Path) -> Figures:

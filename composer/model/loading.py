@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -12,6 +11,10 @@ from safetensors import SafetensorError
 from composer.errors import SourceError
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.modeling import ComposedForCausalLM
+from converters.adapter import check_adapter
+from converters.composed import ADAPTER_KEY
+from converters.errors import ConverterError
+from converters.source import open_source
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
@@ -23,18 +26,19 @@ def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedFor
 
 def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
-    config = folder / "config.json"
-    if not config.is_file():
+    if not (folder / "config.json").is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
     try:
-        said = json.loads(config.read_text())
-    except ValueError as error:
-        raise SourceError(f"{config} is not JSON: {error}") from error
-    if said.get("model_type") != "composed":
+        source = open_source(folder)
+        if (adapter := source.config.get(ADAPTER_KEY)) is not None:
+            check_adapter(folder, adapter)
+    except ConverterError as error:
+        raise SourceError(f"{error} `compose verify {folder}` may say more") from error
+    if source.family.model_type != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = class_of(said.get("labels")).from_pretrained(
+        answer: Any = class_of(source.trunk.labels).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, SafetensorError) as error:

@@ -18,6 +18,7 @@ from torch import Tensor
 from composer.errors import TrainingError
 from composer.training.processes import by_first, count, rank
 from composer.training.unit import Unit
+from converters.bounded import MOST_CONFIG, read_json
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
@@ -71,7 +72,7 @@ def newest(folder: Path) -> Path | None:
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: its step and whatever was given to ``save``. Raises TrainingError."""
     with _readable(checkpoint):
-        return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+        return read_json(checkpoint / FACTS, MOST_CONFIG)
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:

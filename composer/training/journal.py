@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.errors import TrainingError
 from composer.training.processes import by_first
+from converters.bounded import MOST_LOG, parse_json, read_text
 
 if TYPE_CHECKING:
     from composer.training.board import Board
@@ -96,10 +97,10 @@ def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:
     """The whole lines: a kill may have left half of one at the end."""
-    for line in log.read_text(encoding="utf-8").splitlines():
+    for line in read_text(log, MOST_LOG).splitlines():
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
+            yield parse_json(line)
+        except ValueError:
             return
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocks import initialise
 from blocks.part import Fresh
+from composer.devices import check_memory
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
@@ -22,6 +23,7 @@ from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
 from converters.canonical import expected_tensors
 from converters.source import SINGLE
+from converters.shard import BYTES
 from converters.trunk import Dtype, Trunk
 
 if TYPE_CHECKING:
@@ -93,9 +95,9 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
     from composer.weights.memory import assembled
 
     trunk = trunk_from(resolved, dtype or "float32")
-    weights: dict[str, torch.Tensor] = {
-        name: filled(name, fresh, trunk.dtype, seed) for name, fresh in parameters(resolved, trunk).items()
-    }
+    wanted = parameters(resolved, trunk)
+    check_memory(sum(fresh.size for fresh in wanted.values()) * BYTES[trunk.dtype], f"the parameters of {resolved.name}")
+    weights: dict[str, torch.Tensor] = {name: filled(name, fresh, trunk.dtype, seed) for name, fresh in wanted.items()}
     return assembled(resolved, trunk, weights)
 
 

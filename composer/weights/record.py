@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
+from converters.bounded import MOST_RECORD, read_bytes, within
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -86,7 +88,7 @@ class Record(Closed):
     trunk: dict[str, Any]
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
-    files: dict[str, StoredFile]
+    files: dict[FileName, StoredFile]
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
@@ -97,7 +99,7 @@ def read_record(folder: Path) -> Record | None:
     """The record of a folder; None where it has none. Raises ``BuildError`` where it is damaged."""
     path = folder / RECORD
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return Record.model_validate_json(read_bytes(within(folder, RECORD), MOST_RECORD))
     except FileNotFoundError:
         return None
     except OSError as error:

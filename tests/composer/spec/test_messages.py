@@ -112,7 +112,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
             HEAD + "memory: [full]\ntrunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, labels: 4, tied: false}",
             "x.yaml:5:72  trunk.tied: a classifier (`labels`) has no output matrix",
         ),
-        ("name: x", "x.yaml:1:1  compose: missing. Version of the document."),
+        ("name: x", "x.yaml:1:1  compose: missing. A spec begins with `compose: 1`"),
         (
             "compose: 1\nname: x\nrecipe: {transfer: {lr: -1, epochs: 1}}",
             "x.yaml:3:25  recipe.transfer.lr: expected a number greater than 0, got -1",
