@@ -116,7 +116,9 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
         raise WeightsError(f"{file} has a damaged header ({error}). Fetch it again.") from error
     if not isinstance(header, dict):
         raise WeightsError(f"{file} has a damaged header: a {type(header).__name__} where a mapping belongs.")
-    header.pop("__metadata__", None)
+    said = header.pop("__metadata__", {})
+    if not (text.startswith(b"{") and isinstance(said, dict) and all(isinstance(word, str) for word in said.values())):
+        raise WeightsError(f"{file} has a damaged header: what it says of the file is not text by name. Fetch it again.")
     return header
 
 
