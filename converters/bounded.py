@@ -100,8 +100,9 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int = _SHOWN) -> str:
-    """The beginning of a text, where it is longer than so many characters."""
-    return text if len(text) <= most else f"{text[:most]}…"
+    """The beginning of a text, where it is longer than so many characters, and with what cannot be shown spelled out."""
+    text = text if len(text) <= most else f"{text[:most]}…"
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat1
 BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_TENSORS = 200_000
 """Of one file: the largest models have as many in all."""
-_MOST_DIMENSIONS = 64
+_MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -128,7 +128,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
     for name, entry in header.items():
         match entry:
             case {"dtype": str(stored), "shape": list(shape), "data_offsets": [first, last]} if (
-                len(shape) <= _MOST_DIMENSIONS and all(map(_is_count, (*shape, first, last)))
+                len(name) <= _LONGEST_NAME and len(shape) <= _MOST_DIMENSIONS and all(map(_is_count, (*shape, first, last)))
             ):
                 pass
             case _:

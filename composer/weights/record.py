@@ -16,7 +16,7 @@ from composer.spec.resolve import Resolved
 from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, read_bytes, within
+from converters.bounded import MOST_RECORD, read_bytes, shortened, within
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -106,7 +106,7 @@ def read_record(folder: Path) -> Record | None:
         raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = shortened(".".join(str(part) for part in first["loc"]))
         raise BuildError(
             f"{path} is damaged, or of another version of composer, at {where or 'its start'}: {first['msg']}."
         ) from error

@@ -20,7 +20,9 @@ from converters.errors import ConverterError
 SECONDS, BYTES = 20.0, 2 * 2**30
 """Of one example, at most: of this process's own time, and beyond what it has when the example begins."""
 LONG = float(os.environ.get("FUZZ_SECONDS", "0"))
-"""How long each test goes on finding new examples. 0: a fixed few."""
+"""How long the tests together go on with new examples. 0: a fixed few."""
+TESTS: list[str] = []
+"""All that share that time."""
 
 
 def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -39,7 +41,7 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
 
     def decorated(check: Callable[..., None]) -> Callable[..., None]:
         def test(tmp_path: Path) -> None:
-            until, number = time.monotonic() + LONG, time.time_ns() if LONG else 0
+            until, number = time.monotonic() + LONG / len(TESTS), time.time_ns() if LONG else 0
             while True:
 
                 def one(example: Any) -> None:
@@ -51,6 +53,7 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
                 if time.monotonic() >= until:
                     return
 
+        TESTS.append(check.__name__)
         test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
         return test
 
