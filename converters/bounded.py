@@ -1,7 +1,7 @@
 """Files that somebody else may have made, read within bounds: regular ones alone, up to a stated size, inside their folder.
 
-All that is wrong with a file is an ``OSError`` whose ``strerror`` says it, and all that is wrong with its contents a ``ValueError``:
-what reading any file may raise.
+All that is wrong with a file is an ``OSError`` whose ``strerror`` says it, and all that is wrong with its contents a
+``ValueError``: what reading any file may raise.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def within(folder: Path, name: str) -> Path:
         raise OSError(errno.EINVAL, "no file can have this name", brief(name)) from None
     blobs = home.parent.parent / _BLOBS if home.parent.name == _SNAPSHOTS else None
     if not true.is_relative_to(home) and true.parent != blobs:
-        raise OSError(errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path))
+        raise OSError(
+            errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path)
+        )
     return path
 
 

@@ -31,7 +31,14 @@ TOKENIZER = (
 )
 """What may belong to a tokenizer."""
 GENERATION = "generation_config.json"
-TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+TOKEN_KEYS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
 """What names tokens in the settings for generation."""
 BROUGHT_ALONG = (*TOKENIZER, GENERATION, "LICENSE*", "NOTICE*", "USE_POLICY*")
 """What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""

@@ -73,7 +73,11 @@ class HeadsOf(Closed):
 class LayerRule(Closed):
     """Which layers take which head. A later rule overrides an earlier one."""
 
-    at: int | tuple[int, ...] | Annotated[str, StringConstraints(pattern=r"^(all|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?(:-?[0-9]{1,9})?)$")]
+    at: (
+        int
+        | tuple[int, ...]
+        | Annotated[str, StringConstraints(pattern=r"^(all|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?(:-?[0-9]{1,9})?)$")]
+    )
     """A layer, a list of layers, a range ``first:end:step`` as Python slices, or ``all``. -1 is the last layer."""
     use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1, max_length=MOST_GROUPS)]
     """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it, in this order."""
@@ -161,8 +165,9 @@ def _alike(one: Any, other: Any) -> bool:
         return {"kind": one} == other or one == {"kind": other}
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
-    same = one == other or (one != one and other != other)  # .nan is no number, and the same as itself for all that
-    return same and isinstance(one, bool) == isinstance(other, bool)
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def setting_steps(path: str) -> tuple[str, ...]:

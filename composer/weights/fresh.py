@@ -22,8 +22,8 @@ from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
 from converters.canonical import expected_tensors
-from converters.source import SINGLE
 from converters.shard import BYTES
+from converters.source import SINGLE
 from converters.trunk import Dtype, Trunk
 
 if TYPE_CHECKING:

@@ -15,15 +15,54 @@ DIGITS, HUGE, DEEP = "@digits", "@huge", "@deep"
 RAW = {DIGITS: "9" * 5000, HUGE: "1e999", DEEP: "[" * 20_000 + "]" * 20_000}
 NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 10**6, 2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**30, -(10**30))
 FLOATS = (0.0, -0.0, 0.5, 1.0, 1e-308, 1e30, 1e308, math.nan, math.inf, -math.inf)
-TEXTS = ("", ".", "..", "/", "a/b", "../a", "\0", "a\0b", "\ud800", "é", "x" * 300, "x" * 5000, "{i}", "all", "0:8:2", "1/4", "null", "64")
-WORDS = ("composed", "llama", "F32", "BF16", "float32", "window", "state", "full", "latents", "delta", "softmax", "hedgehog", "head")
+TEXTS = (
+    "",
+    ".",
+    "..",
+    "/",
+    "a/b",
+    "../a",
+    "\0",
+    "a\0b",
+    "\ud800",
+    "é",
+    "x" * 300,
+    "x" * 5000,
+    "{i}",
+    "all",
+    "0:8:2",
+    "1/4",
+    "null",
+    "64",
+)
+WORDS = (
+    "composed",
+    "llama",
+    "F32",
+    "BF16",
+    "float32",
+    "window",
+    "state",
+    "full",
+    "latents",
+    "delta",
+    "softmax",
+    "hedgehog",
+    "head",
+)
 SHAPES: tuple[Any, ...] = ([], {}, [[]], [{}], {"kind": "window"}, [0], [1, 2], [2**62, 2**62], ["full"], {"": 0}, [None])
 VALUES = st.sampled_from((None, True, False, *NUMBERS, *FLOATS, *TEXTS, *WORDS, *SHAPES, *RAW))
 CHANGES = ("replace", "replace", "replace", "remove", "copy", "wrap", "rename", "add", "repeat")
 EDITS = st.lists(st.tuples(st.integers(0, 2**16), st.sampled_from(CHANGES), VALUES, st.integers(0, 2**16)), min_size=1, max_size=4)
 """Of a tree: which of its values, what becomes of it, with what, and with which other one."""
 CUTS = st.lists(
-    st.tuples(st.integers(0, 2**16), st.integers(0, 40), st.sampled_from(["", " ", "\n", "[", "]", "{", "}", ":", ",", '"', "0", "-", "\0", "é", "\t", "&a", "*a", "!!a", "1e", *RAW])),
+    st.tuples(
+        st.integers(0, 2**16),
+        st.integers(0, 40),
+        st.sampled_from(
+            ["", " ", "\n", "[", "]", "{", "}", ":", ",", '"', "0", "-", "\0", "é", "\t", "&a", "*a", "!!a", "1e", *RAW]
+        ),
+    ),
     min_size=1,
     max_size=4,
 )

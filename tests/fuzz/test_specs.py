@@ -72,10 +72,14 @@ def test_bytes(example: Any, folder: Path) -> None:
 
 
 STEPS = st.lists(
-    st.sampled_from(["head", "heads", "memory", "layers", "trunk", "recipe", "0", "-1", "1", "size", "gate", "kind", "use", "at", "lr", "x"]),
+    st.sampled_from(
+        ["head", "heads", "memory", "layers", "trunk", "recipe", "0", "-1", "1", "size", "gate", "kind", "use", "at", "lr", "x"]
+    ),
     max_size=5,
 ).map(".".join)
-SETTINGS = st.tuples(STEPS | st.text(max_size=20), VALUES.map(lambda value: as_json(value).decode()) | st.text(max_size=20)).map("=".join)
+SETTINGS = st.tuples(STEPS | st.text(max_size=20), VALUES.map(lambda value: as_json(value).decode()) | st.text(max_size=20)).map(
+    "=".join
+)
 
 
 @fuzz(st.tuples(SPECS, st.lists(SETTINGS, min_size=1, max_size=3)), examples=150)

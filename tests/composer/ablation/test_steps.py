@@ -16,7 +16,7 @@ from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
 from composer.ablation.plan import Request, Step
 from composer.ablation.steps import FAILURE, LOCK, found, model_of, run_step
-from composer.errors import TrainingError
+from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
 
@@ -131,3 +131,11 @@ def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, mon
     assert run_step(step, folder)["process"] == child
     assert ending(child) == 0
     assert json.loads((folder / f"{step.name}.json").read_text())["process"] == child
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udce9", '{"a":' + "[" * 500_000 + "]" * 500_000 + "}"])
+def test_what_is_kept_and_damaged_is_told(steps: Steps, folder: Path, text: str) -> None:
+    path = folder / f"{steps['build'].name}.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(AblationError, match=r"Remove it, and the step is done again"):
+        found(steps["build"], folder)

@@ -84,7 +84,13 @@ def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
 def test_a_damaged_line_is_told(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
-    for damaged in ("{nonsense\n", '{"model": "model"}\n', '{"model": "m", "task": "t", "length": 3, "index": "x"}\n'):
+    for damaged in (
+        "{nonsense\n",
+        "[]\n",
+        "[" * 500_000 + "]" * 500_000 + "\n",
+        '{"model": "model"}\n',
+        '{"model": "m", "task": "t", "length": 3, "index": "x"}\n',
+    ):
         path.write_text(damaged + path.read_text())
         with pytest.raises(EvaluationError, match=f"{SAMPLES} is damaged: .*Begin anew: --force"):
             opened(tmp_path, setting(), force=False)

@@ -128,7 +128,16 @@ def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["root:x:0:0:root:/root:/bin/sh\ndaemon:*:1\n", "password: hush\n", "- hush\n", "hush", "&hush x", "hush: [", "hush: 1\nhush: 2", "\"hush"],
+    [
+        "root:x:0:0:root:/root:/bin/sh\ndaemon:*:1\n",
+        "password: hush\n",
+        "- hush\n",
+        "hush",
+        "&hush x",
+        "hush: [",
+        "hush: 1\nhush: 2",
+        '"hush',
+    ],
 )
 def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) -> None:
     (tmp_path / "secret").write_text(text)

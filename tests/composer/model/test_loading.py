@@ -1,0 +1,90 @@
+"""A built model is loaded by its folder; what stands there in place of one is refused in words, adapters included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import composer
+from composer.errors import SourceError
+from tests.checkpoints import edit_config, llama
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> Path:
+    llama(tmp_path / "source")
+    composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", copy=True)
+    return tmp_path / "student"
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(SourceError) as caught:
+        composer.load(folder)
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"composed"', "{", "", '{"a":' + "[" * 500_000 + "]" * 500_000 + "}"])
+def test_a_config_that_is_none(student: Path, text: str) -> None:
+    (student / "config.json").write_text(text)
+    assert "config.json" in refused(student)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", []),
+        ("model_type", {}),
+        ("labels", 20_000_000),
+        ("vocab_size", 2**30),
+        ("eos_token_id", 10**30),
+        ("adapter", 5),
+    ],
+)
+def test_a_config_that_says_what_none_says(student: Path, key: str, value: Any) -> None:
+    edit_config(student, **{key: value})
+    assert refused(student)
+
+
+@pytest.mark.parametrize("adapter", ["..", ".", "", "a/b", "/etc", "a\0b", "x" * 5000])
+def test_adapters_are_inside_the_folder(student: Path, adapter: str) -> None:
+    edit_config(student, adapter=adapter)
+    assert "expected a folder of the model's own" in refused(student)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, ""),
+        ({"r": 10**9}, "adapters of rank 1000000000"),
+        ({"r": "2"}, "adapters of rank '2'"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "adapters of rank 1000000000"),
+        ({"peft_type": "VERA"}, "does not describe LoRA"),
+        ({"peft_type": []}, "does not describe LoRA"),
+    ],
+)
+def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str, Any], message: str) -> None:
+    """PEFT makes room for what their settings say before it looks at the weights."""
+    (student / "adapter").mkdir()
+    edit_config(student, adapter="adapter")
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    save_file(
+        {f"{prefix}A.weight": torch.ones(2, 32), f"{prefix}B.weight": torch.ones(32, 2)},
+        student / "adapter" / "adapter_model.safetensors",
+    )
+    settings = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "layers_to_transform": [0], "task_type": "CAUSAL_LM"}
+    (student / "adapter" / "adapter_config.json").write_text(json.dumps(settings | change))
+    if not message:
+        assert composer.load(student)
+    else:
+        assert message in refused(student)
+        (student / "adapter" / "adapter_config.json").write_text("[]")
+        assert "does not describe LoRA" in refused(student)
+        (student / "adapter" / "adapter_config.json").unlink()
+        (student / "adapter" / "adapter_config.json").symlink_to(student.parent / "source" / "config.json")
+        assert "leads out of its folder" in refused(student)
