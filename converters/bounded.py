@@ -26,6 +26,7 @@ MOST_LOG = 2**30
 DEEPEST = 100
 """Levels of nesting that JSON may have."""
 
+_TOO_DEEP = f"nested deeper than {DEEPEST} levels"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 _SHOWN, _LISTED = 80, 20
 
@@ -60,14 +61,14 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep."""
     try:
         value = json.loads(text, object_pairs_hook=pairs)
-        level = [[value]]
-        for _ in range(DEEPEST + 1):
-            inside = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
-            level = [one for one in inside if isinstance(one, dict | list)]
     except RecursionError:
-        level = [[]]
+        raise ValueError(_TOO_DEEP) from None
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        inside = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inside if isinstance(one, dict | list)]
     if level:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
+        raise ValueError(_TOO_DEEP)
     return value
 
 

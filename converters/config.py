@@ -58,7 +58,7 @@ def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: 
 def are_tokens(value: object, vocabulary: int) -> bool:
     """Whether a token, several of them or none are named that have an embedding."""
     given = value if isinstance(value, list) and value else [value]
-    return value is None or all(_is_int(one) and -1 <= one < vocabulary for one in given)
+    return value is None or all(isinstance(one, int) and not isinstance(one, bool) and -1 <= one < vocabulary for one in given)
 
 
 def token_id(config: Mapping[str, object], key: str, vocabulary: int) -> int | None:

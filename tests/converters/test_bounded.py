@@ -1,13 +1,33 @@
-"""Files are read within bounds: regular ones of a stated size, inside their folder, JSON of a stated depth."""
+"""Files are read within bounds: regular ones of a stated size, inside their folder, JSON of a stated depth; a source's, too."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from converters.bounded import DEEPEST, brief, is_name, listed, parse_json, read_bytes, read_json, shortened, within
+from converters.errors import ConfigError, ConverterError, WeightsError
+from converters.source import INDEX, SINGLE, open_source
+from tests.checkpoints import llama
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return llama(tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return llama(tmp_path / "sharded", sharded=True)
+
+
+def refusal(folder: Path, kind: type[ConverterError]) -> str:
+    with pytest.raises(kind) as caught:
+        open_source(folder)
+    return str(caught.value)
 
 
 def refused(path: Path, most: int = 100) -> str:
@@ -88,3 +108,51 @@ def test_messages_show_the_beginning_of_what_is_long():
     assert shortened("a\0b\n") == r"a\x00b\n"
     assert listed(["a", "b"]) == "a, b"
     assert listed(map(str, range(1000))).endswith(", 19, and 980 more")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero"])
+def test_what_no_file_can_be_called_is_refused_in_words(sharded: Path, name: str):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["lm_head.weight"] = name
+    (sharded / INDEX).write_text(json.dumps(index))
+    message = refusal(sharded, WeightsError)
+    assert "expected a file of its own folder" in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("file", ["config.json", INDEX, "generation_config.json"])
+def test_what_is_no_file_or_leads_out_of_its_folder_is_not_read(sharded: Path, tmp_path: Path, file: str):
+    secret = tmp_path / "secret"
+    secret.write_text("hush: hush")
+    (sharded / file).unlink()
+    (sharded / file).symlink_to(secret)
+    message = refusal(sharded, ConverterError)
+    assert "leads out of its folder" in message
+    assert "hush" not in message
+    (sharded / file).unlink()
+    (sharded / file).write_text('{"a":' + "[" * 500_000 + "]" * 500_000 + "}")
+    assert "nested deeper than 100 levels" in refusal(sharded, ConverterError)
+    (sharded / file).unlink()
+    os.mkfifo(sharded / file)
+    if file == "generation_config.json":  # nobody would read it
+        assert file not in open_source(sharded).small_files
+    else:
+        assert "no regular file" in refusal(sharded, ConverterError)
+
+
+def test_links_among_weights_and_small_files_are_not_followed_out(single: Path, tmp_path: Path):
+    (tmp_path / "secret").write_text("hush")
+    (single / "LICENSE").symlink_to(tmp_path / "secret")
+    assert "LICENSE cannot be read: it leads out of its folder" in refusal(single, WeightsError)
+    (single / "LICENSE").unlink()
+    (single / SINGLE).rename(tmp_path / SINGLE)
+    (single / SINGLE).symlink_to(tmp_path / SINGLE)
+    assert "leads out of its folder" in refusal(single, WeightsError)
+
+
+@pytest.mark.parametrize("value", [10**30, 64, -2, [1, 99], "</s>", 1.0, []])
+def test_settings_for_generation_name_tokens_that_have_an_embedding(single: Path, value: object):
+    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 63], "pad_token_id": -1}))
+    open_source(single)
+    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert "generation_config.json says eos_token_id" in refusal(single, ConfigError)
