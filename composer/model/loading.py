@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.resolve import Resolved
+from composer.weights.check import uncovered
+from composer.weights.dimensions import dimensions
 from converters.adapter import check_adapter
+from converters.bounded import listed, shortened
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
-from converters.source import open_source
+from converters.source import Source, open_source
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
@@ -22,6 +27,24 @@ Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedForSequenceClassification]:
     """A language model, or a classifier where its trunk has labels."""
     return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
+
+
+def check_heads(source: Source) -> None:
+    """Whether the parameters of its heads are there, before room is made for them. Raises SourceError."""
+    try:
+        resolved = Resolved.model_validate(source.config.get("spec"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = shortened(".".join(str(part) for part in first["loc"]))
+        raise SourceError(
+            f"{source.folder / 'config.json'} has no spec of heads, at {where or 'its start'}: {first['msg']}"
+        ) from error
+    if resolved.dimensions != dimensions(source.trunk):
+        raise SourceError(f"{source.folder / 'config.json'} has a spec for a model of other sizes than its own")
+    if problems := uncovered(source, resolved):
+        raise SourceError(
+            f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; `compose verify {source.folder}` says more"
+        )
 
 
 def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
@@ -36,12 +59,13 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
         raise SourceError(f"{error} `compose verify {folder}` may say more") from error
     if source.family.model_type != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
+    check_heads(source)
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
         answer: Any = class_of(source.trunk.labels).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:

@@ -24,6 +24,7 @@ from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
 from composer.spec.document import HeadsOf, HeadSpec, Name, Spec
+from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -75,6 +76,11 @@ class Resolved(Closed):
     trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
     """Complete, too; only where the spec has one of its own."""
     recipe: Recipe | None = Field(default=None)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        check_layers(self)
+        return self
 
     @property
     def hash(self) -> str:

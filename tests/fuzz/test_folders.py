@@ -11,17 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
+from peft import LoraConfig
+from safetensors.torch import save
 
 import composer
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
+from converters.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from converters.source import GENERATION, INDEX, SINGLE, open_source
-from tests.checkpoints import llama
+from tests.checkpoints import edit_config, llama
 from tests.fuzz.mutations import CUTS, EDITS, as_json, cut, edited
 from tests.fuzz.outcomes import fuzz, outcome
 
-SHARDED, BUILT = "sharded", "built"
+SHARDED, BUILT, ADAPTED = "sharded", "built", "adapted"
 HOW = st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS)
 
 
@@ -32,7 +36,23 @@ def sound() -> Path:
     llama(folder / SHARDED, sharded=True)
     llama(folder / "single")
     composer.build_folder("lola", folder / "single", folder / BUILT, copy=True)
+    shutil.copytree(folder / BUILT, folder / ADAPTED)
+    edit_config(folder / ADAPTED, adapter="adapter")
+    (folder / ADAPTED / "adapter").mkdir()
+    for name, content in adapter().items():
+        (folder / ADAPTED / "adapter" / name).write_bytes(content)
+    for name in (BUILT, ADAPTED):
+        assert composer.load(folder / name)
     return folder
+
+
+def adapter() -> dict[str, bytes]:
+    """LoRA on a projection of each layer, as PEFT writes it."""
+    settings = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").to_dict()
+    settings["target_modules"] = sorted(settings["target_modules"])
+    names = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_" for layer in range(2)]
+    weights = {f"{name}{side}.weight": torch.ones(shape) for name in names for side, shape in (("A", (2, 32)), ("B", (32, 2)))}
+    return {ADAPTER_CONFIG: json.dumps(settings).encode(), ADAPTER_WEIGHTS: save(weights)}
 
 
 def damaged(text: bytes, how: tuple[str, Any]) -> bytes:
@@ -97,3 +117,21 @@ def test_sources(example: Any, folder: Path) -> None:
 def test_models(example: Any, folder: Path) -> None:
     file, how = example
     used(with_damage(folder, BUILT, file, lambda content: damaged(content, how)))
+
+
+@fuzz(st.tuples(st.sampled_from([ADAPTER_CONFIG, ADAPTER_WEIGHTS]), HOW), examples=30)
+def test_adapters(example: Any, folder: Path) -> None:
+    file, how = example
+    how = how if file == ADAPTER_CONFIG or how[0] == "bytes" else ("bytes", [])
+    outcome(lambda: composer.load(with_damage(folder, ADAPTED, f"adapter/{file}", lambda content: damaged(content, how))))
+
+
+@fuzz(EDITS, examples=30)
+def test_specs_that_nobody_resolved(example: Any, folder: Path) -> None:
+    """A model's config may say anything of its heads, where it leaves out their hash."""
+
+    def change(content: bytes) -> bytes:
+        config = json.loads(content)
+        return as_json(config | {"spec": edited(config["spec"], example), "spec_hash": None})
+
+    outcome(lambda: composer.load(with_damage(folder, BUILT, "config.json", change)))

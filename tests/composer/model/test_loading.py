@@ -63,7 +63,11 @@ def test_adapters_are_inside_the_folder(student: Path, adapter: str) -> None:
         ({}, ""),
         ({"r": 10**9}, "adapters of rank 1000000000"),
         ({"r": "2"}, "adapters of rank '2'"),
-        ({"rank_pattern": {"q_proj": 10**9}}, "adapters of rank 1000000000"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "'rank_pattern': {'q_proj': 1000000000}, which is nothing that these adapters have"),
+        ({"init_lora_weights": "pissa"}, "'init_lora_weights': 'pissa', which is nothing"),
+        ({"exclude_modules": "(a+)+$"}, "'exclude_modules': '(a+)+$', which is nothing"),
+        ({"target_modules": "(a+)+$"}, "expected some of q_proj, k_proj, v_proj, o_proj"),
+        ({"lora_alpha": 0}, "lora_alpha: 0; expected"),
         ({"peft_type": "VERA"}, "does not describe LoRA"),
         ({"peft_type": []}, "does not describe LoRA"),
     ],
@@ -72,12 +76,10 @@ def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str
     """PEFT makes room for what their settings say before it looks at the weights."""
     (student / "adapter").mkdir()
     edit_config(student, adapter="adapter")
-    prefix = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    save_file(
-        {f"{prefix}A.weight": torch.ones(2, 32), f"{prefix}B.weight": torch.ones(32, 2)},
-        student / "adapter" / "adapter_model.safetensors",
-    )
-    settings = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "layers_to_transform": [0], "task_type": "CAUSAL_LM"}
+    names = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_" for layer in range(2)]
+    weights = {f"{name}{side}.weight": torch.ones(shape) for name in names for side, shape in (("A", (2, 32)), ("B", (32, 2)))}
+    save_file(weights, student / "adapter" / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     (student / "adapter" / "adapter_config.json").write_text(json.dumps(settings | change))
     if not message:
         assert composer.load(student)
@@ -88,3 +90,31 @@ def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str
         (student / "adapter" / "adapter_config.json").unlink()
         (student / "adapter" / "adapter_config.json").symlink_to(student.parent / "source" / "config.json")
         assert "leads out of its folder" in refused(student)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": []}, "says the heads of 0 layers, and there are 2"),
+        ({"heads": {}}, "has no head head, which a layer names"),
+        ({"layers": [[{"head": "head", "heads": 2, "key_heads": 1}]] * 2}, "has a layer whose groups are not its heads"),
+        ({"layers": [[{"head": "head", "heads": 4, "key_heads": 4}]] * 2}, "takes no whole groups of key heads"),
+        (
+            {"dimensions": {"hidden_size": 64, "layers": 2, "heads": 4, "key_heads": 2, "head_dim": 8, "rope_theta": 1e4}},
+            "of other sizes",
+        ),
+        ({"name": []}, "has no spec of heads, at name"),
+    ],
+)
+def test_a_spec_that_nobody_resolved(student: Path, change: dict[str, Any], message: str) -> None:
+    """Where the config leaves its hash out, nothing else would tell."""
+    spec = json.loads((student / "config.json").read_text())["spec"]
+    edit_config(student, spec=spec | change, spec_hash=None)
+    assert message in refused(student)
+
+
+def test_a_spec_of_larger_heads_than_there_are_is_refused_before_room_is_made_for_them(student: Path) -> None:
+    spec = json.loads((student / "config.json").read_text())["spec"]
+    spec["heads"]["head"]["feature_map"]["dim"] = 2**40
+    edit_config(student, spec=spec, spec_hash=None)
+    assert "lacks parameters of its spec, or has others" in refused(student)
