@@ -31,20 +31,18 @@ def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedFor
 
 def check_heads(source: Source) -> None:
     """Whether the parameters of its heads are there, before room is made for them. Raises SourceError."""
+    config = source.folder / "config.json"
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
     except ValidationError as error:
         first = error.errors()[0]
         where = shortened(".".join(str(part) for part in first["loc"]))
-        raise SourceError(
-            f"{source.folder / 'config.json'} has no spec of heads, at {where or 'its start'}: {first['msg']}"
-        ) from error
+        raise SourceError(f"{config} has no spec of heads, at {where or 'its start'}: {first['msg']}") from error
     if resolved.dimensions != dimensions(source.trunk):
-        raise SourceError(f"{source.folder / 'config.json'} has a spec for a model of other sizes than its own")
+        raise SourceError(f"{config} has a spec for a model of other sizes than its own")
     if problems := uncovered(source, resolved):
-        raise SourceError(
-            f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; `compose verify {source.folder}` says more"
-        )
+        more = f"`compose verify {source.folder}` says more"
+        raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
 
 
 def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
