@@ -15,7 +15,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """The projections that may have some."""
 
-_SAID = frozenset({"peft_type", "peft_version", "r", "lora_alpha", "target_modules"})
+_SAID = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
+"""What is looked at by itself, and what names where they come from."""
 _NEUTRAL: Mapping[str, object] = {
     "task_type": "CAUSAL_LM",
     "inference_mode": True,
