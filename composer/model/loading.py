@@ -63,7 +63,7 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
         answer: Any = class_of(source.trunk.labels).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:

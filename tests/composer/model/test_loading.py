@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import composer
-from composer.errors import SourceError
+from composer.errors import ComposerError, GraphError, SourceError
 from tests.checkpoints import edit_config, llama
 
 
@@ -64,6 +64,7 @@ def test_adapters_are_inside_the_folder(student: Path, adapter: str) -> None:
         ({"r": 10**9}, "adapters of rank 1000000000"),
         ({"r": "2"}, "adapters of rank '2'"),
         ({"rank_pattern": {"q_proj": 10**9}}, "'rank_pattern': {'q_proj': 1000000000}, which is nothing that these adapters have"),
+        ({"rank_pattern": None}, "cannot be loaded"),
         ({"init_lora_weights": "pissa"}, "'init_lora_weights': 'pissa', which is nothing"),
         ({"exclude_modules": "(a+)+$"}, "'exclude_modules': '(a+)+$', which is nothing"),
         ({"target_modules": "(a+)+$"}, "expected some of q_proj, k_proj, v_proj, o_proj"),
@@ -117,4 +118,13 @@ def test_a_spec_of_larger_heads_than_there_are_is_refused_before_room_is_made_fo
     spec = json.loads((student / "config.json").read_text())["spec"]
     spec["heads"]["head"]["feature_map"]["dim"] = 2**40
     edit_config(student, spec=spec, spec_hash=None)
-    assert "lacks parameters of its spec, or has others" in refused(student)
+    with pytest.raises(ComposerError, match="lacks parameters of its spec, or has others|feature_map"):
+        composer.load(student)
+
+
+def test_a_spec_whose_edges_go_round_in_a_circle(student: Path) -> None:
+    spec = json.loads((student / "config.json").read_text())["spec"]
+    spec["heads"]["head"]["graph"] = ["window -> state", "state -> window"]
+    edit_config(student, spec=spec, spec_hash=None)
+    with pytest.raises(GraphError):
+        composer.load(student)
