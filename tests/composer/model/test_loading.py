@@ -118,7 +118,7 @@ def test_a_spec_of_larger_heads_than_there_are_is_refused_before_room_is_made_fo
     spec = json.loads((student / "config.json").read_text())["spec"]
     spec["heads"]["head"]["feature_map"]["dim"] = 2**40
     edit_config(student, spec=spec, spec_hash=None)
-    with pytest.raises(ComposerError, match="lacks parameters of its spec, or has others|feature_map"):
+    with pytest.raises(ComposerError, match="lacks parameters of its spec|keeps|size|dim"):
         composer.load(student)
 
 
