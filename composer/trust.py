@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
+from converters.bounded import MOST_CONFIG, read_json
 from converters.composed import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 def _json(path: Path) -> Mapping[str, Any]:
     """Empty where there is none, or nothing of the kind: whoever reads it for what it says tells what is wrong with it."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path, MOST_CONFIG)
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
-from converters.config import number, positive_int, word
+from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
@@ -51,14 +51,14 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
         dropout=number(config, "residual_dropout", 0.0),
-        labels=positive_int(config, "labels") if config.get("labels") is not None else None,
+        labels=positive_int(config, "labels", most=MOST_LABELS) if config.get("labels") is not None else None,
     )
 
 
 def adapter_folder(said: object) -> str:
     """The name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
-    if not isinstance(said, str) or not said or said in (".", "..") or any(sign in said for sign in "/\\\0"):
-        raise ConfigError(f"config.json says {ADAPTER_KEY}: {str(said)[:80]!r}; expected the name of a folder beside it.")
+    if not (isinstance(said, str) and is_name(said) and "\\" not in said):
+        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(said)}; expected the name of a folder beside it.")
     return said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
+from converters.bounded import MOST_CONFIG, read_json
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
@@ -94,13 +94,13 @@ def _limited() -> Iterator[None]:
 def _beside(folder: Path) -> list[str]:
     """Patterns of what belongs to the weights of a model of this project, by the config that has been fetched."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = read_json(folder / "config.json", MOST_CONFIG)
     except (OSError, ValueError):  # whoever reads the model says what is wrong with it
         return []
     if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:
         return []
     adapter = config.get(ADAPTER_KEY)
-    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in ("adapter_config.json", "*.safetensors")]
+    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in (ADAPTER_CONFIG, "*.safetensors")]
     return [RECORD, *within]
 
 

@@ -36,6 +36,8 @@ def generate(
     text = _text(prompt)
     import torch
 
+    from composer.model.generation import keep_tokens_alone
+
     without_bars()
     check_device(device)
     loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
@@ -49,7 +51,7 @@ def generate(
     if not count:
         raise ComposerError("the prompt has no tokens: say something")
     torch.manual_seed(seed)
-    loaded.generation_config.max_length = None  # the source's own limit; --max-new-tokens says it here
+    keep_tokens_alone(loaded)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     began = time.perf_counter()
     with _room_for(loaded, count + max_new_tokens), _said_by(model / GENERATION_CONFIG):

@@ -27,6 +27,7 @@ from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.errors import ComposerError
+from converters.errors import ConverterError
 
 
 class Commands(TyperGroup):
@@ -37,7 +38,7 @@ class Commands(TyperGroup):
         say_what_is_fetched()
         try:
             return super().invoke(ctx)
-        except ComposerError as error:
+        except (ComposerError, ConverterError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocks import initialise
 from blocks.part import Fresh
+from composer.devices import check_memory
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
@@ -21,6 +22,7 @@ from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
 from converters.canonical import expected_tensors
+from converters.shard import BYTES
 from converters.source import GENERATION_CONFIG, SINGLE
 from converters.trunk import Dtype, Trunk
 
@@ -94,9 +96,10 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
     from composer.weights.memory import assembled
 
     trunk = trunk_from(resolved, dtype or "float32")
-    weights: dict[str, torch.Tensor] = {
-        name: filled(name, fresh, dtype_of(fresh, trunk.dtype), seed) for name, fresh in parameters(resolved, trunk).items()
-    }
+    wanted = parameters(resolved, trunk)
+    kinds = {name: dtype_of(fresh, trunk.dtype) for name, fresh in wanted.items()}
+    check_memory(sum(fresh.size * BYTES[kinds[name]] for name, fresh in wanted.items()), f"the parameters of {resolved.name}")
+    weights: dict[str, torch.Tensor] = {name: filled(name, fresh, kinds[name], seed) for name, fresh in wanted.items()}
     return assembled(resolved, trunk, weights)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from composer.weights.plan import dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
 from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
+from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.source import INDEX, Source
@@ -68,7 +68,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
             copy_file(source.folder / name, folder / name)
         files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
         if (source.folder / INDEX).is_file():
-            write_json(folder / INDEX, json.loads((source.folder / INDEX).read_text(encoding="utf-8")))
+            write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
         files |= _adapter(folder, trained.adapter)
         for name, path in trained.papers.items():
             (folder / TRAINING).mkdir(exist_ok=True)
