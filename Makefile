@@ -1,5 +1,6 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
 # make test    the tests
+# make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
@@ -10,16 +11,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= auto
+FUZZ ?= 600
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check docs evidence gpu clean
+.PHONY: demo test fuzz check docs evidence gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+fuzz: $(READY)
+	FUZZ_SECONDS=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/fuzz
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -84,7 +84,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     from composer.training.spill import TOKENS
 
     torch.set_num_threads(1)
-    AutoTokenizer.from_pretrained(folder / "source")
+    AutoTokenizer.from_pretrained(folder / "source", trust_remote_code=False)
     small = torch.ones(256, 256, requires_grad=True)
     (small @ small).sum().backward()
     imported, began = resident("VmRSS"), time.perf_counter()

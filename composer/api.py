@@ -13,6 +13,7 @@ from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.trust import refuse_code
 from composer.weights.dimensions import dimensions
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
@@ -78,9 +79,10 @@ def build(
         resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
         opened = open_model(source, revision)
         check_merged(opened)
+        refuse_code(opened.folder, BuildError)
         kind = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
-        model, share = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True), True
+        model, share = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False), True
     else:
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")

@@ -1,46 +1,49 @@
 """Registers the model with transformers' Auto classes, without importing transformers before somebody else does.
 
-``import composer`` is all that a user has to write, before or after transformers. The table of configurations gets an entry that
-loads our classes when somebody asks for it: not while transformers itself is still being imported, where they could not load.
+``import composer`` is all that a user has to write, before or after transformers. Whenever the module of ``AutoConfig`` has been
+executed, on its first import or on a reload, ``AutoConfig.register`` is told of our configuration: of a name for it that loads ours
+when it is used. To load it at once would import parts of transformers that then are half-way themselves.
 """
 
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-TABLE = "transformers.models.auto.configuration_auto"
+AUTO = "transformers.models.auto.configuration_auto"
 MODEL_TYPE = "composed"
 
 
-class _Entries(dict[str, Any]):
-    """The configurations that were registered from outside, ours among them, which is loaded when it is asked for."""
+def _configuration() -> Any:
+    """Our configuration itself, registered in its name's place; its models come with it."""
+    from composer.model.classification import ComposedConfig
 
-    def __contains__(self, key: object) -> bool:
-        return key == MODEL_TYPE or super().__contains__(key)
-
-    def __missing__(self, key: str) -> Any:
-        if key != MODEL_TYPE:
-            raise KeyError(key)
-        from composer.model.classification import ComposedConfig  # enters the tables of models, too
-
-        self[MODEL_TYPE] = ComposedConfig
-        return ComposedConfig
+    sys.modules[AUTO].AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)
+    return ComposedConfig
 
 
-def _enter(table: ModuleType) -> None:
-    mapping = table.CONFIG_MAPPING
-    if not isinstance(mapping._extra_content, _Entries):
-        mapping._extra_content = _Entries(mapping._extra_content)
+class _Asked(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):  # Python's own questions, which are asked of every class
+            raise AttributeError(name)
+        return getattr(_configuration(), name)
 
 
-class _AfterLoading(importlib.abc.Loader):
-    """The table's own loader, with our entry made at the end."""
+class ComposedConfig(metaclass=_Asked):
+    """The name: what is made of it, or asked of it, is the configuration's."""
+
+    model_type = MODEL_TYPE
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        return _configuration()(*arguments, **options)
+
+
+class _Registering(importlib.abc.Loader):
+    """The module's own loader, with our configuration registered at the end."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -50,28 +53,29 @@ class _AfterLoading(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _enter(module)
+        _register_with(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds the table as usual, and gives it the loader above."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the module where it is, for whoever asks and as often as they do, and gives it the loader above."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != TABLE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == AUTO else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _AfterLoading(spec.loader)
+            spec.loader = _Registering(spec.loader)
         return spec
 
 
 def register() -> None:
-    """Enter the table of configurations, now or as soon as it is loaded."""
-    if TABLE in sys.modules:
-        _enter(sys.modules[TABLE])
-    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+    """With transformers as it is loaded now, and whenever it is from now on."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    if AUTO in sys.modules:
+        _register_with(sys.modules[AUTO])
+
+
+def _register_with(auto: ModuleType) -> None:
+    auto.AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import get_args
 
 from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
-from converters.config import number, positive_int, word
+from converters.config import MOST_LABELS, number, positive_int, word
+from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
 from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
@@ -17,6 +18,9 @@ SPEC_KEYS = ("spec", "spec_hash")
 
 ADAPTER_KEY = "adapter"
 """The folder of adapters that belong to the weights, where there are any."""
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""What stands in it, as PEFT calls it."""
 
 RECORD = "composition.json"
 """The file beside the weights that says how they came to be."""
@@ -36,6 +40,8 @@ NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIE
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
     """A trunk in Llama's keys and in those of our own; what its config says of its heads is the spec's affair."""
+    if config.get(ADAPTER_KEY) is not None:
+        adapter_folder(config[ADAPTER_KEY])
     own = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "hidden_act", "problem_type"}
     trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
     return replace(
@@ -45,8 +51,15 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
         dropout=number(config, "residual_dropout", 0.0),
-        labels=positive_int(config, "labels") if config.get("labels") is not None else None,
+        labels=positive_int(config, "labels", most=MOST_LABELS) if config.get("labels") is not None else None,
     )
+
+
+def adapter_folder(said: object) -> str:
+    """The name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
+    if not (isinstance(said, str) and is_name(said) and "\\" not in said):
+        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(said)}; expected the name of a folder beside it.")
+    return said
 
 
 COMPOSED_FAMILY = Family(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from converters.bounded import brief
 from converters.errors import ConfigError
 
 Value = TypeVar("Value")
@@ -14,6 +14,10 @@ LARGEST = 2**31
 """No size of a model is meant to be larger."""
 MOST_LAYERS = 10_000
 """What is made of a model is made layer by layer: no number of them is meant to be larger."""
+MOST_LABELS = 100_000
+"""A classifier's config names each of them."""
+LARGEST_NUMBER = 1e12
+"""No rate, base or deviation of a model is meant to be larger; float32 holds its square."""
 
 
 def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
@@ -24,12 +28,14 @@ def positive_int(config: Mapping[str, object], key: str, default: int | None = N
 
 def number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """A number of at least 0."""
-    return _checked(config, key, default, "a number of at least 0", lambda v: float(v) if _is_number(v) and v >= 0 else None)
+    expected = f"a number from 0 to {LARGEST_NUMBER:g}"
+    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= LARGEST_NUMBER else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
     """A number greater than 0."""
-    return _checked(config, key, default, "a number greater than 0", lambda v: float(v) if _is_number(v) and v > 0 else None)
+    expected = f"a number greater than 0, and at most {LARGEST_NUMBER:g}"
+    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 < v <= LARGEST_NUMBER else None)
 
 
 def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
@@ -41,17 +47,23 @@ def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
     return _checked(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
 
 
-def token_ids(config: Mapping[str, object], key: str, default: int | None) -> int | list[int] | None:
-    """A token's number, several of them, or None where the config says null."""
+def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: int | None) -> int | list[int] | None:
+    """A token's number, several of them, or None where the config says null. -1 is an older way to say that there is none."""
     value = config.get(key, default)
-    if value is None or _is_int(value) or (isinstance(value, list) and value and all(_is_int(one) for one in value)):
+    if key not in config or are_tokens(value, vocabulary):
         return value  # type: ignore[return-value]
-    raise _refusal(key, value, "a token's number, a list of them or null")
+    raise _refusal(key, value, f"a token's number, a list of them or null; 0 to {vocabulary - 1:,} have an embedding")
 
 
-def token_id(config: Mapping[str, object], key: str, default: int | None) -> int | None:
-    """A token's number, or None where the config says null."""
-    value = token_ids(config, key, default)
+def are_tokens(value: object, vocabulary: int) -> bool:
+    """Whether a token, several of them or none are named that have an embedding."""
+    given = value if isinstance(value, list) and value else [value]
+    return value is None or all(isinstance(one, int) and not isinstance(one, bool) and -1 <= one < vocabulary for one in given)
+
+
+def token_id(config: Mapping[str, object], key: str, vocabulary: int) -> int | None:
+    """A token's number, or None where the config says null or nothing."""
+    value = token_ids(config, key, vocabulary, None)
     if isinstance(value, list):
         raise _refusal(key, value, "a token's number or null")
     return value
@@ -72,7 +84,7 @@ def _checked(
 
 
 def _refusal(key: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json says {key}: {value!r}; expected {expected}.")
+    return ConfigError(f"config.json says {key}: {brief(value)}; expected {expected}.")
 
 
 def _is_int(value: object) -> bool:
@@ -80,4 +92,4 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)

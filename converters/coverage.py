@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from converters.bounded import shortened
 from converters.canonical import EMBEDDING, OUTPUT, expected_tensors, is_composed
 from converters.errors import CoverageError
 from converters.family import Family
 from converters.trunk import Trunk
 
-_SHOWN = 6
+_SHOWN, _LONGEST = 6, 400
 
 
 class Shaped(Protocol):
@@ -80,7 +81,7 @@ def cover(family: Family, trunk: Trunk, tensors: Mapping[str, AnyTensor]) -> Cov
 
 
 def _cause_of_unknown(name: str, canonical: str | None, trunk: Trunk) -> str:
-    layer = re.search(r"\.layers\.(\d+)\.", f".{name}")
+    layer = re.search(r"\.layers\.([0-9]{1,9})\.", f".{name}")
     if layer and int(layer[1]) >= trunk.layers:
         return f"config.json has {trunk.layers} layers, 0 to {trunk.layers - 1}"
     if canonical is None and not name.startswith(("model.", "lm_head.")):
@@ -106,4 +107,4 @@ def _listed(title: str, lines: list[str]) -> list[str]:
     if not lines:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return [f"{len(lines)} {title}:", *(f"  {line}" for line in lines[:_SHOWN]), *more]
+    return [f"{len(lines)} {title}:", *(f"  {shortened(line, _LONGEST)}" for line in lines[:_SHOWN]), *more]

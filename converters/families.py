@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from converters.bounded import brief
 from converters.composed import COMPOSED_FAMILY
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -16,6 +17,6 @@ def family_of(config: Config) -> Family:
     known = ", ".join(f"{family.model_type} ({family.title})" for family in FAMILIES.values())
     if name is None:
         raise ConfigError(f"config.json has no 'model_type' to tell its family by. Families that can be read: {known}.")
-    if name not in FAMILIES:
-        raise ConfigError(f"No converter for the family {name!r}. Families that can be read: {known}.")
-    return FAMILIES[str(name)]
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ConfigError(f"No converter for the family {brief(name)}. Families that can be read: {known}.")
+    return FAMILIES[name]

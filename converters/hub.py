@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import glob
-import json
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from converters.composed import ADAPTER_KEY, COMPOSED_FAMILY, RECORD
+from converters.bounded import MOST_CONFIG, read_json
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, COMPOSED_FAMILY, RECORD
 from converters.errors import HubError
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
+_LOG = logging.getLogger(__name__)
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,11 +36,13 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
     wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    _LOG.info(f"Asking the Hub for {where}; it has {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
-        commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-        if weights and (beside := _beside(folder)):
-            snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
+        with _limited():
+            folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
+            commit = folder.name if _COMMIT.fullmatch(folder.name) else None
+            if weights and (beside := _beside(folder)):
+                snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
@@ -46,25 +53,54 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
             "check the name, or log in with `hf auth login`."
         ) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        silent = type(error.__cause__).__name__.endswith("Timeout")
+        reached = f"has not answered within {_patience()} s" if silent else "cannot be reached"
         raise HubError(
-            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub cannot be reached. "
-            "Connect, or give a folder."
+            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub {reached}. "
+            + ("Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)" if silent else "Connect")
+            + ", or give a folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
     return folder, commit
 
 
+def _patience() -> int:
+    """Seconds for an answer, as huggingface_hub reads them from the environment."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_ETAG_TIMEOUT
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Inside, requests that huggingface_hub would let wait for ever, those for a list of files, have the limit of the others."""
+    from huggingface_hub import get_session
+
+    session, seconds = get_session(), _patience()
+    before = session.event_hooks
+
+    def limit(request: Any) -> None:
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {part: given.get(part) or seconds for part in ("connect", "read", "write", "pool")}
+
+    session.event_hooks = {**before, "request": [*before["request"], limit]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
+
+
 def _beside(folder: Path) -> list[str]:
     """Patterns of what belongs to the weights of a model of this project, by the config that has been fetched."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = read_json(folder / "config.json", MOST_CONFIG)
     except (OSError, ValueError):  # whoever reads the model says what is wrong with it
         return []
     if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:
         return []
     adapter = config.get(ADAPTER_KEY)
-    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in ("adapter_config.json", "*.safetensors")]
+    within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in (ADAPTER_CONFIG, "*.safetensors")]
     return [RECORD, *within]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
+from converters.bounded import brief, listed
 from converters.config import MOST_LAYERS, number, positive_int, positive_number, switch, token_id, token_ids
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -113,12 +114,13 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
     _refuse_what_changes_the_computation(config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigError(f"config.json says hidden_act: {activation!r}; only 'silu' is supported.")
+        raise ConfigError(f"config.json says hidden_act: {brief(activation)}; only 'silu' is supported.")
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     max_positions = positive_int(config, "max_position_embeddings", 2048)
     theta, scaling = _rope(config, max_positions)
+    vocabulary = positive_int(config, "vocab_size")
     trunk = Trunk(
-        vocabulary_size=positive_int(config, "vocab_size"),
+        vocabulary_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=positive_int(config, "intermediate_size"),
         layers=positive_int(config, "num_hidden_layers", most=MOST_LAYERS),
@@ -133,15 +135,17 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         rope_scaling=scaling,
         max_positions=max_positions,
         activation="silu",
-        bos_token_id=token_ids(config, "bos_token_id", 1),
-        eos_token_id=token_ids(config, "eos_token_id", 2),
-        pad_token_id=token_id(config, "pad_token_id", None),
+        bos_token_id=token_ids(config, "bos_token_id", vocabulary, 1),
+        eos_token_id=token_ids(config, "eos_token_id", vocabulary, 2),
+        pad_token_id=token_id(config, "pad_token_id", vocabulary),
         dtype=_dtype(config),
         initializer_range=number(config, "initializer_range", 0.02),
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:
-        notes.append(f"config.json has keys that Llama does not know; they were left out: {', '.join(unknown)}.")
+        notes.append(f"config.json has keys that Llama does not know; they were left out: {listed(unknown)}.")
+    if config.get("auto_map"):
+        notes.append("config.json asks for code of its own (auto_map); it was not run, and Llama's is taken.")
     return trunk
 
 
@@ -149,7 +153,7 @@ def _refuse_what_changes_the_computation(config: Config) -> None:
     for key, neutral in _NEUTRAL.items():
         value = config.get(key)
         if value not in neutral:
-            raise ConfigError(f"config.json says {key}: {value!r}, which changes what the model computes and is not Llama's.")
+            raise ConfigError(f"config.json says {key}: {brief(value)}, which changes what the model computes and is not Llama's.")
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
@@ -162,16 +166,16 @@ def _dtype(config: Config) -> Dtype:
     """``dtype``, or the older ``torch_dtype``. Without either float32; the source then looks at its tensors."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     for dtype in get_args(Dtype):
-        if str(value).removeprefix("torch.") == dtype:
+        if value in (dtype, f"torch.{dtype}"):
             return dtype
-    raise ConfigError(f"config.json says dtype: {value!r}; expected one of {', '.join(get_args(Dtype))}.")
+    raise ConfigError(f"config.json says dtype: {brief(value)}; expected one of {', '.join(get_args(Dtype))}.")
 
 
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
     """``rope_parameters`` (new) or ``rope_scaling`` beside ``rope_theta`` (old), as transformers weighs them."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"config.json says rope_parameters: {given!r}; expected a mapping or null.")
+        raise ConfigError(f"config.json says rope_parameters: {brief(given)}; expected a mapping or null.")
     theta = positive_number(given, "rope_theta", positive_number(config, "rope_theta", 10000.0))
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
@@ -189,12 +193,12 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
             raise ConfigError("config.json says low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
     else:
         raise ConfigError(
-            f"config.json asks for rotary positions of type {kind!r}; supported are 'default' and 'llama3'. "
+            f"config.json asks for rotary positions of type {brief(kind)}; supported are 'default' and 'llama3'. "
             "A model stretched in another way would compute something else than its source."
         )
     unknown = sorted(set(given) - {"rope_theta", "rope_type", "type", *known})
     if unknown:
-        raise ConfigError(f"config.json has rotary settings that type {kind!r} does not know: {', '.join(unknown)}.")
+        raise ConfigError(f"config.json has rotary settings that type {kind!r} does not know: {listed(unknown)}.")
     return theta, scaling
 
 

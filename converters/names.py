@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-_PLACES = {"i": r"(?P<i>0|[1-9]\d*)", "rest": r"(?P<rest>.+)"}
+_NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+_PLACES = {"i": r"(?P<i>0|[1-9][0-9]{0,8})", "rest": r"(?P<rest>.+)"}
 
 
 class Table:
@@ -18,14 +19,13 @@ class Table:
 
     def __init__(self, rows: Mapping[str, str]) -> None:
         self.rows = dict(rows)
-        self._forward = [(_compiled(own), canonical) for own, canonical in self.rows.items()]
-        self._backward = [(_compiled(canonical), own) for own, canonical in self.rows.items()]
+        self._inverse = {canonical: own for own, canonical in self.rows.items()}
 
     def canonical(self, name: str) -> str | None:
-        return _translate(name, self._forward)
+        return _translate(name, self.rows)
 
     def original(self, name: str) -> str | None:
-        return _translate(name, self._backward)
+        return _translate(name, self._inverse)
 
 
 def fits(pattern: str, name: str) -> bool:
@@ -42,8 +42,14 @@ def _split(pattern: str) -> list[str]:
     return re.split(r"\{(\w+)\}", pattern)
 
 
-def _translate(name: str, rows: list[tuple[re.Pattern[str], str]]) -> str | None:
-    for pattern, target in rows:
-        if match := pattern.fullmatch(name):
-            return target.format(**match.groupdict())
+def _translate(name: str, rows: Mapping[str, str]) -> str | None:
+    """Most names are found by looking them up, with each number in turn as the layer's: checkpoints have many of them."""
+    if name in rows:
+        return rows[name] if "{" not in name else None
+    for number in _NUMBER.finditer(name):
+        if target := rows.get(f"{name[: number.start()]}{{i}}{name[number.end() :]}"):
+            return target.format(i=number[0])
+    for pattern in (pattern for pattern in rows if "{rest}" in pattern):
+        if match := _compiled(pattern).fullmatch(name):
+            return rows[pattern].format(**match.groupdict())
     return None

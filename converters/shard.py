@@ -9,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converters.bounded import MOST_NAMES, brief, opened, parse_json
 from converters.errors import WeightsError
 from converters.trunk import Dtype
 
 DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """The format's names of the floating types that are read, and the names used everywhere else."""
 BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_LONGEST_HEADER = 100_000_000
+MOST_TENSORS = 200_000
+"""Of one file: the largest models have as many in all."""
+_MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -54,13 +59,15 @@ class Shard:
 def read_shard(file: Path) -> Shard:
     """The header of a safetensors file, checked; a ``WeightsError`` says what is wrong with it."""
     try:
-        with file.open("rb") as stream:
-            size = file.stat().st_size
+        with opened(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             start = stream.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if start + stream.read(len(_GIT_LFS) - len(start)) == _GIT_LFS:
                 raise WeightsError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` there.")
-            if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            if MOST_NAMES < length <= size - 8:
+                raise WeightsError(f"{file} has a header of {length:,} bytes; at most {MOST_NAMES:,} are read.")
+            if not 2 <= length <= size - 8:
                 raise WeightsError(
                     f"{file} ({size:,} bytes) does not begin with a safetensors header: it is truncated or not of that "
                     "format. Fetch it again."
@@ -90,20 +97,28 @@ def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes
 
 
 def _parsed(file: Path, text: bytes) -> dict[str, Any]:
+    mappings = 0
+
     def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) != len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise WeightsError(f"{file} names {repeated!r} twice in its header.")
-        return dict(pairs)
+        nonlocal mappings
+        mappings += 1
+        if max(mappings - 2, len(pairs) - 1) > MOST_TENSORS:  # one each, beside their own, and what is said of the file
+            raise WeightsError(f"{file} describes more than {MOST_TENSORS:,} tensors, the most that are read.")
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
+            raise WeightsError(f"{file} names {brief(repeated)} twice in its header.")
+        return found
 
     try:
-        header = json.loads(text, object_pairs_hook=unrepeated)
+        header = parse_json(text, unrepeated)
     except ValueError as error:
         raise WeightsError(f"{file} has a damaged header ({error}). Fetch it again.") from error
     if not isinstance(header, dict):
         raise WeightsError(f"{file} has a damaged header: a {type(header).__name__} where a mapping belongs.")
-    header.pop("__metadata__", None)
+    said = header.pop("__metadata__", {})
+    if not (text.startswith(b"{") and isinstance(said, dict) and all(isinstance(word, str) for word in said.values())):
+        raise WeightsError(f"{file} has a damaged header: what it says of the file is not text by name. Fetch it again.")
     return header
 
 
@@ -111,25 +126,31 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
     """The header's tensors in file order, held against their shapes, their neighbours and the file's size."""
     tensors: dict[str, Tensor] = {}
     for name, entry in header.items():
-        try:
-            stored, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
-            first, last = (start + int(offset) for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise WeightsError(f"{file} has a damaged header at {name!r}: {entry!r}. Fetch it again.") from error
+        match entry:
+            case {"dtype": str(stored), "shape": list(shape), "data_offsets": [first, last]} if (
+                len(name) <= _LONGEST_NAME and len(shape) <= _MOST_DIMENSIONS and all(map(_is_count, (*shape, first, last)))
+            ):
+                pass
+            case _:
+                raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
         if stored not in DTYPES:
             raise WeightsError(
-                f"{file} holds {name!r} as {stored}; only {', '.join(DTYPES)} are read. "
+                f"{file} holds {brief(name)} as {brief(stored)}; only {', '.join(DTYPES)} are read. "
                 "A quantised checkpoint has to be turned into one of these first."
             )
-        tensors[name] = Tensor(file, DTYPES[stored], shape, first, last)
+        tensors[name] = Tensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
 
     tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     expected = start
     for name, tensor in tensors.items():
         if tensor.start != expected or tensor.bytes != math.prod(tensor.shape) * BYTES[tensor.dtype]:
-            raise WeightsError(f"{file} has a damaged header: {name!r} does not lie where its shape says. Fetch it again.")
+            raise WeightsError(f"{file} has a damaged header: {brief(name)} does not lie where its shape says. Fetch it again.")
         expected = tensor.end
     if expected != size:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{file} is {what}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
     return tensors
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

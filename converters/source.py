@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
+from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
@@ -29,7 +30,17 @@ TOKENIZER = (
     "additional_chat_templates/*",
 )
 """What may belong to a tokenizer."""
-BROUGHT_ALONG = (*TOKENIZER, "generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
+GENERATION_CONFIG = "generation_config.json"
+TOKEN_KEYS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+"""What names tokens in the settings for generation."""
+BROUGHT_ALONG = (*TOKENIZER, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
 """What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -69,7 +80,7 @@ def describe(folder: Path) -> Described:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; expected one with config.json and safetensors weights.")
     try:
-        content = path.read_bytes()
+        content = read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.") from error
     except OSError as error:
@@ -100,6 +111,7 @@ def open_source(folder: Path) -> Source:
     if not (described.config.get("dtype") or described.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
+    _check_generation(folder, trunk)
     return Source(
         folder=folder,
         config=described.config,
@@ -116,32 +128,54 @@ def open_source(folder: Path) -> Source:
 
 def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tuple[str, ...]:
     """Paths, relative to the folder, of the files that go with the weights."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return tuple(sorted(path.relative_to(folder).as_posix() for path in found))
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    found = tuple(sorted(path.relative_to(folder).as_posix() for path in paths))
+    for name in found:
+        _own(folder, name)
+    return found
 
 
 def _shards(folder: Path) -> dict[str, Shard]:
     """The weight files that transformers would load: a single file comes before an index."""
     if (folder / SINGLE).exists():
-        return {SINGLE: read_shard(folder / SINGLE)}
+        return {SINGLE: read_shard(_own(folder, SINGLE))}
     path = folder / INDEX
     if not path.exists():
         raise WeightsError(_no_weights(folder))
-    weight_map = _json(path, path.read_bytes(), WeightsError).get("weight_map")
+    try:
+        content = read_bytes(_own(folder, INDEX), MOST_NAMES)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}.") from error
+    weight_map = _json(path, content, WeightsError).get("weight_map")
     if not (isinstance(weight_map, dict) and weight_map and all(isinstance(file, str) for file in weight_map.values())):
         raise WeightsError(f"{path} has no 'weight_map' of tensor names to files.")
     shards: dict[str, Shard] = {}
     for file in sorted(set(weight_map.values())):
-        if Path(file).name != file:
-            raise WeightsError(f"{path} names {file!r}; expected a file of its own folder.")
+        if not is_name(file):
+            raise WeightsError(f"{path} names {brief(file)}; expected a file of its own folder.")
         if not (folder / file).exists():
             count = sum(1 for value in weight_map.values() if value == file)
             raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
-        shards[file] = read_shard(folder / file)
+        shards[file] = read_shard(_own(folder, file))
     for name, file in weight_map.items():
         if name not in shards[file].tensors:
-            raise WeightsError(f"{path} places {name!r} in {file}, which does not hold it. Fetch both again.")
+            raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
     return shards
+
+
+def _check_generation(folder: Path, trunk: Trunk) -> None:
+    """Whether the tokens that the settings for generation name have an embedding."""
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        return
+    try:
+        content = read_bytes(_own(folder, GENERATION_CONFIG), MOST_CONFIG)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    for key, value in _json(path, content, ConfigError).items():
+        if key in TOKEN_KEYS and not are_tokens(value, trunk.vocabulary_size):
+            has = f"0 to {trunk.vocabulary_size - 1:,} have an embedding"
+            raise ConfigError(f"{path} says {key}: {brief(value)}; expected a token's number, a list of them or null: {has}.")
 
 
 def _tensors(shards: Mapping[str, Shard]) -> dict[str, Tensor]:
@@ -149,7 +183,7 @@ def _tensors(shards: Mapping[str, Shard]) -> dict[str, Tensor]:
     for file, shard in shards.items():
         for name, tensor in shard.tensors.items():
             if name in tensors:
-                raise WeightsError(f"{name!r} is in two files, {tensors[name].file.name} and {file}: which one counts?")
+                raise WeightsError(f"{brief(name)} is in two files, {tensors[name].file.name} and {file}: which one counts?")
             tensors[name] = tensor
     if not tensors:
         raise WeightsError(f"No tensors in {', '.join(shards)}.")
@@ -165,9 +199,17 @@ def _no_weights(folder: Path) -> str:
     )
 
 
+def _own(folder: Path, name: str) -> Path:
+    """A file of the folder that is not a link out of it."""
+    try:
+        return within(folder, name)
+    except OSError as error:
+        raise WeightsError(f"{folder / name} cannot be read: {error.strerror}.") from error
+
+
 def _json(path: Path, content: bytes, refusal: type[ConfigError] | type[WeightsError]) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError as error:
         raise refusal(f"{path} is not JSON: {error}.") from error
     if not isinstance(value, dict):

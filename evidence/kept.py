@@ -16,6 +16,7 @@ from composer.evaluation.options import Options
 from composer.evaluation.runner import task_facts
 from composer.files import write_whole
 from composer.weights.contents import sha256
+from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import EXPERIMENTS, Experiment
 
 KEPT = Path(__file__).parent / "runs"
@@ -59,7 +60,7 @@ def path_of(experiment: str, variant: str, seed: int, folder: Path = KEPT) -> Pa
 
 def read(path: Path) -> Run | None:
     """None where there is none."""
-    return Run.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return Run.model_validate_json(read_bytes(path, MOST_CONFIG)) if path.is_file() else None
 
 
 def keep(run: Run, folder: Path = KEPT) -> None:

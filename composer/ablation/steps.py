@@ -17,6 +17,7 @@ from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.locks import alone, beside
 from composer.spec.recipe import Recipe
+from converters.bounded import MOST_CONFIG, read_json
 
 if TYPE_CHECKING:
     from composer.training.run import Options
@@ -34,10 +35,10 @@ def found(step: Step, folder: Path) -> Figures | None:
     if not path.is_file():
         return None
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        figures = read_json(path, MOST_CONFIG)
         if not isinstance(figures, dict):
             raise ValueError("no figures are in it")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise AblationError(f"{path} is damaged ({error}). Remove it: the step is then done again.") from error
     return figures
 

@@ -16,7 +16,8 @@ from composer.cli.screen import print_json, size, without_bars
 from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
 from composer.graph.explain import explain_resolved
-from converters.source import TOKENIZER, small_files
+from composer.trust import load_tokenizer
+from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 
 
 def generate(
@@ -32,8 +33,10 @@ def generate(
     """Let a built model go on from a prompt, and print both."""
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
-    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = _text(prompt)
     import torch
+
+    from composer.model.generation import keep_tokens_alone
 
     without_bars()
     check_device(device)
@@ -48,12 +51,16 @@ def generate(
     if not count:
         raise ComposerError("the prompt has no tokens: say something")
     torch.manual_seed(seed)
-    loaded.generation_config.max_length = None  # the source's own limit; --max-new-tokens says it here
+    keep_tokens_alone(loaded)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     began = time.perf_counter()
-    with _room_for(loaded, count + max_new_tokens):
+    with _room_for(loaded, count + max_new_tokens), _said_by(model / GENERATION_CONFIG):
         answer = loaded.generate(
-            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], max_new_tokens=max_new_tokens, **sampling
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            trust_remote_code=False,
+            **sampling,
         )[0]
     seconds = time.perf_counter() - began
     whole = tokenizer.decode(answer, skip_special_tokens=True)
@@ -63,6 +70,29 @@ def generate(
         print_json({"prompt": text, "text": whole, "new_text": new, **figures})
         return
     typer.echo(whole)
+
+
+def _text(prompt: str) -> str:
+    """What is to be gone on from: the prompt, or what stands on stdin. Raises ComposerError where it is no text."""
+    try:
+        text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+        text.encode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        where = "on stdin" if prompt == "-" else "in --prompt"
+        raise ComposerError(
+            f"what stands {where} is no text in the terminal's encoding, from character {error.start + 1} on "
+            f"({error.reason}); save it as UTF-8, and say --prompt - < FILE"
+        ) from error
+    return text
+
+
+@contextmanager
+def _said_by(settings: Path) -> Iterator[None]:
+    """What transformers says of ways of writing that it does not have, or that are no composed model's."""
+    try:
+        yield
+    except ValueError as error:
+        raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
 
 
 @contextmanager
@@ -86,13 +116,9 @@ def _room_for(model: Any, tokens: int) -> Iterator[None]:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
     if not small_files(folder, TOKENIZER):
         raise ComposerError(
             f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
         )
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever the libraries of its kind raise
-        raise ComposerError(f"{folder} has no tokenizer that transformers can read; copy the source's there ({error})") from error
+    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there"
+    return load_tokenizer(folder, ComposerError, problem)

@@ -22,20 +22,23 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
-from composer.cli.screen import INTERRUPTED, MISTAKE
+from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
 from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.errors import ComposerError
+from converters.errors import ConverterError
 
 
 class Commands(TyperGroup):
     """A user's mistake ends in its message alone, on stderr, and in exit code 2; Ctrl-C in 130."""
 
     def invoke(self, ctx: Any) -> Any:
+        replace_what_cannot_be_shown()
+        say_what_is_fetched()
         try:
             return super().invoke(ctx)
-        except ComposerError as error:
+        except (ComposerError, ConverterError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:

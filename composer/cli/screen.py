@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from composer.errors import ComposerError
+from converters import hub
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +35,36 @@ HEARD = 10.0
 
 
 def print_json(value: Any) -> None:
-    """The one thing on stdout for a program to read."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """The one thing on stdout for a program to read: where the terminal's encoding lacks a character, as an escape."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    typer.echo(text)
+
+
+def replace_what_cannot_be_shown() -> None:
+    """Characters that the terminal's encoding lacks become question marks, and end no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+class _OnStderr(logging.Handler):
+    """What takes long is said at once."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(self.format(record), err=True)
+
+
+def say_what_is_fetched() -> None:
+    """On stderr, from now on: what the Hub is asked for."""
+    log = logging.getLogger(hub.__name__)
+    if not log.handlers:
+        log.addHandler(_OnStderr())
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 def console() -> Console:

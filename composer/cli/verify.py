@@ -19,7 +19,8 @@ def verify(
 ) -> None:
     """Check a built model against its record.
 
-    Spec, coverage, shapes, hashes of contents, finite values. The exit code is 1 where something does not match.
+    Spec, config, coverage, shapes, hashes of all files, finite values. The exit code is 1 where something does not match.
+    Whoever changes a folder can change its record, too: compare the record's SHA-256 with what its maker tells.
     """
     from composer.weights.verify import verify as checks_of
 
@@ -33,6 +34,7 @@ def verify(
         typer.echo()
         unchecked = f"; {len(report.unchecked)} could not be checked" if report.unchecked else ""
         good = f"{model} is what its record says{unchecked}"
+        typer.echo(f"Record: SHA-256 {report.record_sha256}")
         heading(
             good if report.ok else f"{model} does not match its record: {plural(len(report.failed), 'check')} failed{unchecked}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from composer.data.references import HUB, FileData, HubData, tasks
 from composer.errors import DataError
 from composer.spec.places import brief, nearest
+from converters.bounded import parse_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 """What is read, by the end of its name, and who reads it in ``datasets``."""
@@ -122,7 +122,7 @@ def _why(file: Path, error: Exception) -> str:
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    record = json.loads(line) if line.strip() else {}
+                    record = parse_json(line) if line.strip() else {}
                 except ValueError as wrong:
                     return f":{number}  is no JSON ({wrong}); expected one object in each line"
                 if not isinstance(record, dict):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from composer.errors import DataError
+from composer.model.generation import keep_tokens_alone
 
 
 def sample_texts(
@@ -33,7 +34,7 @@ def sample_texts(
         raise DataError("The tokenizer has no BOS token, so a text begins with nothing that the model could go on from.")
     # A model whose training set texts one after the other may say BOS at the end of one.
     ends = [token for token in (tokenizer.eos_token_id, begin) if token is not None]
-    model.generation_config.max_length = None  # the source's own limit; length says it here
+    keep_tokens_alone(model)
     written, draw = 0, 0
     while written < texts:
         torch.manual_seed(random.Random(f"{seed} {draw}").getrandbits(32))  # its generator takes no more bits
@@ -42,6 +43,7 @@ def sample_texts(
             attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),
             max_new_tokens=length - 1,
             do_sample=True,
+            trust_remote_code=False,
             temperature=temperature,
             top_p=top_p,
             top_k=0,

@@ -70,7 +70,11 @@ def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options
         of_ours: Any = huggingface.HFLM
         answer = ask(
             model=of_ours(
-                pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=max(1, options.batch_tokens // QUESTION)
+                pretrained=model,
+                tokenizer=tokenizer,
+                trust_remote_code=False,
+                backend="causal",
+                batch_size=max(1, options.batch_tokens // QUESTION),
             ),
             tasks=list(options.harness),
             task_manager=manager,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation.report import ModelFacts, OpenedFacts
+from composer.trust import load_tokenizer, refuse_code
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
@@ -45,8 +46,9 @@ class Opened:
                 return load(folder, dtype=dtype, device=device).requires_grad_(False)
             import torch
 
+            refuse_code(folder, EvaluationError)
             kind = getattr(torch, dtype or self.source.trunk.dtype)
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, trust_remote_code=False)
             return model.to(device).requires_grad_(False).eval()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
@@ -142,14 +144,9 @@ def _open(reference: str) -> Source:
 
 
 def _tokenizer(reference: str, source: Source) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
     if not small_files(source.folder, TOKENIZER):
         raise EvaluationError(f"{reference} has no tokenizer, so it can read no task: copy one into its folder.")
-    try:
-        return AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
-    except Exception as error:  # whatever the libraries of its kind raise
-        raise EvaluationError(f"{reference} has no tokenizer that transformers can read ({error}).") from error
+    return load_tokenizer(source.folder, EvaluationError, f"{reference} has no tokenizer that transformers can read")
 
 
 def _hash_of(folder: Path, names: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,10 @@ from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
 from composer.locks import alone, inside
+from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
+PICTURES = ("accuracy", "loss", "depth", "position")
+"""What the names of pictures start with."""
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
 SHOWN = 5
 """Differences that a message lists."""
@@ -92,8 +94,8 @@ def check_same(folder: Path, setting: Setting) -> None:
     """Whether the evaluation in a folder is this one. Raises EvaluationError, which lists what differs."""
     path = folder / RUN
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        begun = read_json(path, MOST_CONFIG)
+    except (OSError, ValueError) as error:
         raise EvaluationError(
             f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
         ) from error
@@ -146,7 +148,9 @@ def _remove(folder: Path) -> None:
     with _writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / PLOTS, ignore_errors=True)
+        for kind in PICTURES:
+            for picture in (folder / PLOTS).glob(f"{kind}-*.png"):
+                picture.unlink()
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -154,12 +158,17 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     with path.open("rb+") as stream:
-        contents = stream.read()
+        contents = stream.read(MOST_LOG + 1)
+        if len(contents) > MOST_LOG:
+            raise ValueError(f"larger than {MOST_LOG:,} bytes")
         whole = contents.rfind(b"\n") + 1
         if whole < len(contents):
             stream.truncate(whole)
     for line in contents[:whole].splitlines():
-        yield json.loads(line)
+        found = parse_json(line)
+        if not isinstance(found, dict):
+            raise ValueError(f"a line that holds a {type(found).__name__}")
+        yield found
 
 
 @contextmanager

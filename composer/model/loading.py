@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.resolve import Resolved
+from composer.trust import refuse_code
+from composer.weights.check import uncovered
+from composer.weights.dimensions import dimensions
+from converters.adapter import check_adapter
+from converters.bounded import listed, shortened
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
+from converters.errors import ConverterError
+from converters.source import Source, open_source
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
@@ -21,23 +30,44 @@ def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedFor
     return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
 
 
+def check_heads(source: Source) -> None:
+    """Whether the parameters of its heads are there, before room is made for them. Raises SourceError."""
+    config = source.folder / "config.json"
+    try:
+        resolved = Resolved.model_validate(source.config.get("spec"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = shortened(".".join(str(part) for part in first["loc"]))
+        raise SourceError(f"{config} has no spec of heads, at {where or 'its start'}: {first['msg']}") from error
+    if resolved.dimensions != dimensions(source.trunk):
+        raise SourceError(f"{config} has a spec for a model of other sizes than its own")
+    if problems := uncovered(source, resolved):
+        more = f"`compose verify {source.folder}` says more"
+        raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
+
+
 def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
-    config = folder / "config.json"
-    if not config.is_file():
+    if not (folder / "config.json").is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
     try:
-        said = json.loads(config.read_text())
-    except ValueError as error:
-        raise SourceError(f"{config} is not JSON: {error}") from error
-    if said.get("model_type") != "composed":
+        source = open_source(folder)
+        if (adapter := source.config.get(ADAPTER_KEY)) is not None:
+            check_adapter(folder, adapter)
+    except ConverterError as error:
+        raise SourceError(f"{error} `compose verify {folder}` may say more") from error
+    if source.family.model_type != "composed":
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
+    refuse_code(folder, SourceError)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
+    check_heads(source)
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = class_of(said.get("labels")).from_pretrained(
+        answer: Any = class_of(source.trunk.labels).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ConverterError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:

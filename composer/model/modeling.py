@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
+from transformers.utils.hub import cached_file
 
 from blocks.flow import Tokens
 from blocks.part import State
@@ -23,6 +26,8 @@ from composer.model.head import PartModule, precise_parameters
 from composer.model.rows import Rows
 from composer.model.trunk import make_dropout, make_mlp, make_norm, make_positions
 from composer.spec.resolve import Resolved
+from composer.trust import code_in_adapter
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_folder
 
 # What transformers' own loops pass to every causal model.
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
@@ -169,14 +174,20 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, with_adapter: bool = True, **options: Any) -> Any:
-        """As transformers has it, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out."""
+        """As transformers has it, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out.
+
+        Nothing that stands beside the weights runs, whatever ``trust_remote_code`` says: the code is this project's. Raises
+        ValueError where adapters would have some imported.
+        """
+        options["trust_remote_code"] = False
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         model = answer[0] if isinstance(answer, tuple) else answer
         if not with_adapter:
             model.config.adapter = None  # what is saved from here has none
         if model.config.adapter is not None:
             where = {name: options[name] for name in WHERE if options.get(name) is not None}
-            where["subfolder"] = "/".join(filter(None, (options.get("subfolder"), model.config.adapter)))
+            where["subfolder"] = "/".join(filter(None, (options.get("subfolder"), adapter_folder(model.config.adapter))))
+            check_adapter(pretrained_model_name_or_path, where)
             model.load_adapter(pretrained_model_name_or_path, adapter_kwargs=where)
         return answer
 
@@ -238,6 +249,17 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = ComposedCache(len(self.model.layers))
         return False
+
+
+def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
+    """Whether adapters are safetensors, and of a kind that has nothing imported. Raises ValueError, and OSError where they lack."""
+    path = cached_file(reference, ADAPTER_CONFIG, **where)
+    cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
+    assert path is not None, "it raises where there is none"
+    with open(path, encoding="utf-8") as stream:
+        problem = code_in_adapter(json.load(stream))
+    if problem is not None:
+        raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
 
 
 def check_passed(passed: dict[str, Any]) -> None:

@@ -29,7 +29,10 @@ from composer.spec.trunk import TrunkSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 Edge = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
-Share = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*/[1-9]\d*$")]
+Share = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
+
+MOST_MEMORIES, MOST_GROUPS, MOST_RULES = 32, 256, 4096
+"""Of a head, of a layer, and of a document: what is looked at for each other one, or for each layer."""
 
 
 class HeadSpec(Closed):
@@ -45,11 +48,11 @@ class HeadSpec(Closed):
     """Feeds the features only: exact memories see the raw queries and keys."""
     feature_map: FeatureMapConfig | None = None
     """What a state memory sees of queries and keys."""
-    memory: Annotated[tuple[MemoryConfig, ...], Field(min_length=1)]
+    memory: Annotated[tuple[MemoryConfig, ...], Field(min_length=1, max_length=MOST_MEMORIES)]
     """Top to bottom: in a cascade, pairs fall from one into the next."""
     flow: Literal["cascade", "parallel"] = "cascade"
     """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
-    graph: Annotated[tuple[Edge, ...], Field(min_length=1)] | None = None
+    graph: Annotated[tuple[Edge, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
     """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
     first falls into the second)."""
     read: ReadConfig | None = None
@@ -70,9 +73,13 @@ class HeadsOf(Closed):
 class LayerRule(Closed):
     """Which layers take which head. A later rule overrides an earlier one."""
 
-    at: int | tuple[int, ...] | Annotated[str, StringConstraints(pattern=r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$")]
+    at: (
+        int
+        | tuple[int, ...]
+        | Annotated[str, StringConstraints(pattern=r"^(all|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?(:-?[0-9]{1,9})?)$")]
+    )
     """A layer, a list of layers, a range ``first:end:step`` as Python slices, or ``all``. -1 is the last layer."""
-    use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1)]
+    use: Name | Annotated[tuple[HeadsOf, ...], Field(min_length=1, max_length=MOST_GROUPS)]
     """A head for all heads of the layer, or a list ``{head, heads}`` of groups inside it, in this order."""
 
 
@@ -80,7 +87,8 @@ Varied = Annotated[str, StringConstraints(pattern=r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
-MOST_VARIANTS = 1000
+MOST_VARIANTS, MOST_VARIED = 1000, 64
+"""Of a sweep: the specs that it makes, and the paths that they differ at."""
 
 
 class Vary(Closed):
@@ -134,6 +142,8 @@ class Vary(Closed):
             raise ValueError("varies nothing: say `grid:` or `zip:`, a path and a list of its values, or leave `vary` out")
         if twice:
             raise ValueError(f"varies {twice[0]} twice: say all its values in one list")
+        if len(steps) > MOST_VARIED:
+            raise ValueError(f"varies {len(steps):,} paths; a sweep has at most {MOST_VARIED}")
         if self.count > MOST_VARIANTS:
             raise ValueError(f"makes {self.count:,} specs; a sweep has at most {MOST_VARIANTS:,}")
         if self.names is not None and len(self.names) != self.count:
@@ -155,6 +165,8 @@ def _alike(one: Any, other: Any) -> bool:
         return {"kind": one} == other or one == {"kind": other}
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -178,7 +190,7 @@ class Spec(Closed):
     """The head of every layer that no rule names."""
     heads: dict[Name, HeadSpec] = Field(default_factory=dict)
     """Further heads, by name, for ``layers`` to use."""
-    layers: tuple[LayerRule, ...] = ()
+    layers: Annotated[tuple[LayerRule, ...], Field(max_length=MOST_RULES)] = ()
     """Which layers take which head; a later rule overrides an earlier one."""
     trunk: TrunkSpec | None = None
     """All that is not its heads: the model is built from nothing. Left out: it is built from a source, whose trunk it takes."""

@@ -8,11 +8,13 @@ from pathlib import Path
 from composer.errors import SpecError
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.places import Node, at, brief, nearest
-from composer.spec.reading import read_file
+from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
+MOST_FILES = 32
+"""Of a chain of files, each of which extends the next."""
 OWN = ("compose", "name")
 """Keys that every file says itself."""
 
@@ -62,6 +64,9 @@ def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Pat
         raise SpecError(at(said.where, ("extends",), not_found(said.value, folder) + through))
     if path.resolve() in (file.resolve() for file in chain):
         raise SpecError(at(said.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
+    if len(chain) >= MOST_FILES or sum(file.stat().st_size for file in chain) > MOST_BYTES:
+        most = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
+        raise SpecError(at(said.where, ("extends",), f"a chain of {most}, which began with {shown(chain[0])}"))
     parent = read_file(path, shown(path))
     _check_own(parent, own, said)
     base = inherited(parent, path.parent, here, (*chain, path))

@@ -19,12 +19,14 @@ PATTERNS = {
     r"^[a-z][a-z0-9_]*$": "a name (lower-case letters, digits and _, a letter first)",
     r"^[a-z0-9][a-z0-9_-]*$": "the end of a name (lower-case letters, digits, - and _), in quotes where it is a number",
     r"^[^\s=.\[\]]+(\.[^\s=.\[\]]+|\[-?\d+\])*$": "a path such as head.memory.0.size",
-    r"^(all|(-?\d+)?:(-?\d+)?(:-?\d+)?)$": "`all` or a range such as 0:8:2",
-    r"^[1-9]\d*/[1-9]\d*$": "a share such as 1/4",
+    r"^(all|(-?[0-9]{1,9})?:(-?[0-9]{1,9})?(:-?[0-9]{1,9})?)$": "`all` or a range such as 0:8:2",
+    r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$": "a share such as 1/4",
     r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$": "an edge such as `pairs -> window`",
 }
 """The patterns of the schemas in plain words."""
 NUMBERS = ("int_type", "float_type")
+MOST_TOLD = 100
+"""Mistakes of a document that are told at a time."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -69,9 +71,11 @@ class Fault:
 def spec_error(error: ValidationError, document: Node, model: type[BaseModel]) -> SpecError:
     """All that is wrong, one line each, in the order of the document."""
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
-    lines = [(_place(fault, document), fault.path, _message(fault, others)) for fault, others in _settled(faults)]
-    lines.sort(key=lambda line: (line[0].file, line[0].line or 0, line[0].column or 0) if line[0] else ("", 0, 0))
-    return SpecError("\n".join(at(*line) for line in lines))
+    told = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
+    told.sort(key=lambda one: (one[0].file, one[0].line or 0, one[0].column or 0) if one[0] else ("", 0, 0))
+    lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in told[:MOST_TOLD]]
+    more = [f"and {len(told) - MOST_TOLD:,} more mistakes"] if len(told) > MOST_TOLD else []
+    return SpecError("\n".join((*lines, *more)))
 
 
 def _fault(error: Any, document: Node, model: type[BaseModel]) -> Fault:
@@ -106,16 +110,23 @@ def _fault(error: Any, document: Node, model: type[BaseModel]) -> Fault:
 
 def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     """Each fault to tell, with those of its union's other alternatives; what only follows from another fault is dropped."""
-    told: list[Fault] = []
+    deepest: dict[Path, int] = {}
+    beside: dict[tuple[Path, Path], list[Fault]] = {}
+    for fault in faults:
+        if fault.fork is not None:
+            fork = fault.path[: fault.fork]
+            deepest[fork] = max(deepest.get(fork, 0), len(fault.path))
+            beside.setdefault((fork, fault.path), []).append(fault)
+    told: set[Fault] = set()
     for fault in faults:
         if fault.type == "too_short" and len(fault.given) >= fault.context["min_length"]:
             continue  # its items failed, each with its own message
-        rivals = [one for one in faults if fault.fork is not None and one.fork == fault.fork]
-        rivals = [one for one in rivals if one.path[: one.fork] == fault.path[: fault.fork]]
-        deepest = max((len(one.path) for one in rivals), default=0)
-        if len(fault.path) >= deepest and fault not in told:
-            others = [one for one in rivals if one.path == fault.path and one is not fault]
-            told += others
+        fork = fault.path[: fault.fork]
+        if fault.fork is None:
+            yield fault, []
+        elif len(fault.path) == deepest[fork] and fault not in told:
+            others = [one for one in beside[fork, fault.path] if one is not fault]
+            told.update(others)
             yield fault, others
 
 

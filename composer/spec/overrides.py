@@ -11,10 +11,13 @@ from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.messages import unknown_key
-from composer.spec.places import Node, Path, Place, at, brief
+from composer.spec.places import DEEPEST, Node, Path, Place, at, brief
 from composer.spec.reading import read_value
+from converters.bounded import shortened
 
 Steps = tuple[str, ...]
+LONGEST = 200
+"""Characters of an override that a message shows."""
 
 
 def overridden(document: Node, override: str, here: Alternatives) -> Node:
@@ -22,7 +25,7 @@ def overridden(document: Node, override: str, here: Alternatives) -> Node:
 
     ``head.memory.0.size=32`` says the same as a child with that memory's size; lists keep their other items; null removes.
     """
-    said = f"--set {override}"
+    said = f"--set {shortened(override, LONGEST)}"
     path, found, text = override.partition("=")
     steps = setting_steps(path.strip())
     if not found or not all(steps):
@@ -34,6 +37,8 @@ def overridden(document: Node, override: str, here: Alternatives) -> Node:
 
 def setting(document: Node, steps: Steps, value: Node, here: Alternatives, said: Place | None) -> Node:
     """The document with ``value`` at this place. said: where that is told to. Raises SpecError where there is no such place."""
+    if len(steps) > DEEPEST:
+        raise SpecError(at(said, steps[:4], f"nested deeper than {DEEPEST} levels"))
     return merged(document, _child(document, steps, value, here, said), here)
 
 

@@ -114,6 +114,12 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
 
 
+def count(node: Node) -> int:
+    """The values of a document, itself included."""
+    inside = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, tuple) else ()
+    return 1 + sum(map(count, inside))
+
+
 def plain(node: Node) -> Any:
     """The document without its places: mappings, tuples and scalars."""
     if isinstance(node.value, dict):

@@ -13,12 +13,17 @@ from pathlib import Path
 import yaml
 
 from composer.errors import SpecError
-from composer.spec.places import DEEPEST, Node, Place, brief
+from composer.spec.places import DEEPEST, Node, Place, at, brief
+from converters.bounded import read_bytes
 
 # Beside what YAML forbids: the line breaks of YAML 1.1 that 1.2 and editors do not count as such.
 FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
+VERSION = re.compile(r"""(?:^|[{,])[ \t]*["']?compose["']?[ \t]*:""", re.MULTILINE)
+"""What every spec says, however broken the rest of it is."""
 LARGEST = 2**63
+MOST_BYTES = 2**18
+"""Of one file, or of a chain of them. Those that come with this package have a few thousand, and a second reads some 30,000."""
 LONGEST = 32
 """Characters of a whole number that are read at all."""
 
@@ -72,9 +77,9 @@ for _name, _pattern in _CORE.items():
 
 
 def read_file(path: Path, shown: str) -> Node:
-    """Read one spec. shown: how messages name the file. Raises SpecError."""
+    """Read one spec. shown: how messages name the file. Raises SpecError; of a file that is no spec it shows nothing."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MOST_BYTES)
     except IsADirectoryError:
         raise SpecError(f"{shown}: a folder; a spec is one YAML file") from None
     except FileNotFoundError:
@@ -87,7 +92,15 @@ def read_file(path: Path, shown: str) -> Node:
         before = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
         raise SpecError(f"{Place(shown, line, column)}  not UTF-8: save the file in that encoding") from None
-    return read_text(text, shown)
+    try:
+        root = read_text(text, shown)
+    except SpecError:
+        if text.strip() and not VERSION.search(text):
+            raise SpecError(f"{Place(shown, 1, 1)}  no spec: nothing in it says `compose: 1`") from None
+        raise
+    if root.child("compose") is None:
+        raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
+    return root
 
 
 def read_text(text: str, shown: str) -> Node:

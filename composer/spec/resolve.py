@@ -25,6 +25,7 @@ from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
 from composer.spec.document import HeadsOf, HeadSpec, Name, Spec
+from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -76,6 +77,11 @@ class Resolved(Closed):
     trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
     """Complete, too; only where the spec has one of its own."""
     recipe: Recipe | None = Field(default=None)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        check_layers(self)
+        return self
 
     @property
     def hash(self) -> str:
@@ -221,20 +227,19 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
 
 def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
     """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
-    chosen: list[str | tuple[HeadsOf, ...] | None] = ["head" if spec.head is not None else None] * dimensions.layers
+    every = _groups("head", dimensions, heads, ("layers",)) if spec.head is not None else None
+    chosen: list[tuple[Group, ...] | None] = [every] * dimensions.layers
     for number, rule in enumerate(spec.layers):
         named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
         if not named:
             raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
-        _groups(rule.use, dimensions, heads, ("layers", number, "use"))
+        groups = _groups(rule.use, dimensions, heads, ("layers", number, "use"))
         for layer in named:
-            chosen[layer] = rule.use
-    groups = []
-    for layer, use in enumerate(chosen):
-        if use is None:
-            raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-        groups.append(_groups(use, dimensions, heads, ("layers",)))
-    return tuple(groups)
+            chosen[layer] = groups
+    if None in chosen:
+        layer = chosen.index(None)
+        raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
+    return tuple(groups for groups in chosen if groups is not None)
 
 
 def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:

@@ -15,10 +15,12 @@ from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
 from composer.spec.inherit import SEPARATOR
 from composer.spec.overrides import setting
-from composer.spec.places import Node, at, brief, nearest
+from composer.spec.places import Node, at, brief, count, nearest
 
 OWN = ("compose", "name", "extends", "vary")
 """What a sweep cannot vary: it is settled before, or made of the variant."""
+MOST_VALUES = 1_000_000
+"""Of all of a sweep's documents together."""
 LONGEST = 40
 """Characters of a value that may become part of a name."""
 
@@ -38,19 +40,22 @@ def variant_names(vary: Vary) -> list[str]:
     """What each variant is called behind the name of its sweep, in the order of ``rows``."""
     if vary.names is not None:
         return list(vary.names)
-    names: list[str] = []
+    names: dict[str, None] = {}
     for row in rows(vary):
         words = [_word(path, (vary.grid | vary.zip)[path], index, alone=len(row) == 1) for path, index in row]
         made = "-".join(words)
         numbered = (f"{made}-{number}" for number in itertools.count(2))
-        names.append(next(name for name in itertools.chain((made,), numbered) if name not in names))
-    return names
+        names[next(name for name in itertools.chain((made,), numbered) if name not in names)] = None
+    return list(names)
 
 
 def variants(document: Node, vary: Vary) -> dict[str, Node]:
     """The documents, by their variants' names. Raises SpecError where a path leads nowhere."""
     common, said = without_vary(document), document.child("vary")
     assert said is not None
+    if vary.count * count(common) > MOST_VALUES:
+        message = f"{vary.count:,} variants of a document of {count(common):,} values; at most {MOST_VALUES:,} in all"
+        raise SpecError(at(said.where, ("vary",), message))
     lists = {path: node for key in ("grid", "zip") if (part := said.child(key)) is not None for path, node in _items(part)}
     for path, node in lists.items():
         if setting_steps(path)[0] in OWN:

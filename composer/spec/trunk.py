@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from blocks.part import Closed, FieldError, bare
-from converters.config import LARGEST, MOST_LAYERS
+from converters.config import LARGEST, LARGEST_NUMBER, MOST_LABELS, MOST_LAYERS
 
 Activation = Literal["silu", "gelu", "relu"]
 Size = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -59,7 +59,7 @@ class TrunkSpec(Closed):
     """Numbers of a query, a key or a value. Left out: width / heads."""
     norm: Literal["rms", "layer"] = "rms"
     """rms: RMSNorm; layer: LayerNorm, with weight and bias."""
-    norm_epsilon: PositiveFloat = 1e-5
+    norm_epsilon: Annotated[float, Field(gt=0, le=LARGEST_NUMBER)] = 1e-5
     """Added to the mean square, or to the variance."""
     mlp: MLPConfig = GatedMLP()
     """What follows the heads in each layer."""
@@ -75,9 +75,9 @@ class TrunkSpec(Closed):
     """Whether the four projections of the heads have biases."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """In training, the share of numbers that is dropped of the embedding and of what heads and MLP add to the hidden state."""
-    theta: PositiveFloat = 10000.0
+    theta: Annotated[float, Field(gt=0, le=LARGEST_NUMBER)] = 10000.0
     """The base that a ``position: rope`` without a theta of its own turns by."""
-    labels: Size | None = None
+    labels: Annotated[int, Field(gt=0, le=MOST_LABELS)] | None = None
     """Makes a classifier of so many classes, out of the mean of the tokens' last hidden states. Left out: a language model."""
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
 from composer.weights.contents import sha256
 from composer.weights.stream import Piece, as_bytes, write_shard
+from converters.bounded import MOST_CONFIG, parse_json, read_text
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
@@ -180,8 +181,8 @@ def _stored(checkpoint: Path) -> Stored:
             f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
             "opened. Remove it to take the stage from its start with --resume, or begin anew with --force."
         )
-    text = (checkpoint / FACTS).read_text(encoding="utf-8")
-    facts = json.loads(text)["facts"]
+    text = read_text(checkpoint / FACTS, MOST_CONFIG)
+    facts = parse_json(text)["facts"]
     if text != _text(facts):
         raise ValueError(f"{FACTS} is not what was written")
     return Stored.model_validate(facts)

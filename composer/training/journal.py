@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import TrainingError
 from composer.files import whole, write_whole
 from composer.training.processes import by_first
+from converters.bounded import MOST_LOG, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from composer.training.board import Board
@@ -96,13 +97,13 @@ def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:
     """The whole lines: a kill may have left half of one at the end. Raises TrainingError where another one is damaged."""
-    lines = log.read_bytes().split(b"\n")
+    lines = read_bytes(log, MOST_LOG).split(b"\n")
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             if not (isinstance(line["stage"], str) and isinstance(line["step"], int)):
                 raise ValueError("which step it is of is not said")
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             if number == len(lines):
                 return
             raise TrainingError(

@@ -9,7 +9,7 @@ from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.finetune import merged
 from composer.training.journal import CURVE, LOG
-from composer.weights.output import TRAINING
+from composer.weights.beside import TRAINING
 from composer.weights.trained import Trained, write_trained
 
 

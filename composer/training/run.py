@@ -27,6 +27,7 @@ from composer.training.processes import by_first, is_first, loaded_on, shard, wh
 from composer.training.rules import check_held_out
 from composer.training.standing import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.teacher import Teacher
+from composer.trust import load_tokenizer
 from composer.weights.output import check_output
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
 from composer.weights.sources import check_merged, open_model
@@ -265,11 +266,5 @@ def both_sides(
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     """Raises TrainingError where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever the libraries of its kind raise
-        raise TrainingError(
-            f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build ({error})"
-        ) from error
+    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build"
+    return load_tokenizer(folder, TrainingError, problem)

@@ -13,6 +13,7 @@ from composer.errors import TrainingError
 from composer.files import write_whole
 from composer.locks import alone, beside
 from composer.weights.record import known_sha256, record_of
+from converters.bounded import MOST_CONFIG, read_json
 from converters.source import Source
 
 IDENTITY = "run.json"
@@ -61,8 +62,8 @@ def check_same(folder: Path, identity: Identity) -> None:
     """Whether the run in a folder is this one. Raises TrainingError."""
     path = folder / IDENTITY
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        begun = read_json(path, MOST_CONFIG)
+    except (OSError, ValueError) as error:
         raise TrainingError(
             f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
         ) from error

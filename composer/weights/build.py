@@ -12,6 +12,7 @@ from typing import Any
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.weights.beside import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.card import model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
@@ -36,9 +37,6 @@ from composer.weights.stream import fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
-
-HASHED_ANYWAY = 256 * 2**20
-"""Bytes of unchanged files up to which they are read and hashed unasked: a matter of a few tenths of a second."""
 
 Progress = Callable[[str, int, int], None]
 """Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
@@ -114,20 +112,27 @@ def build_folder(
             untrained=raw,
             versions=versions(),
         )
-        total = complete_folder(folder, config, record, target.name)
+        complete_folder(folder, config, record, target.name)
+        total = bytes_in(folder)
     return report_of(target, resolved, plan, raw, files, total, began, dry_run=False)
 
 
-def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> int:
-    """Puts config, record and card beside the weights and checks that all is as planned: the bytes of all files.
+def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> Record:
+    """Puts config, card and record beside the weights and checks that all is as planned: the record, with all that stands there.
 
     name: what the card calls the model. Raises ``BuildError``.
     """
-    write_json(folder / "config.json", config)
+    write_json(folder / CONFIG, config)
+    write_text(folder / CARD, model_card(record, name))
+    record = record.model_copy(update={"documents": documents_in(folder, record.files)})
     write_json(folder / RECORD, record.model_dump(mode="json"))
-    write_text(folder / "README.md", model_card(record, name))
     if problems := problems_of(folder, record.resolved, record.plan):
         raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
+    return record
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all files in a folder and below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

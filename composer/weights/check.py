@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from composer.graph.rules import checked_graph
 from composer.spec.resolve import Resolved
 from composer.weights.plan import Plan
 from converters.errors import ConverterError
@@ -34,10 +35,13 @@ def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
 def uncovered(built: Source, resolved: Resolved) -> list[str]:
     """Parameters of the composed heads that a model lacks, has too many of, or has in another shape.
 
-    The trunk's coverage has been checked when the model was opened.
+    The trunk's coverage has been checked when the model was opened. Raises GraphError where the heads mean nothing: whoever wrote
+    the document may not have resolved it.
     """
     from composer.model.naming import fresh_parameters
 
+    for name, heads in sorted({(group.head, group.heads) for layer in resolved.layers for group in layer}):
+        checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name))
     wanted = fresh_parameters(resolved)
     problems = [f"{name} {list(fresh.shape)} is missing" for name, fresh in wanted.items() if name not in built.covered.composed]
     for name in built.covered.composed:

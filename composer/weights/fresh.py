@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from blocks import initialise
 from blocks.part import Fresh
+from composer.devices import check_memory
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
 from composer.spec.resolve import Resolved
-from composer.weights.build import BuildReport, Progress, complete_folder, progress_of, report_of
+from composer.weights.build import BuildReport, Progress, bytes_in, complete_folder, progress_of, report_of
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.plan import FreshParameter, Plan, dtype_of, notes_on
 from composer.weights.record import Record, stored_file, versions, write_json
 from composer.weights.stream import filled, fresh_piece, write_shard
 from composer.weights.tokenizer import Tokenizer
 from converters.canonical import expected_tensors
-from converters.source import SINGLE
+from converters.shard import BYTES
+from converters.source import GENERATION_CONFIG, SINGLE
 from converters.trunk import Dtype, Trunk
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def build_fresh_folder(
         if tokenizer is not None:
             tokenizer.copy(folder)
         if trunk.labels is None:
-            write_json(folder / "generation_config.json", tokenizer.special if tokenizer is not None else {})
+            write_json(folder / GENERATION_CONFIG, tokenizer.special if tokenizer is not None else {})
         record = Record(
             spec=dict(spec_document),
             resolved=resolved,
@@ -84,7 +86,8 @@ def build_fresh_folder(
             untrained=untrained,
             versions=versions(),
         )
-        total = complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        total = bytes_in(folder)
     return report_of(target, resolved, plan, untrained, files, total, began, dry_run=False)
 
 
@@ -93,9 +96,10 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
     from composer.weights.memory import assembled
 
     trunk = trunk_from(resolved, dtype or "float32")
-    weights: dict[str, torch.Tensor] = {
-        name: filled(name, fresh, dtype_of(fresh, trunk.dtype), seed) for name, fresh in parameters(resolved, trunk).items()
-    }
+    wanted = parameters(resolved, trunk)
+    kinds = {name: dtype_of(fresh, trunk.dtype) for name, fresh in wanted.items()}
+    check_memory(sum(fresh.size * BYTES[kinds[name]] for name, fresh in wanted.items()), f"the parameters of {resolved.name}")
+    weights: dict[str, torch.Tensor] = {name: filled(name, fresh, kinds[name], seed) for name, fresh in wanted.items()}
     return assembled(resolved, trunk, weights)
 
 

@@ -19,11 +19,10 @@ from types import FrameType
 from composer.errors import BuildError
 from composer.files import sync
 from composer.locks import alone, beside
+from composer.weights.beside import not_of_the_build
 from composer.weights.record import RECORD, read_record
-from converters.source import INDEX, Source, small_files
+from converters.source import Source
 
-TRAINING = "training"
-"""The folder of logs and curves beside trained weights."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -65,15 +64,14 @@ def _check_replaceable(out: Path) -> None:
     record = read_record(out)
     if record is None:
         raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
-    known = {RECORD, INDEX, "config.json", "README.md", *(Path(name).parts[0] for name in (*record.files, *small_files(out)))}
-    if record.training:
-        known.add(TRAINING)
-    strangers = sorted(entry.name for entry in out.iterdir() if entry.name not in known)
-    if strangers:
-        listed = ", ".join(strangers[:3]) + (", …" if len(strangers) > 3 else "")
-        raise BuildError(
-            f"{out} holds what no build wrote ({listed}), and --force does not replace it. Move that, or choose another folder."
-        )
+    strangers, changed = not_of_the_build(out, record)
+    for files, what in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
+        if files:
+            listed = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+            listed += "" if record.documents is not None else "; its record, of an earlier version, names weights alone"
+            raise BuildError(
+                f"{out} holds what {what} ({listed}), and --force does not replace it. Move that, or choose another folder."
+            )
 
 
 @contextmanager

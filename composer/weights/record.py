@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
+from converters.bounded import MOST_RECORD, read_bytes, shortened, within
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -86,7 +88,9 @@ class Record(Closed):
     trunk: dict[str, Any]
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
-    files: dict[str, StoredFile]
+    files: dict[FileName, StoredFile]
+    documents: dict[str, str] | None = None
+    """SHA-256 of every other file of the build, by path. None: an earlier version wrote the record, and did not keep them."""
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
@@ -97,14 +101,14 @@ def read_record(folder: Path) -> Record | None:
     """The record of a folder; None where it has none. Raises ``BuildError`` where it is damaged."""
     path = folder / RECORD
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return Record.model_validate_json(read_bytes(within(folder, RECORD), MOST_RECORD))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = shortened(".".join(str(part) for part in first["loc"]))
         raise BuildError(
             f"{path} is damaged, or of another version of composer, at {where or 'its start'}: {first['msg']}."
         ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocks.part import Fresh
+from composer.devices import check_memory
 from composer.errors import BuildError
 from composer.weights.contents import blocks
 from converters.shard import BYTES, Tensor, header_bytes
@@ -70,6 +71,7 @@ def filled(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:
     """
     import torch
 
+    check_memory(fresh.size * (BYTES["float32"] + (0 if dtype == "float32" else BYTES[dtype])), name)
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
     tensor = torch.full(fresh.shape, float("nan"), dtype=torch.float32)

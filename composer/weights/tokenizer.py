@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BuildError
+from composer.trust import load_tokenizer
 from composer.weights.place import copy_file
 from composer.weights.sources import tokenizer_folder
 from converters.source import TOKENIZER, small_files
@@ -31,16 +32,11 @@ class Tokenizer:
 
 def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
     """A folder with a tokenizer, or a model of the Hub. Raises ``SourceError``, and ``BuildError`` where there is none to read."""
-    from transformers import AutoTokenizer
-
     folder = tokenizer_folder(reference)
     files = small_files(folder, TOKENIZER)
     if not files:
         raise BuildError(f"{folder} has no tokenizer: none of the files that one is made of, such as tokenizer.json.")
-    try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever the libraries of its kind raise
-        raise BuildError(f"{folder} has no tokenizer that transformers can read ({error}).") from error
+    loaded = load_tokenizer(folder, BuildError, f"{folder} has no tokenizer that transformers can read")
     said = {key: getattr(loaded, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return Tokenizer(
         folder=folder,

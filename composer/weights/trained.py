@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import BuildError
 from composer.model.naming import fresh_parameters
 from composer.model.stored import config_dict
+from composer.weights.beside import TRAINING
 from composer.weights.build import complete_folder
-from composer.weights.output import TRAINING, check_output, check_space, whole_or_nothing
+from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
 from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
+from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.source import INDEX, Source
 from converters.trunk import Trunk
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER = "adapter"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
             copy_file(source.folder / name, folder / name)
         files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
         if (source.folder / INDEX).is_file():
-            write_json(folder / INDEX, json.loads((source.folder / INDEX).read_text(encoding="utf-8")))
+            write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
         files |= _adapter(folder, trained.adapter)
-        (folder / TRAINING).mkdir()
         for name, path in trained.papers.items():
+            (folder / TRAINING).mkdir(exist_ok=True)
             copy_file(path, folder / TRAINING / name)
         done = record.model_copy(
             update={
@@ -82,9 +82,8 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         )
         config = config_dict(Trunk(**record.trunk), record.resolved, record.plan.dtype)
         if trained.adapter is not None:
-            config["adapter"] = ADAPTER
-        complete_folder(folder, config, done, target.name)
-    return done
+            config[ADAPTER_KEY] = ADAPTER
+        return complete_folder(folder, config, done, target.name)
 
 
 def _widened(record: Record, changed: Mapping[str, torch.Tensor]) -> Record:

@@ -1,7 +1,10 @@
-"""Whether a built model still is what its record says: spec, coverage, contents, finite values.
+"""Whether a built model still is what its record says: spec, config, coverage, contents of every file, finite values.
 
-What can be known of contents. A file that the build wrote itself was hashed while it was written, so any changed byte of it is
-found. A file that the build linked or copied without reading it is checked as far as is known:
+A record says what its folder should hold, and nothing inside the folder says what the record should be: whoever changes both so
+that they agree is not found here. The record's own SHA-256 is in the report for that, to be compared with what its maker tells.
+
+What can be known of contents of weights. A file that the build wrote itself was hashed while it was written, so any changed byte of
+it is found. A file that the build linked or copied without reading it is checked as far as is known:
 
 1. by its SHA-256, if the Hub's cache or an earlier student's record knew it, or the build did: when it was asked to, and for
    small models;
@@ -18,53 +21,25 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
-from blocks.part import Closed
-from composer.errors import BuildError
-from composer.spec.resolve import Resolved
+from composer.errors import BuildError, SpecError
+from composer.model.stored import config_dict
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Resolved, resolve
+from composer.weights.beside import CONFIG, adapter_in, files_in
 from composer.weights.check import problems_of
 from composer.weights.contents import blocks, sha256
+from composer.weights.documents import documents, strangers, unnamed
+from composer.weights.findings import Check, Outcome, VerifyReport
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.stream import all_finite, as_tensor
-from converters.composed import SPEC_KEYS
+from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
 from converters.source import describe
 from converters.trunk import DEFAULTS
-
-Outcome = Literal["passed", "failed", "unknown"]
-
-
-class Check(Closed):
-    """One thing that was looked at. ``unknown``: it could not be checked, and ``detail`` says why."""
-
-    what: str
-    subject: str
-    outcome: Outcome
-    detail: str = ""
-
-
-class VerifyReport(Closed):
-    """All checks of a folder, in the order they were made."""
-
-    folder: Path
-    checks: tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed. What could not be checked has not failed: see ``unchecked``."""
-        return not any(check.outcome == "failed" for check in self.checks)
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.outcome == "failed")
-
-    @property
-    def unchecked(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.outcome == "unknown")
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
@@ -79,38 +54,69 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     record = read_record(path)
     if record is None:
         raise BuildError(f"{path} has no {RECORD}: it was not written by `compose build`, so there is nothing to check it against.")
-    checks = [_spec(record), _config(path, record), _coverage(path, record)]
+    present = files_in(path)
+    checks = [*_spec(record), _config(path, record), _coverage(path, record), *unnamed(record)]
     for name, stored in record.files.items():
-        checks += _file(path / name, stored, progress)
-    return VerifyReport(folder=path, checks=tuple(checks))
+        if name in present:
+            checks += _file(name, present[name], stored, progress)
+        else:
+            checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
+    checks += [*documents(record, present), *strangers(record, present)]
+    return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
 
 
-def _spec(record: Record) -> Check:
+def _spec(record: Record) -> list[Check]:
+    """The stored document has its hash, and is what the stored spec comes to."""
     found = record.resolved.hash
-    if found == record.spec_hash:
-        return Check(what="spec", subject=RECORD, outcome="passed", detail=f"hash {found}")
-    return Check(
-        what="spec", subject=RECORD, outcome="failed", detail=f"the stored document hashes to {found}, not to {record.spec_hash}"
-    )
+    if found != record.spec_hash:
+        detail = f"the stored document hashes to {found}, not to {record.spec_hash}"
+        return [Check(what="spec", subject=RECORD, outcome="failed", detail=detail)]
+    if (problem := _differs(record)) is not None:
+        return [Check(what="spec", subject=RECORD, outcome="failed", detail=f"the stored spec {problem}")]
+    return [Check(what="spec", subject=RECORD, outcome="passed", detail=f"hash {found}")]
+
+
+def _differs(record: Record) -> str | None:
+    """What the stored spec, resolved anew, comes to that the stored document is not; None where they agree."""
+    if "extends" in record.spec:
+        return "extends another, and one that is stored is whole"
+    try:
+        spec = load_spec(record.spec)
+        again = resolve(spec, None if spec.trunk is not None else record.resolved.dimensions)
+    except SpecError as error:
+        return f"cannot be resolved: {error}"
+    if again.hash != record.spec_hash:
+        return f"comes to the hash {again.hash}, not to {record.spec_hash}"
+    different = [name for name in ("name", "paper", "recipe") if getattr(again, name) != getattr(record.resolved, name)]
+    return f"says something else of {', '.join(different)} than the stored document" if different else None
 
 
 def _config(folder: Path, record: Record) -> Check:
-    """config.json still describes the trunk, and holds the heads, that the record has."""
+    """config.json still describes the trunk, and holds the heads and the adapters, that the record has, and nothing else."""
     try:
         described = describe(folder)
     except ConverterError as error:
-        return Check(what="config", subject="config.json", outcome="failed", detail=str(error))
+        return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
     trunk, recorded = asdict(described.trunk), DEFAULTS | record.trunk
     different = [key for key in trunk if trunk[key] != recorded.get(key)]
-    spec, found = (described.config.get(key) for key in SPEC_KEYS)
+    config = described.config
+    spec, found = (config.get(key) for key in SPEC_KEYS)
     if not _is(record.resolved, spec):
         different.append("spec")
     if found != record.spec_hash:
         different.append("spec_hash")
+    if config.get(ADAPTER_KEY) != adapter_in(record):
+        different.append(ADAPTER_KEY)
+    if described.trunk.labels is not None:
+        written = config_dict(described.trunk, record.resolved, described.trunk.dtype)
+        different += [key for key in ("id2label", "label2id") if config.get(key, written[key]) != written[key]]
+    # A file that is as the build wrote it holds nothing that somebody added.
+    if described.config_sha256 != (record.documents or {}).get(CONFIG):
+        different += described.notes
     if different:
         detail = f"not what the record says: {', '.join(different)}"
-        return Check(what="config", subject="config.json", outcome="failed", detail=detail)
-    return Check(what="config", subject="config.json", outcome="passed", detail="the trunk and the heads of the record")
+        return Check(what="config", subject=CONFIG, outcome="failed", detail=detail)
+    return Check(what="config", subject=CONFIG, outcome="passed", detail="the trunk and the heads of the record")
 
 
 def _is(resolved: Resolved, document: object) -> bool:
@@ -130,20 +136,20 @@ def _coverage(folder: Path, record: Record) -> Check:
     return Check(what="coverage", subject="weights", outcome="failed", detail="; ".join(problems))
 
 
-def _file(path: Path, stored: StoredFile, progress: Callable[[str, int, int], None] | None) -> list[Check]:
+def _file(name: str, path: Path, stored: StoredFile, progress: Callable[[str, int, int], None] | None) -> list[Check]:
     try:
         shard = read_shard(path)
     except ConverterError as error:
-        return [Check(what="contents", subject=path.name, outcome="failed", detail=str(error))]
+        return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
     contents, endless = _scan(shard, progress)
     finite = Check(
         what="finite",
-        subject=path.name,
+        subject=name,
         outcome="failed" if endless else "passed",
         detail=f"NaN or infinity in {', '.join(endless)}" if endless else f"{len(shard.tensors)} tensors",
     )
     outcome, detail = _contents(shard, stored, contents)
-    return [Check(what="contents", subject=path.name, outcome=outcome, detail=detail), finite]
+    return [Check(what="contents", subject=name, outcome=outcome, detail=detail), finite]
 
 
 def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome, str]:

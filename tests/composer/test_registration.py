@@ -29,22 +29,30 @@ LOADED = [
 COMPOSER_FIRST = """
 import composer
 from composer import registration
-def watchers():
-    return sum(isinstance(finder, registration._Watcher) for finder in sys.meta_path)
 registration.register()
-print('watching', watchers())
+print('finders', sum(isinstance(finder, registration._Finder) for finder in sys.meta_path))
 
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-entries = CONFIG_MAPPING._extra_content
-registration.register()
-print('watching', watchers(), CONFIG_MAPPING._extra_content is entries)
 print('llama', AutoConfig.for_model('llama').model_type, 'composer.model.modeling' in sys.modules)
 print('composed' in CONFIG_MAPPING, 'composedd' in CONFIG_MAPPING)
-try:
-    CONFIG_MAPPING['composedd']
-except KeyError as error:
-    print('unknown', error)
+"""
+LOOKED_AT = """
+import composer, importlib.util, inspect
+for _ in range(2):
+    importlib.util.find_spec('transformers.models.auto.configuration_auto')
+import transformers.models.auto.configuration_auto as auto
+print('source', inspect.getsource(auto).count('class AutoConfig'))
+"""
+RELOADED = """
+import composer, importlib
+import transformers.models.auto.configuration_auto as auto
+importlib.reload(auto)
+del sys.modules['transformers.models.auto.configuration_auto']
+import transformers.models.auto.configuration_auto as again
+assert again is not auto
+print('composed' in again.CONFIG_MAPPING)
+importlib.reload(composer)
 """
 COMPOSER_LAST = """
 import transformers
@@ -69,15 +77,23 @@ def test_importing_composer_is_light() -> None:
 
 
 def test_composer_first(folder: Path) -> None:
-    """It waits for transformers once, is there when the table is, and leaves what is not ours alone."""
-    assert printed(COMPOSER_FIRST + LOAD, folder).splitlines()[-9:] == [
-        "watching 1",
-        "watching 0 True",
-        "llama llama False",
-        "True False",
-        "unknown 'composedd'",
-        *LOADED,
-    ]
+    """It is there when transformers' table is, and leaves what is not ours alone."""
+    assert printed(COMPOSER_FIRST + LOAD, folder).splitlines()[-7:] == ["finders 1", "llama llama False", "True False", *LOADED]
+
+
+def test_whoever_looks_for_the_table(folder: Path) -> None:
+    """Looking is not loading: it spends nothing."""
+    assert printed(LOOKED_AT + LOAD, folder).splitlines()[-5:] == ["source 1", *LOADED]
+
+
+@pytest.mark.parametrize("first", ["AutoModelForCausalLM", "LlamaConfig", "LlamaForCausalLM", "AutoTokenizer"])
+def test_whatever_of_transformers_comes_first(folder: Path, first: str) -> None:
+    """Each imports the table when it is half-way itself."""
+    assert printed(f"import composer\nfrom transformers import {first}\n" + LOAD, folder).splitlines()[-4:] == LOADED
+
+
+def test_reloaded(folder: Path) -> None:
+    assert printed(RELOADED + LOAD, folder).splitlines()[-5:] == ["True", *LOADED]
 
 
 def test_composer_last(folder: Path) -> None:

@@ -139,3 +139,11 @@ def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, mon
     assert run_step(step, folder)["process"] == child
     assert ending(child) == 0
     assert json.loads((folder / f"{step.name}.json").read_text())["process"] == child
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udce9", '{"a":' + "[" * 500_000 + "]" * 500_000 + "}"])
+def test_what_is_kept_and_damaged_is_told(steps: Steps, folder: Path, text: str) -> None:
+    path = folder / f"{steps['build'].name}.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(AblationError, match=r"Remove it, and the step is done again"):
+        found(steps["build"], folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,7 +86,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
 def test_a_mistake(compose: Compose, name: str) -> None:
     Path("wordless").mkdir()
     for file in ("config.json", "model.safetensors"):
-        (Path("wordless") / file).symlink_to(TEACHER / file)
+        shutil.copy(TEACHER / file, "wordless")
     arguments, message = MISTAKES[name]
     result = compose("eval", *arguments)
     assert result.exit_code == 2, result.output

@@ -73,6 +73,16 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
 
 
+def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
+    """Bytes of another encoding, as argv and stdin hand them on."""
+    result = compose("generate", student, "--prompt", "caf\udce9")
+    assert result.exit_code == 2
+    assert "in --prompt is no text in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
+    result = compose("generate", student, "--prompt", "-", stdin=b"caf\xe9")
+    assert result.exit_code == 2
+    assert "on stdin is no text" in " ".join(result.stderr.split())
+
+
 def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:
     result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
     words = " ".join(result.stdout.split())
@@ -130,3 +140,18 @@ def test_what_is_built_from_nothing(compose: Compose) -> None:
         result = compose("generate", name, "--prompt", PROMPT)
         assert (result.exit_code, result.stdout) == (2, "")
         assert message in result.stderr
+
+
+def test_the_command_says_how_it_is_written(compose: Compose, student: Path) -> None:
+    """Not the settings that the source came with: beams, for example, each of which has a state of its own."""
+    expected = generated(compose, student)["text"]
+    shutil.copytree(student, "greedy")
+    settings = {
+        "num_beams": 100_000,
+        "num_return_sequences": 9,
+        "min_new_tokens": 10**9,
+        "no_repeat_ngram_size": 1,
+        "max_length": 3,
+    }
+    Path("greedy/generation_config.json").write_text(json.dumps({"eos_token_id": 2} | settings))
+    assert generated(compose, Path("greedy"))["text"] == expected

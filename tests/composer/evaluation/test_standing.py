@@ -11,7 +11,7 @@ import pytest
 
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
-from composer.evaluation.standing import RUN, SAMPLES, Standing, differences, open_standing
+from composer.evaluation.standing import PLOTS, RUN, SAMPLES, Standing, differences, open_standing
 from tests.composer.training.processes import ending, forked
 
 KEY = Key("model", "recall", 64)
@@ -124,7 +124,10 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     ):
         assert f"\n  {line}\n" in message
     assert (tmp_path / SAMPLES).read_bytes() == before
+    for name in ("accuracy-recall.png", "mine.png"):
+        write_whole(tmp_path / PLOTS / name, "")
     anew = opened(tmp_path, changed, force=True)
+    assert [path.name for path in (tmp_path / PLOTS).iterdir()] == ["mine.png"], "what no evaluation wrote stays"
     assert anew.judged(KEY) == {}
     assert not (tmp_path / SAMPLES).exists()
     assert json.loads((tmp_path / RUN).read_text())["samples"] == 7

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from composer.spec import Spec, load_spec
-from composer.spec.inherit import merged
+from composer.spec.inherit import MOST_FILES, merged
 from composer.spec.places import from_plain, plain
+from composer.spec.reading import MOST_BYTES
 from tests.composer.spec.told import told
 
 BASE = """\
@@ -175,3 +177,16 @@ def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
     assert told(child).startswith("base.yaml:1:1  name: missing")
     write("base.yaml", BASE.replace("compose: 1", "compose: 2"))
     assert told(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 says compose: 2, and this file says compose: 1")
+
+
+def test_a_chain_has_an_end(tmp_path: Path) -> None:
+    def chain(count: int, text: str = "") -> Path:
+        for number in range(count):
+            more = f"extends: {number + 1}.yaml" if number + 1 < count else "head: {memory: [full]}"
+            (tmp_path / f"{number}.yaml").write_text(f"compose: 1\nname: x\n{more}\n{text}")
+        return tmp_path / "0.yaml"
+
+    assert load_spec(chain(MOST_FILES)).head is not None
+    for count in (MOST_FILES + 1, 3000):
+        assert f"extends: a chain of more than {MOST_FILES} files" in told(chain(count))
+    assert f"or {MOST_BYTES:,} bytes" in told(chain(8, f"#{'x' * (MOST_BYTES // 4)}\n"))

@@ -126,3 +126,36 @@ def test_reading_a_spec_imports_neither_torch_nor_transformers() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False
     )
     assert run.returncode == 0, run.stderr
+
+
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            f"layers: [{{at: '0:{NINES}', use: head}}]",
+            "layers[0].at: expected a whole number, a list or `all` or a range such as 0:8:2",
+        ),
+        (f"layers: [{{at: '::-{NINES}', use: head}}]", "layers[0].at: expected"),
+        (f"layers: [{{at: {NINES}, use: head}}]", "the number takes more than 64 bits"),
+        (f"layers: [{{at: 0, use: [{{head: head, heads: 1/{NINES}}}]}}]", "heads: expected a whole number or a share such as 1/4"),
+        ("layers: [" + "{at: all, use: head}," * 5000 + "]", "layers: expected a list of at most 4096, got a list"),
+        ("layers: [{at: 0, use: [" + "{head: head, heads: 1}," * 300 + "]}]", "a list of at most 256, got a list"),
+        ("heads: {b: {memory: [" + "full," * 40 + "]}}", "heads.b.memory: expected a list of at most 32, got a list"),
+        (
+            "trunk: {width: 64, layers: 1, heads: 4, vocabulary: 64, labels: 20000000}",
+            "trunk.labels: expected a number of at most 100000",
+        ),
+        (
+            "trunk: {width: 64, layers: 1, heads: 4, vocabulary: 64, theta: 1e30}",
+            "trunk.theta: expected a number of at most 1000000000000",
+        ),
+    ],
+)
+def test_what_would_take_forever_is_refused_in_words(tmp_path: Path, more: str, message: str) -> None:
+    (tmp_path / "x.yaml").write_text(f"compose: 1\nname: x\nhead: {{memory: [full]}}\n{more}\n")
+    said = told(tmp_path / "x.yaml")
+    assert message in said
+    assert len(said) < 500

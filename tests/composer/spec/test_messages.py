@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_origin
 
@@ -9,9 +10,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
+from composer.errors import SpecError
 from composer.spec import Spec, json_schema
 from composer.spec.fields import alternatives, is_model, kind_words
+from composer.spec.loading import checked
 from composer.spec.messages import PATTERNS
+from composer.spec.reading import read_text
 from tests.composer.spec.told import told
 
 HEAD = "compose: 1\nname: x\nhead:\n  "
@@ -112,7 +116,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
             HEAD + "memory: [full]\ntrunk: {width: 8, layers: 1, heads: 2, vocabulary: 9, labels: 4, tied: false}",
             "x.yaml:5:72  trunk.tied: a classifier (`labels`) has no output matrix",
         ),
-        ("name: x", "x.yaml:1:1  compose: missing. Version of the document."),
+        ("name: x", "x.yaml:1:1  compose: missing. A spec begins with `compose: 1`"),
         (
             "compose: 1\nname: x\nrecipe: {transfer: {lr: -1, epochs: 1}}",
             "x.yaml:3:25  recipe.transfer.lr: expected a number greater than 0, got -1",
@@ -251,3 +255,18 @@ def test_every_pattern_has_words() -> None:
             yield from patterns(value)
 
     assert set(patterns(json_schema())) == set(PATTERNS)
+
+
+@pytest.mark.parametrize("mistakes", ["k{0}: 1", "layers: [{{use: head, at: [{1}]}}]"])
+def test_thousands_of_mistakes_are_told_of_in_time_that_grows_with_them(mistakes: str) -> None:
+    """And not all of them."""
+    names = ", ".join(["a"] * 10_000)
+    lines = "\n".join(mistakes.format(number, names) for number in range(10_000 if "{0}" in mistakes else 1))
+    document = read_text(f"compose: 1\nname: x\n{lines}\n", "x.yaml")
+    began = time.process_time()
+    with pytest.raises(SpecError) as caught:
+        checked(document, Spec)
+    assert time.process_time() - began < 5
+    told_of = str(caught.value).splitlines()
+    assert len(told_of) == 101
+    assert told_of[-1] == "and 9,900 more mistakes"

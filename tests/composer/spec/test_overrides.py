@@ -10,6 +10,7 @@ from composer.errors import SpecError
 from composer.spec import Spec, load_spec
 from composer.spec.overrides import overridden
 from composer.spec.places import from_plain, plain
+from tests.composer.spec.told import told
 
 BASE = {
     "compose": 1,
@@ -131,3 +132,9 @@ def test_a_name_stays_and_places_are_kept(write: Callable) -> None:
     assert str(spec.place(("head", "memory", 0, "gate"))) == "--set head.memory.0.gate=head"
     assert str(spec.place(("head", "memory", 0, "name"))) == "x.yaml:4:12"
     assert str(spec.place(("head",))) == "x.yaml:3:1"
+
+
+def test_a_path_is_so_deep_and_no_deeper() -> None:
+    message = told("lolcats", [f"head.{'a.' * 5000}b=1"])
+    assert "nested deeper than 64 levels" in message
+    assert len(message) < 500

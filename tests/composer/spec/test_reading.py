@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from composer.errors import SpecError
 from composer.spec.places import plain
-from composer.spec.reading import read_file, read_text, read_value
+from composer.spec.reading import MOST_BYTES, read_file, read_text, read_value
+from tests.composer.spec.told import told
 
 
 def refused(read: Callable[[], object]) -> str:
@@ -114,11 +117,47 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(lambda: read_file(tmp_path / "gone", "gone")).startswith("gone: there is no such file")
 
 
+def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert refused(lambda path=path: read_file(path, "x")) == "x: cannot be read: no regular file"
+    large = tmp_path / "large.yaml"
+    large.write_text("compose: 1\n" + "#" * MOST_BYTES)
+    assert "larger than 262,144 bytes" in refused(lambda: read_file(large, "large"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root:x:0:0:root:/root:/bin/sh\ndaemon:*:1\n",
+        "password: hush\n",
+        "- hush\n",
+        "hush",
+        "&hush x",
+        "hush: [",
+        "hush: 1\nhush: 2",
+        '"hush',
+    ],
+)
+def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) -> None:
+    (tmp_path / "secret").write_text(text)
+    (tmp_path / "x.yaml").write_text("compose: 1\nname: x\nextends: secret\n")
+    for path in (tmp_path / "secret", tmp_path / "x.yaml"):
+        message = told(path)
+        assert "`compose: 1`" in message
+        assert not re.search("hush|root|daemon|password", message.replace(str(tmp_path), ""))
+
+
+def test_aliases_are_refused_before_they_multiply() -> None:
+    bomb = "a: &a [x, x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]\n" for i in range(20))
+    assert refused(lambda: read_text(bomb, "x")).startswith("x:1:4  anchors and aliases")
+
+
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "marked.yaml"
-    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    path.write_bytes(b"\xef\xbb\xbfcompose: 1\n")
     root = read_file(path, "marked")
-    assert plain(root) == {"a": 1}
+    assert plain(root) == {"compose": 1}
     assert str(root.place) == "marked:1:1"
 
 

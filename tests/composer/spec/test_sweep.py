@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,26 @@ def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
 
 def test_the_document_around_has_to_be_right() -> None:
     assert "head.colour" in refused(sweep(grid={KERNEL: [2]}) | {"head": {"colour": "red"}})
+
+
+def test_what_is_no_number_is_the_same_as_itself() -> None:
+    rate = "recipe.finetune.lr"
+    assert "finite number" in refused(sweep(grid={rate: [math.nan, 1e-3]}))
+    assert "the same value as [0], NaN" in refused(sweep(grid={rate: [math.nan, math.nan]}))
+    assert "the same values as [0]" in refused(sweep(zip={rate: [math.nan, math.nan], KERNEL: [2, 2]}))
+
+
+def test_a_sweep_is_bounded_in_paths_and_in_all_that_it_makes() -> None:
+    paths = {f"recipe.a{number}": [1, 2] for number in range(20_000)}
+    assert "varies 20,000 paths; a sweep has at most 64" in refused(sweep(grid=paths))
+    heads = {f"h{number}": {"memory": ["full"]} for number in range(2000)}
+    message = refused(sweep(grid={KERNEL: list(range(2, 502))}) | {"heads": heads})
+    assert "vary: 500 variants of a document of " in message
+    assert "at most 1,000,000 in all" in message
+
+
+def test_as_many_variants_as_there_may_be_of_one_name() -> None:
+    began = time.process_time()
+    made = names(grid={"paper": [f"{'x' * 60}{number}" for number in range(MOST_VARIANTS)]})
+    assert len(set(made)) == MOST_VARIANTS
+    assert time.process_time() - began < 20

@@ -232,3 +232,17 @@ def test_every_parameter_has_a_place_in_the_plan():
     assert {name: fresh.shape for name, fresh in wanted.items()} == {
         name: tuple(parameter.shape) for name, parameter in model.named_parameters()
     }
+
+
+def test_what_memory_or_disk_cannot_take_is_refused_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = document("lolcats", vocabulary=2**31, width=2**12, heads=4)
+    with pytest.raises(BuildError, match=r"No memory for the parameters of x: that takes 35,\d{3},\d{3},\d{3},\d{3} bytes"):
+        composer.build(spec, fresh=True)
+    with pytest.raises(BuildError, match="No space left for"):
+        composer.build_folder(spec, out=tmp_path / "out", fresh=True)
+    monkeypatch.setattr(fresh_module, "check_space", lambda *_: None)  # a disk that would take it, one parameter after the other
+    with pytest.raises(BuildError, match=r"No memory for model\.embed_tokens\.weight: that takes 35,184,372,088,832 bytes"):
+        composer.build_folder(spec, out=tmp_path / "out", fresh=True)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(SpecError, match="expected a number of at most 100000"):
+        composer.build(document("softmax", labels=20_000_000), fresh=True)

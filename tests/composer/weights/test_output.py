@@ -184,12 +184,13 @@ def test_the_source_is_in_nobodys_way(source: Path, tmp_path: Path, monkeypatch:
 
 
 def test_an_output_that_holds_the_files_a_source_links_to_is_not_replaced(source: Path, tmp_path: Path):
-    links = tmp_path / "links"
-    links.mkdir()
-    for path in source.iterdir():
-        (links / path.name).symlink_to(path)
+    snapshot = tmp_path / "model" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    blobs = source.rename(tmp_path / "model" / "blobs")
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
     with pytest.raises(BuildError, match="lies inside the output"):
-        build(links, source, force=True)
+        build(snapshot, blobs, force=True)
 
 
 def test_a_file_is_no_folder(source: Path, tmp_path: Path):

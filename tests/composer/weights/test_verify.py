@@ -235,3 +235,27 @@ def test_progress_reaches_the_size_of_every_file(source: Path, tmp_path: Path):
     verify(out, progress=lambda name, done, total: last.update({name: (done, total)}))
     assert set(last) == {LINKED, FRESH_FILE}
     assert all(done == total for done, total in last.values())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "../../secret", "/etc/passwd", "a//b"])
+def test_a_record_names_files_of_its_folder_alone(source: Path, tmp_path: Path, name: str):
+    out = built(source, tmp_path / "out")
+    record = json.loads((out / RECORD).read_text())
+    record["files"][name] = next(iter(record["files"].values()))
+    (out / RECORD).write_text(json.dumps(record))
+    for act in (lambda: verify(out), lambda: build(source, out, force=True)):
+        with pytest.raises(BuildError, match=r"damaged.*no file of a folder can be called") as caught:
+            act()
+        assert len(str(caught.value)) < 1000
+
+
+def test_a_record_that_is_nested_too_deep_or_leads_elsewhere(source: Path, tmp_path: Path):
+    out = built(source, tmp_path / "out")
+    (out / RECORD).rename(tmp_path / RECORD)
+    (out / RECORD).symlink_to(tmp_path / RECORD)
+    with pytest.raises(BuildError, match="leads out of its folder"):
+        verify(out)
+    (out / RECORD).unlink()
+    (out / RECORD).write_text('{"spec":' + "[" * 500_000 + "]" * 500_000 + "}")
+    with pytest.raises(BuildError, match="damaged"):
+        verify(out)

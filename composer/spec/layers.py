@@ -1,0 +1,24 @@
+"""What the layers of a resolved document must be, wherever it was read from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer.spec.resolve import Resolved
+
+
+def check_layers(resolved: Resolved) -> None:
+    """Whether each layer gives its heads to groups that there are, and no memory is left open. Raises ValueError."""
+    size = resolved.dimensions
+    if len(resolved.layers) != size.layers:
+        raise ValueError(f"says the heads of {len(resolved.layers):,} layers, and there are {size.layers:,}")
+    for layer in set(resolved.layers):
+        if unknown := [group.head for group in layer if group.head not in resolved.heads]:
+            raise ValueError(f"has no head {unknown[0]}, which a layer names")
+        if any(group.heads * size.key_heads != group.key_heads * size.heads for group in layer):
+            raise ValueError("has a group of heads that takes no whole groups of key heads")
+        if sum(group.heads for group in layer) != size.heads or len({group.head for group in layer}) < len(layer):
+            raise ValueError("has a layer whose groups are not its heads")
+    if any(memory.name is None or memory.position is None for head in resolved.heads.values() for memory in head.memory):
+        raise ValueError("has a memory that leaves its name or its position open")

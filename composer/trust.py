@@ -1,0 +1,79 @@
+"""Nothing that stands in a folder runs: where transformers would ask to trust code, this project refuses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.errors import ComposerError
+from converters.bounded import MOST_CONFIG, read_json
+from converters.composed import ADAPTER_CONFIG
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+# Kernels are fetched from the Hub, and run, where one of these names a repository.
+_IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+_NEVER = "Nothing in a folder is ever run here."
+
+
+def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
+    """Raises ``refusal`` where a model's or a tokenizer's files can only be read by running code that they bring or name.
+
+    The ``auto_map`` of a config alone is no such case: what it stands for is a class that this project, or transformers, has
+    itself, and that one is taken.
+    """
+    config = _json(folder / CONFIG)
+    for key in _IMPLEMENTATIONS:
+        if "/" in str(config.get(key) or ""):
+            raise refusal(f"{folder / CONFIG} asks for code of its own ({key}: {config[key]}). {_NEVER} Remove that key.")
+    said = _json(folder / TOKENIZER_CONFIG).get("auto_map")
+    wanted = said.get("AutoTokenizer") if isinstance(said, Mapping) else said
+    if wanted:
+        raise refusal(
+            f"{folder / TOKENIZER_CONFIG} asks for code of its own (auto_map: {_shown(wanted)}), so its tokenizer cannot be read. "
+            f"{_NEVER} Take a tokenizer that transformers has itself; where tokenizer.json is whole, remove `auto_map` and say "
+            '"tokenizer_class": "PreTrainedTokenizerFast".'
+        )
+    if problem := code_in_adapter(_json(folder / ADAPTER_CONFIG)):
+        raise refusal(f"{folder / ADAPTER_CONFIG} {problem}. {_NEVER}")
+
+
+def code_in_adapter(config: Mapping[str, Any]) -> str | None:
+    """What a config of PEFT would have imported, or names that are looked up in packages; None where there is nothing of it."""
+    if not config:
+        return None
+    if config.get("peft_type") != "LORA":
+        return f"has adapters of the type {_shown(config.get('peft_type'))}; expected LORA, the one that is read"
+    for key in ("megatron_config", "auto_mapping", "tokenizer_kwargs"):
+        if config.get(key):
+            return f"asks for code of its own ({key}: {_shown(config[key])})"
+    return None
+
+
+def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none."""
+    from transformers import AutoTokenizer
+
+    refuse_code(folder, refusal)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the libraries of its kind raise
+        raise refusal(f"{problem} ({error})") from error
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """Empty where there is none, or nothing of the kind: whoever reads it for what it says tells what is wrong with it."""
+    try:
+        value = read_json(path, MOST_CONFIG)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,70 @@
+"""Verification of what stands beside the weights: what decides what the model says has to be that of the build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from composer.weights.beside import CARD, CONFIG, is_read, is_tokenizer
+from composer.weights.contents import sha256
+from composer.weights.findings import Check
+from composer.weights.record import RECORD, Record
+from converters.source import INDEX
+
+_LISTED = 5
+_NEVER_READ = "it decides nothing of what the model says"
+
+
+def unnamed(record: Record) -> Iterator[Check]:
+    """Weight files that the plan writes to, and that the record does not have."""
+    for name in dict.fromkeys(entry.output for entry in record.plan.parameters.values()):
+        if name not in record.files:
+            yield Check(
+                what="contents", subject=name, outcome="failed", detail="the record does not name it, as every build's does"
+            )
+
+
+def documents(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
+    """Files of the build, by their hashes. Config and index are looked at for what they say: config, coverage."""
+    if record.documents is None:
+        for name in present:
+            if name not in record.files and is_read(name):
+                detail = "an earlier version wrote the record, which names weights alone"
+                yield Check(what="contents", subject=name, outcome="unknown", detail=detail)
+        return
+    for name, wanted in record.documents.items():
+        if name in (CONFIG, INDEX):
+            continue
+        path = present.get(name)
+        found = sha256(path) if path is not None and path.is_file() else None
+        if found == wanted:
+            yield Check(what="contents", subject=name, outcome="passed", detail=f"SHA-256 {found}")
+            continue
+        problem = "it is missing" if found is None else f"SHA-256 is {found}, at the build it was {wanted}"
+        if is_read(name):
+            yield Check(what="contents", subject=name, outcome="failed", detail=problem)
+        else:
+            yield Check(what="contents", subject=name, outcome="unknown", detail=f"{problem}; {_NEVER_READ}")
+
+
+def strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
+    """What no build put there: what transformers would read of it, and, together, all that it would not."""
+    if record.documents is None:
+        return
+    tokenized = any(map(is_tokenizer, record.documents))
+    others = []
+    for name in present:
+        if name in (RECORD, CONFIG, INDEX, CARD) or name in record.files or name in record.documents:
+            continue
+        if not is_read(name):
+            others.append(name)
+        elif is_tokenizer(name) and not tokenized:
+            detail = "no build put it there: the record knows of no tokenizer"
+            yield Check(what="contents", subject=name, outcome="unknown", detail=detail)
+        else:
+            detail = "no build put it there, and what loads the model reads it"
+            yield Check(what="contents", subject=name, outcome="failed", detail=detail)
+    if others:
+        listed = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
+        detail = f"no build put there {listed}: what loads the model reads none of it"
+        yield Check(what="contents", subject="the rest", outcome="unknown", detail=detail)

@@ -1,0 +1,58 @@
+"""The adapters beside a model's weights: a folder of settings and of matrices, as PEFT writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from converters.bounded import MOST_CONFIG, brief, read_json, within
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from converters.config import LARGEST_NUMBER
+from converters.errors import WeightsError
+from converters.shard import read_shard
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""The projections that may have some."""
+
+_SAID = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
+"""What is looked at by itself, and what names where they come from."""
+_NEUTRAL: Mapping[str, object] = {
+    "task_type": "CAUSAL_LM",
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "bias": "none",
+    "lora_dropout": 0.0,
+    "megatron_core": "megatron.core",
+    "qalora_group_size": 16,
+    "runtime_config": {"ephemeral_gpu_offload": False},
+}
+"""What PEFT has settings for besides, at what does nothing."""
+
+
+def check_adapter(folder: Path, name: str) -> None:
+    """Whether they are what they say, which PEFT makes room for before it looks at them. Raises WeightsError.
+
+    folder: the model's. name: of their own folder inside it.
+    """
+    path = folder / name / ADAPTER_CONFIG
+    try:
+        config = read_json(within(folder, f"{name}/{ADAPTER_CONFIG}"), MOST_CONFIG)
+        shard = read_shard(within(folder, f"{name}/{ADAPTER_WEIGHTS}"))
+    except OSError as error:
+        raise WeightsError(f"{path.parent} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise WeightsError(f"{path} does not describe LoRA, the adapters that are read.")
+    # Down-projections are [rank, in], up-projections [out, rank].
+    there = {size for tensor in shard.tensors.values() for size in tensor.shape}
+    rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank not in there:
+        raise WeightsError(f"{path} has adapters of rank {brief(rank)}; {ADAPTER_WEIGHTS} has none of them.")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= LARGEST_NUMBER:
+        raise WeightsError(f"{path} says lora_alpha: {brief(alpha)}; expected a number greater than 0.")
+    if not (isinstance(targets, list) and targets and all(target in TARGETS for target in targets)):
+        raise WeightsError(f"{path} says target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}.")
+    for key, value in config.items():
+        if key not in _SAID and value not in (None, False, [], {}, _NEUTRAL.get(key)):
+            raise WeightsError(f"{path} says {brief(key)}: {brief(value)}, which is nothing that these adapters have.")

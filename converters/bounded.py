@@ -1,0 +1,129 @@
+"""Files that somebody else may have made, read within bounds: regular ones alone, up to a stated size, inside their folder.
+
+All that is wrong with a file is an ``OSError`` whose ``strerror`` says it, and all that is wrong with its contents a
+``ValueError``: what reading any file may raise.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST_CONFIG = 16 * 2**20
+"""Bytes of a model's config, of its adapters', of a run's settings."""
+MOST_NAMES = 32 * 2**20
+"""Bytes of what lists every tensor: an index, or a header. The largest models have half as many."""
+MOST_RECORD = 128 * 2**20
+"""Bytes of a record, which says of every tensor where it comes from."""
+MOST_LOG = 2**30
+"""Bytes of what grows as long as something runs."""
+DEEPEST = 100
+"""Levels of nesting that JSON may have."""
+
+_TOO_DEEP = f"nested deeper than {DEEPEST} levels"
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_SHOWN, _LISTED = 80, 20
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file for reading; a device or a pipe is not waited for. Raises OSError."""
+    with open(_descriptor(path), "rb") as stream:
+        yield stream
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a regular file. Raises OSError, also where it has more than ``most`` bytes."""
+    with opened(path) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes, the most that are read of such a file", str(path))
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """The same of a file in UTF-8. Raises OSError and ValueError."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_json(path: Path, most: int) -> Any:
+    """What a JSON file holds. Raises OSError and ValueError."""
+    return parse_json(read_bytes(path, most))
+
+
+def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep."""
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        inside = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inside if isinstance(one, dict | list)]
+    if level:
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+def within(folder: Path, name: str) -> Path:
+    """A file of a folder by its name there, which needs not exist. Raises OSError where that is no name, or where the file is a
+    link that leads elsewhere; into the blobs of its own model is where the Hub's cache links."""
+    path = folder / name
+    try:
+        true, home = path.resolve(), folder.resolve()
+    except (ValueError, RuntimeError):  # a zero byte in it, or links in a circle
+        raise OSError(errno.EINVAL, "no file can have this name", brief(name)) from None
+    blobs = home.parent.parent / _BLOBS if home.parent.name == _SNAPSHOTS else None
+    if not true.is_relative_to(home) and true.parent != blobs:
+        raise OSError(
+            errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path)
+        )
+    return path
+
+
+def is_name(name: str) -> bool:
+    """Whether a file can be called so: one file, in the folder itself."""
+    return 0 < len(os.fsencode(name)) <= 255 and "\0" not in name and "/" not in name and name not in (".", "..")
+
+
+def brief(value: object) -> str:
+    """A value of a file as messages show it, on one line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists
+        text = f"a {type(value).__name__}"
+    return shortened(text)
+
+
+def shortened(text: str, most: int = _SHOWN) -> str:
+    """The beginning of a text, where it is longer than so many characters, and with what cannot be shown spelled out."""
+    text = text if len(text) <= most else f"{text[:most]}…"
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of some names, and how many more there are."""
+    every = list(names)
+    more = [f"and {len(every) - _LISTED:,} more"] if len(every) > _LISTED else []
+    return ", ".join([*map(shortened, every[:_LISTED]), *more])
+
+
+def _descriptor(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except ValueError:
+        raise OSError(errno.EINVAL, "no file can have this name", brief(str(path))) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder, and a file was expected", str(path))
+    raise OSError(errno.EINVAL, "no regular file", str(path))

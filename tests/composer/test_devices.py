@@ -1,0 +1,42 @@
+"""What takes memory is weighed first: against the machine's, against a container's, and against the process's own limit."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import psutil
+import pytest
+
+from composer import devices
+from composer.devices import check_memory, free_memory
+from composer.errors import BuildError
+
+
+def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
+    check_memory(1, "one byte")
+    with pytest.raises(
+        BuildError, match=r"No memory for all of it: that takes 1,152,921,504,606,846,976 bytes, and [\d,]+ are free"
+    ):
+        check_memory(2**60, "all of it")
+    assert 0 < free_memory() <= psutil.virtual_memory().total + psutil.swap_memory().total
+
+
+def test_a_processes_own_limit_counts() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    room = 2**28
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + room, before[1]))
+    try:
+        assert room / 2 < free_memory() <= room
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(("most", "left"), [("1000\n", 1000 - 700 + 50 + 25), ("max\n", None)])
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, left: int | None) -> None:
+    """What its files hold would be given back."""
+    (tmp_path / "memory.max").write_text(most)
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 50\nactive_file 25\n")
+    monkeypatch.setattr(devices, "_GROUP", tmp_path)
+    assert free_memory() == left if left is not None else free_memory() > 1000

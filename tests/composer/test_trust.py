@@ -1,0 +1,191 @@
+"""Nothing that stands in a folder runs, whoever says yes to it: what can only be read by running code is refused in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jinja2.exceptions import SecurityError
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import composer
+from composer.cli.main import app
+from composer.errors import ComposerError, SourceError
+from composer.trust import load_tokenizer
+from composer.weights.trained import Adapter, Trained, write_trained
+from tests.checkpoints import edit_config
+
+TEACHER = Path(__file__).parents[2] / "examples" / "teacher"
+EVIL = """
+from pathlib import Path
+Path({mark!r}).write_text("ran")
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+class EvilConfig(LlamaConfig):
+    model_type = "evil"
+class EvilModel(LlamaForCausalLM): pass
+class EvilTokenizer(PreTrainedTokenizerFast): pass
+def generate(model, **options): return options["input_ids"]
+"""
+OURS: dict[str, Any] = {"auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", None]}, "tokenizer_class": "EvilTokenizer"}
+LEGACY: dict[str, Any] = {"auto_map": ["evil.EvilTokenizer", None], "tokenizer_class": "EvilTokenizer"}
+KNOWN: dict[str, Any] = {"auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", None]}}
+MODEL = {"AutoConfig": "evil.EvilConfig", "AutoModel": "evil.EvilModel", "AutoModelForCausalLM": "evil.EvilModel"}
+LORA: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+WRITE = ("--max-new-tokens", "2", "--prompt", "Once")
+FRESH = ("latte", "--fresh", "--set", "trunk={width: 64, layers: 1, heads: 4, vocabulary: 600}", "--dry-run")
+
+
+class Yes:
+    """A user who says yes to everything, and code that leaves a mark where it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder / "RAN"
+
+    def poison(self, folder: Path, tokenizer: dict[str, Any] | None = None) -> Path:
+        """Puts code beside a model, wherever it could be looked for, and asks for that of its tokenizer."""
+        for place in (folder / "evil.py", folder / "custom_generate" / "generate.py"):
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(EVIL.format(mark=str(self.mark)))
+        config = folder / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | (tokenizer or {})))
+        return folder
+
+    def __call__(self, *arguments: object) -> Any:
+        answer = CliRunner().invoke(app, list(map(str, arguments)), input="y\n" * 99, prog_name="compose")
+        assert not self.mark.exists()
+        assert "Do you wish to run" not in answer.output
+        return answer
+
+
+@pytest.fixture
+def yes(tmp_path: Path) -> Yes:
+    return Yes(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "student"
+    composer.build_folder("lolcats", TEACHER, out)
+    return out
+
+
+@pytest.fixture
+def student(built: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(built, tmp_path / "student")
+
+
+@pytest.mark.parametrize("tokenizer", [OURS, LEGACY, KNOWN], ids=["its own", "as a list", "beside a known one"])
+def test_a_tokenizers_code_does_not_run_and_is_named(yes: Yes, student: Path, tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    yes.poison(student, tokenizer)
+    teacher = yes.poison(shutil.copytree(TEACHER, tmp_path / "teacher"), tokenizer)
+    for command in (
+        ("generate", student, *WRITE),
+        ("eval", student, "--tasks", "passkey", "--lengths", "64", "--out", tmp_path / "scores"),
+        ("eval", teacher, "--tasks", "passkey", "--lengths", "64", "--out", tmp_path / "scores"),
+        ("sample", teacher, "--out", tmp_path / "texts.jsonl", "--texts", "1", "--length", "8"),
+        ("distill", student, "--data", tmp_path, "-o", tmp_path / "distilled"),
+        ("build", *FRESH, "--tokenizer", teacher, "-o", tmp_path / "fresh"),
+    ):
+        answer = yes(*command)
+        assert answer.exit_code == 2, (command, answer.output)
+        words = " ".join(answer.stderr.split())
+        assert "asks for code of its own" in words, (command, words)
+        assert "tokenizer_config.json" in words
+        assert "Nothing in a folder is ever run here" in words
+
+
+def test_a_models_code_does_not_run_where_ours_is_taken(yes: Yes, student: Path, tmp_path: Path) -> None:
+    edit_config(yes.poison(student), auto_map=MODEL)
+    teacher = yes.poison(shutil.copytree(TEACHER, tmp_path / "teacher"))
+    edit_config(teacher, auto_map=MODEL)
+    assert yes("generate", student, *WRITE).exit_code == 0
+    assert yes("sample", teacher, "--out", tmp_path / "texts.jsonl", "--texts", "1", "--length", "8").exit_code == 0
+    answer = yes("build", "lolcats", "--from", teacher, "-o", tmp_path / "out")
+    assert answer.exit_code == 0
+    assert "asks for code of its own (auto_map); it was not run" in " ".join(answer.stdout.split())
+    assert type(AutoModelForCausalLM.from_pretrained(student, trust_remote_code=True)).__name__ == "ComposedForCausalLM"
+    assert not yes.mark.exists()
+
+
+def test_a_family_that_is_its_own_code_is_none(yes: Yes, student: Path) -> None:
+    edit_config(yes.poison(student), model_type="evil", auto_map=MODEL)
+    for command in (
+        ("generate", student, *WRITE),
+        ("sample", student, "--out", student / "x"),
+        ("build", "lolcats", "--from", student),
+    ):
+        assert yes(*command).exit_code == 2
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+def test_kernels_of_the_hub_are_code(yes: Yes, student: Path, key: str) -> None:
+    edit_config(student, **{key: "somebody/kernels"})
+    answer = yes("generate", student, *WRITE)
+    assert answer.exit_code == 2
+    assert f"asks for code of its own ({key}: somebody/kernels)" in answer.stderr
+
+
+def with_adapter(student: Path, out: Path, **config: Any) -> Path:
+    names = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora" for layer in range(2)]
+    tensors = {f"{name}_{which}.weight": torch.ones(*size) for name in names for which, size in (("A", (2, 128)), ("B", (128, 2)))}
+    write_trained(student, out, Trained({}, Adapter(LORA | config, tensors), (), {}))
+    return out
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"megatron_config": {"x": 1}, "megatron_core": "evil"}, {"auto_mapping": {"parent_library": "evil"}}, {"peft_type": "XLORA"}],
+    ids=["megatron", "auto_mapping", "another kind"],
+)
+def test_adapters_have_nothing_imported(
+    yes: Yes, student: Path, tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = with_adapter(student, tmp_path / "out", **config)
+    yes.poison(out)
+    monkeypatch.syspath_prepend(str(out))
+    answer = yes("generate", out, *WRITE)
+    assert answer.exit_code == 2
+    assert "adapter_config.json" in answer.stderr
+    assert "ever run here" in answer.stderr
+    with pytest.raises(ValueError, match="ever run here"):
+        AutoModelForCausalLM.from_pretrained(out)
+    assert not yes.mark.exists()
+
+
+def test_adapters_are_safetensors_of_the_models_own_folder(yes: Yes, student: Path, tmp_path: Path) -> None:
+    out = with_adapter(student, tmp_path / "out")
+    composer.load(out)
+    for said in ("../out/adapter", str(out / "adapter"), "..", ""):
+        edit_config(out, adapter=said)
+        with pytest.raises(SourceError, match="expected the name of a folder beside it"):
+            composer.load(out)
+    edit_config(out, adapter="adapter")
+    torch.save({}, out / "adapter" / "adapter_model.bin")
+    (out / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(SourceError, match=r"adapter_model\.safetensors"):
+        composer.load(out)
+
+
+def test_adapters_at_the_top_are_no_part_of_a_model(yes: Yes, student: Path) -> None:
+    (student / "adapter_config.json").write_text(json.dumps(LORA))
+    with pytest.raises(SourceError, match="adapters at its top"):
+        composer.load(student)
+
+
+def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Path) -> None:
+    (student / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
+    answer = yes("generate", student, *WRITE)
+    assert answer.exit_code == 2
+    assert "generation_config.json" in answer.stderr
+
+
+def test_chat_templates_reach_nothing(student: Path) -> None:
+    (student / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    tokenizer = load_tokenizer(student, ComposerError, "")
+    with pytest.raises(SecurityError):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)

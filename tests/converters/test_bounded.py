@@ -1,0 +1,158 @@
+"""Files are read within bounds: regular ones of a stated size, inside their folder, JSON of a stated depth; a source's, too."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from converters.bounded import DEEPEST, brief, is_name, listed, parse_json, read_bytes, read_json, shortened, within
+from converters.errors import ConfigError, ConverterError, WeightsError
+from converters.source import INDEX, SINGLE, open_source
+from tests.checkpoints import llama
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return llama(tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return llama(tmp_path / "sharded", sharded=True)
+
+
+def refusal(folder: Path, kind: type[ConverterError]) -> str:
+    with pytest.raises(kind) as caught:
+        open_source(folder)
+    return str(caught.value)
+
+
+def refused(path: Path, most: int = 100) -> str:
+    with pytest.raises(OSError, match=str(path)[:9]) as caught:
+        read_bytes(path, most)
+    return caught.value.strerror
+
+
+def test_devices_and_pipes_are_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    assert refused(tmp_path / "pipe") == refused(Path("/dev/zero")) == refused(Path("/dev/null")) == "no regular file"
+    assert "a folder" in refused(tmp_path)
+    for name in ("a\0b", "x" * 5000):
+        assert refused(tmp_path / name)
+
+
+def test_so_many_bytes_and_no_more(tmp_path: Path):
+    (tmp_path / "full").write_bytes(bytes(100))
+    assert read_bytes(tmp_path / "full", 100) == bytes(100)
+    (tmp_path / "over").write_bytes(bytes(101))
+    assert "larger than 100 bytes" in refused(tmp_path / "over")
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(2**40)
+    assert "larger than" in refused(tmp_path / "sparse")
+    assert refused(Path("/proc/self/environ"), 1)  # of no size, and with contents
+
+
+@pytest.mark.parametrize(("open_", "close"), ["[]", ('{"a":', "}")])
+def test_json_is_so_deep_and_no_deeper(tmp_path: Path, open_: str, close: str):
+    def nested(levels: int) -> bytes:
+        return f"{open_ * levels}0{close * levels}".encode()
+
+    assert parse_json(nested(DEEPEST))
+    for levels in (DEEPEST + 1, 990, 500_000):
+        (tmp_path / "deep").write_bytes(nested(levels))
+        with pytest.raises(ValueError, match="nested deeper than 100 levels"):
+            read_json(tmp_path / "deep", 10**7)
+
+
+def test_links_stay_in_their_folder_or_lead_into_the_blobs_of_their_own_model(tmp_path: Path):
+    outside = tmp_path / "outside"
+    snapshot, blobs = tmp_path / "model" / "snapshots" / "0", tmp_path / "model" / "blobs"
+    for folder in (snapshot / "inside", blobs):
+        folder.mkdir(parents=True)
+    for file in (outside, blobs / "b", snapshot / "own"):
+        file.write_text("")
+    for name, target in {
+        "blob": blobs / "b",
+        "inside/up": snapshot / "own",
+        "out": outside,
+        "away": tmp_path,
+        "round": "round",
+    }.items():
+        (snapshot / name).symlink_to(target)
+    assert within(snapshot, "blob").read_text() == within(snapshot, "inside/up").read_text() == ""
+    assert within(snapshot, "not-there") == snapshot / "not-there"
+    for name in ("out", "away/outside", "../../../outside", str(outside), "round", "a\0b"):
+        with pytest.raises(OSError, match=r"leads out of its folder|no file can have this name"):
+            within(snapshot, name)
+    elsewhere = tmp_path / "plain"
+    elsewhere.mkdir()
+    (elsewhere / "blob").symlink_to(blobs / "b")
+    with pytest.raises(OSError, match="leads out of its folder"):
+        within(elsewhere, "blob")
+    (tmp_path / "linked").symlink_to(snapshot)
+    assert within(tmp_path / "linked", "blob")
+
+
+def test_names():
+    assert all(map(is_name, ("a", "a.b", "..a", "é" * 127)))
+    assert not any(map(is_name, ("", ".", "..", "a/b", "/", "a\0", "x" * 256, "é" * 128)))
+
+
+def test_messages_show_the_beginning_of_what_is_long():
+    assert brief("x") == "'x'"
+    assert len(brief("x" * 10**6)) == len(brief(["x"] * 10**6)) == 81
+    assert brief(10**5000) == "a int"
+    assert shortened("a\0b\n") == r"a\x00b\n"
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(map(str, range(1000))).endswith(", 19, and 980 more")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero"])
+def test_what_no_file_can_be_called_is_refused_in_words(sharded: Path, name: str):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["lm_head.weight"] = name
+    (sharded / INDEX).write_text(json.dumps(index))
+    message = refusal(sharded, WeightsError)
+    assert "expected a file of its own folder" in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("file", ["config.json", INDEX, "generation_config.json"])
+def test_what_is_no_file_or_leads_out_of_its_folder_is_not_read(sharded: Path, tmp_path: Path, file: str):
+    secret = tmp_path / "secret"
+    secret.write_text("hush: hush")
+    (sharded / file).unlink()
+    (sharded / file).symlink_to(secret)
+    message = refusal(sharded, ConverterError)
+    assert "leads out of its folder" in message
+    assert "hush" not in message
+    (sharded / file).unlink()
+    (sharded / file).write_text('{"a":' + "[" * 500_000 + "]" * 500_000 + "}")
+    assert "nested deeper than 100 levels" in refusal(sharded, ConverterError)
+    (sharded / file).unlink()
+    os.mkfifo(sharded / file)
+    if file == "generation_config.json":  # nobody would read it
+        assert file not in open_source(sharded).small_files
+    else:
+        assert "no regular file" in refusal(sharded, ConverterError)
+
+
+def test_links_among_weights_and_small_files_are_not_followed_out(single: Path, tmp_path: Path):
+    (tmp_path / "secret").write_text("hush")
+    (single / "LICENSE").symlink_to(tmp_path / "secret")
+    assert "LICENSE cannot be read: it leads out of its folder" in refusal(single, WeightsError)
+    (single / "LICENSE").unlink()
+    (single / SINGLE).rename(tmp_path / SINGLE)
+    (single / SINGLE).symlink_to(tmp_path / SINGLE)
+    assert "leads out of its folder" in refusal(single, WeightsError)
+
+
+@pytest.mark.parametrize("value", [10**30, 64, -2, [1, 99], "</s>", 1.0, []])
+def test_settings_for_generation_name_tokens_that_have_an_embedding(single: Path, value: object):
+    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 63], "pad_token_id": -1}))
+    open_source(single)
+    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert "generation_config.json says eos_token_id" in refusal(single, ConfigError)

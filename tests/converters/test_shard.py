@@ -1,0 +1,71 @@
+"""A header of a safetensors file says what it may, or is refused in words, in time that grows with its length."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from converters.errors import WeightsError
+from converters.shard import MOST_TENSORS, read_shard
+
+FILE = "model.safetensors"
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(WeightsError) as caught:
+        read_shard(file)
+    return str(caught.value)
+
+
+ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        (b"[1]", b"[Infinity]"),
+        (b"[1]", b"[1.0]"),
+        (b"[1]", b"[-1]"),
+        (b"[1]", b"[true]"),
+        (b"[1]", b"[" + b",".join([b"9223372036854775807"] * 100_000) + b"]"),
+        (b"4]", b"1e999]"),
+        (b"4]", b"NaN]"),
+        (b"0,4]", b"0]"),
+        (b'"F32"', b'["F32"]'),
+        (b'"F32"', b"{}"),
+        (b'"a"', b'"' + b"a" * 5000 + b'"'),
+        (b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}', b"[" * 500_000 + b"]" * 500_000),
+        (b'{"a"', b'{"__metadata__":{"format":["pt"]},"a"'),
+        (b'{"a"', b' {"a"'),
+    ],
+)
+def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, said: bytes, instead: bytes):
+    assert said in ENTRY
+    text = ENTRY.replace(said, instead)
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    message = refusal(tmp_path / FILE)
+    assert "damaged header" in message
+    assert len(message) < 500
+
+
+def test_a_header_of_many_names_is_read_in_time_that_grows_with_them(tmp_path: Path):
+    """Of which one stands there twice, at the end."""
+    text = ",".join(f'"{number}":0' for number in [*range(MOST_TENSORS - 1), MOST_TENSORS - 2])
+    text = f"{{{text}}}".encode()
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text)
+    began = time.process_time()
+    assert "twice in its header" in refusal(tmp_path / FILE)
+    assert time.process_time() - began < 10
+    text = text.replace(b"{", b'{"one":0,"more":0,')
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text)
+    assert f"more than {MOST_TENSORS:,} tensors" in refusal(tmp_path / FILE)
+
+
+def test_a_header_longer_than_any_is_not_read(tmp_path: Path):
+    with (tmp_path / FILE).open("wb") as stream:
+        stream.write(struct.pack("<Q", 2**30))
+        stream.truncate(2**31)
+    assert "at most 33,554,432 are read" in refusal(tmp_path / FILE)

@@ -1,0 +1,87 @@
+"""What may become of damaged input: it is taken, or refused in words, within bounds of time and memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from composer.errors import ComposerError
+from converters.errors import ConverterError
+
+SECONDS, BYTES = 20.0, 2 * 2**30
+"""Of one example, at most: of this process's own time, and beyond what it has when the example begins."""
+LONGEST = 100_000
+"""Characters of a message."""
+LONG = float(os.environ.get("FUZZ_SECONDS", "0"))
+"""How long the tests together go on with new examples. 0: a fixed few."""
+TESTS: list[str] = []
+"""All that share that time."""
+
+
+def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test that runs on drawn examples: the same few of them each time, or others for as long as ``FUZZ_SECONDS`` says.
+
+    What is decorated takes an example first, and then whatever the test takes.
+    """
+    few = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=not LONG,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink) if LONG else (Phase.generate,),
+    )
+
+    def decorated(check: Callable[..., None]) -> Callable[..., None]:
+        def test(tmp_path: Path) -> None:
+            until, number = time.monotonic() + LONG / len(TESTS), time.time_ns() if LONG else 0
+            while True:
+
+                def one(example: Any) -> None:
+                    check(example, tmp_path)
+
+                found = few(given(strategy)(one))
+                (seed(number)(found) if LONG else found)()
+                number += 1
+                if time.monotonic() >= until:
+                    return
+
+        TESTS.append(check.__name__)
+        test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+        return test
+
+    return decorated
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Whoever takes more memory in here than there is gets a MemoryError; whoever takes more time fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + BYTES, hard))
+    began = time.process_time()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    taken = time.process_time() - began
+    assert taken < SECONDS, f"took {taken:.1f} s"
+
+
+def outcome(act: Callable[[], Any]) -> Any:
+    """What it returns, or None where it is refused. Any other error passes through."""
+    with bounded():
+        try:
+            return act()
+        except (ComposerError, ConverterError) as error:
+            message = str(error)
+    assert 0 < len(message) < LONGEST, "of no length, or of one that nobody reads"
+    return None
