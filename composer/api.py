@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.errors import BuildError, GraphError
-from composer.graph.explain import BYTES, Explanation, explain_resolved
 from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
+from composer.spec.explain import BYTES, Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code

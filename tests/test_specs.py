@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from blocks.operation import Kind
-from composer.model.naming import fresh_parameters
 from composer.spec.loading import load_spec
+from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Dimensions, resolve
 from composer.weights.fresh import parameters, trunk_from
 from tests.shipped import on

@@ -9,8 +9,8 @@ import typer
 import composer
 from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
-from composer.graph.explain import Explanation, GroupCost
 from composer.graph.lowering import AUTO
+from composer.spec.explain import Explanation, GroupCost
 from converters.trunk import Dtype
 
 

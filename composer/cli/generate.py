@@ -15,7 +15,7 @@ from composer.cli.options import Json
 from composer.cli.screen import print_json, size, without_bars
 from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
-from composer.graph.explain import explain_resolved
+from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
 from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 

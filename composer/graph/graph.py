@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import networkx
 
@@ -19,9 +19,7 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port
 from blocks.part import Part, Slot
 from blocks.reads import Read
-
-if TYPE_CHECKING:
-    from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 
 Path = tuple[str | int, ...]
 INPUTS = ("hidden", "query", "key", "value")

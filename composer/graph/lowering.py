@@ -19,9 +19,9 @@ from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, once, reads_of, sees_every_pair
 from composer.graph.program import Program, Step, covered
-from composer.spec.document import HeadSpec
 
 AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH)

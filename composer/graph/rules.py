@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from blocks.legend import Shape
 from blocks.operation import Kind
 from blocks.part import Closed
 from composer.errors import GraphError
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.rules_of_flow import Problem, along_edges, between, both_ways, falling
 from converters.config import LARGEST
-
-if TYPE_CHECKING:
-    from composer.spec.document import HeadSpec
 
 # What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
 RESERVED = frozenset(

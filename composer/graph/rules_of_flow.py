@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from blocks.legend import Shape
 from blocks.operation import Kind
+from composer.graph.composition import HeadSpec
 from composer.graph.wires import ALL, edges, fed_by, memory_names, sources_of_pairs
-
-if TYPE_CHECKING:
-    from composer.spec.document import HeadSpec
 
 Path = tuple[str | int, ...]
 Problem = tuple[str, Path]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from blocks.operation import Kind
-
-if TYPE_CHECKING:
-    from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 
 ALL = "pairs"
 """The source of every pair of the call."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from blocks.entry import Entry
 from blocks.feature_maps.base import Scale
@@ -11,11 +10,9 @@ from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Port
 from blocks.reads import Alone
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, Draft, HeadGraph, Path
 from composer.graph.wires import ALL, fed_by, memory_names, sources_of_pairs
-
-if TYPE_CHECKING:
-    from composer.spec.document import HeadSpec
 
 
 def wired(head: HeadSpec, shape: Shape) -> HeadGraph:

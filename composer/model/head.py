@@ -12,10 +12,10 @@ from blocks.flow import Tokens, accumulating
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
+from composer.graph.composition import HeadSpec
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
-from composer.spec.document import HeadSpec
 
 
 class PartModule(nn.Module):

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from blocks.part import Closed
 from composer.errors import GraphError
-from composer.spec.document import HeadSpec, Spec
+from composer.graph.composition import HeadSpec
+from composer.spec.document import Spec
 from composer.spec.places import Path
 from composer.spec.resolve import Resolved, complete_head, meaning
 from composer.spec.sweep import refuse_sweep

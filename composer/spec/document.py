@@ -11,54 +11,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from blocks.catalogue import (
-    ConvolutionConfig,
-    FeatureMapConfig,
-    MemoryConfig,
-    MixerConfig,
-    OutputConfig,
-    PositionConfig,
-    ReadConfig,
-    ValuePositionConfig,
-)
 from blocks.part import Closed, FieldError, Whole
-from blocks.positions import Rope
+from composer.graph.composition import HeadSpec
 from composer.spec.places import Path, Place, Places, brief
 from composer.spec.recipe import Recipe
 from composer.spec.trunk import TrunkSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
-Edge = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
 Share = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
 
-MOST_MEMORIES, MOST_GROUPS, MOST_RULES = 32, 256, 4096
-"""Of a head, of a layer, and of a document: what is looked at for each other one, or for each layer."""
-
-
-class HeadSpec(Closed):
-    """What one kind of head is composed of."""
-
-    mix_input: MixerConfig | None = None
-    """Mixes the hidden states over time, for the logits of latents, or for queries and keys."""
-    position: PositionConfig = Rope()
-    """How queries and keys are turned; a memory may override it."""
-    value_position: ValuePositionConfig | None = None
-    """How values are turned on their way in and back on their way out."""
-    conv: ConvolutionConfig | None = None
-    """Feeds the features only: exact memories see the raw queries and keys."""
-    feature_map: FeatureMapConfig | None = None
-    """What a state memory sees of queries and keys."""
-    memory: Annotated[tuple[MemoryConfig, ...], Field(min_length=1, max_length=MOST_MEMORIES)]
-    """Top to bottom: in a cascade, pairs fall from one into the next."""
-    flow: Literal["cascade", "parallel"] = "cascade"
-    """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
-    graph: Annotated[tuple[Edge, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
-    """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
-    first falls into the second)."""
-    read: ReadConfig | None = None
-    """How several memories are weighed against each other. Left out: shared."""
-    output: OutputConfig | None = None
-    """What becomes of the head's answer before the output projection."""
+MOST_GROUPS, MOST_RULES = 256, 4096
+"""Of a layer and of a document: what is looked at for each other one, or for each layer."""
 
 
 class HeadsOf(Closed):

@@ -22,9 +22,10 @@ from blocks.part import Closed
 from blocks.positions import Llama3Scaling, NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError
+from composer.graph.composition import HeadSpec
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
-from composer.spec.document import HeadsOf, HeadSpec, Name, Spec
+from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep

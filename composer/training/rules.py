@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer.errors import TrainingError
-from composer.model.naming import fresh_parameters
-from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
+from composer.spec.parameters import fresh_parameters
 from composer.spec.recipe import Finetune, Stage, Transfer
 from composer.spec.resolve import Resolved
 

@@ -14,8 +14,8 @@ from composer.api import resolve_spec
 from composer.errors import TrainingError
 from composer.model.configuration import ComposedConfig
 from composer.model.modeling import ComposedDecoderLayer
-from composer.model.stored import config_dict
 from composer.spec.resolve import Resolved
+from composer.weights.config import config_dict
 from composer.weights.dimensions import dimensions
 from composer.weights.record import record_of
 from composer.weights.sources import check_merged

@@ -79,7 +79,7 @@ def build_folder(
     force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing.
     Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
-    from composer.model.stored import config_dict
+    from composer.weights.config import config_dict
 
     began = time.perf_counter()
     target = check_output(Path(out), source, force=force)
@@ -186,7 +186,7 @@ class _Writer:
         return stored_file(target, "rewritten", origin=None, contents=contents)
 
     def _fresh(self) -> StoredFile:
-        from composer.model.naming import fresh_parameters
+        from composer.spec.parameters import fresh_parameters
 
         target = self.folder / FRESH_FILE
         wanted = fresh_parameters(self.resolved)

@@ -38,7 +38,7 @@ def uncovered(built: Source, resolved: Resolved) -> list[str]:
     The trunk's coverage has been checked when the model was opened. Raises GraphError where the heads mean nothing: whoever wrote
     the document may not have resolved it.
     """
-    from composer.model.naming import fresh_parameters
+    from composer.spec.parameters import fresh_parameters
 
     for name, heads in sorted({(group.head, group.heads) for layer in resolved.layers for group in layer}):
         checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name))

@@ -13,7 +13,7 @@ from blocks import initialise
 from blocks.part import Fresh
 from composer.devices import check_memory
 from composer.errors import BuildError
-from composer.model.naming import fresh_parameters
+from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved
 from composer.weights.build import BuildReport, Progress, bytes_in, complete_folder, progress_of, report_of
 from composer.weights.output import check_output, check_space, whole_or_nothing
@@ -54,7 +54,7 @@ def build_fresh_folder(
     The same seed gives the same bytes of weights. dtype: of all of them; None is float32. tokenizer: its files are copied.
     The rest is as in ``build_folder`` of ``composer.weights.build``. Raises ``BuildError``.
     """
-    from composer.model.stored import config_dict
+    from composer.weights.config import config_dict
 
     began = time.perf_counter()
     target = check_output(Path(out), None, force=force)

@@ -15,7 +15,7 @@ from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import HeadGraph, Node, build_graph
-from composer.model.naming import PREFIX
+from composer.spec.parameters import PREFIX
 from composer.spec.resolve import Resolved, meaning
 from converters.composed import SPEC_KEYS
 

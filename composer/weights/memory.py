@@ -80,7 +80,7 @@ def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]
 
     from composer.model.configuration import ComposedConfig
     from composer.model.loading import class_of
-    from composer.model.stored import config_dict
+    from composer.weights.config import config_dict
 
     config = ComposedConfig(**config_dict(trunk, resolved, trunk.dtype))
     with torch.device("meta"):

@@ -143,7 +143,7 @@ def assign(
     same meaning. same: whether two tensors of the source, named by it, hold the same values. heads: the source's own, of a student.
     Raises ``BuildError``.
     """
-    from composer.model.naming import fresh_parameters
+    from composer.spec.parameters import fresh_parameters
 
     wanted = fresh_parameters(resolved)
     unfit = _unfit(resolved, wanted, covered, tensors, heads)
@@ -224,7 +224,7 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
 
 def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[str, ...]:
     """What a user would else find out later. labels: of a classifier. fresh: built from nothing."""
-    from composer.graph.explain import uses_projections
+    from composer.spec.explain import uses_projections
 
     notes = []
     if resolved.direction == "bidirectional" and labels is None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError
-from composer.model.naming import fresh_parameters
-from composer.model.stored import config_dict
+from composer.spec.parameters import fresh_parameters
 from composer.weights.beside import TRAINING
 from composer.weights.build import complete_folder
+from composer.weights.config import config_dict
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import dtype_of

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import composer
 from composer.api import resolve_spec
-from composer.graph.explain import explain_resolved
 from composer.spec import load_spec, shipped_specs
+from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_specs
 from composer.spec.places import plain
 from composer.spec.reading import read_file

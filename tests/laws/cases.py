@@ -20,8 +20,8 @@ from blocks.operation import Kind
 from blocks.part import State
 from blocks.scores.random import Random
 from composer.errors import GraphError
+from composer.graph.composition import HeadSpec
 from composer.model.head import Head
-from composer.spec.document import HeadSpec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.shipped import shipped_specs

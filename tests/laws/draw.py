@@ -19,7 +19,7 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind
 from composer.errors import GraphError, SpecError
-from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 from composer.spec.resolve import Dimensions
 from tests.laws.cases import complete
 

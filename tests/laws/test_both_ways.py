@@ -12,9 +12,9 @@ from blocks.catalogue import CATALOGUE
 from blocks.flow import Tokens
 from blocks.memories.base import Memory
 from composer.errors import GraphError
-from composer.graph.explain import state_size
+from composer.graph.composition import HeadSpec
 from composer.graph.rules import checked_graph
-from composer.spec.document import HeadSpec
+from composer.spec.explain import state_size
 from tests.laws.cases import SMALL, Inputs, around, built, complete, every_head, inputs, run
 
 SHAPE = replace(SMALL.shape(4), both_ways=True)

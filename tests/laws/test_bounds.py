@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from blocks.legend import Shape
 from blocks.memories.full import Full
 from blocks.memories.sparse import Sparse
-from composer.graph.explain import state_bytes, state_size
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
-from composer.spec.document import HeadSpec
+from composer.spec.explain import state_bytes, state_size
 from tests.laws.cases import SHAPES, SMALL, Inputs, built, coarse, every_head, every_part, inputs, run, steady
 from tests.laws.draw import random_heads
 

@@ -14,8 +14,8 @@ import torch
 
 from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
+from composer.graph.composition import HeadSpec
 from composer.model.head import Head, PartModule
-from composer.spec.document import HeadSpec
 from tests.laws.cases import SMALL, built, coarse, every_head, inputs, run, steady
 
 LENGTH, EARLY = 4096, slice(0, 64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
-from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 from tests.laws.cases import SMALL, built, every_head, inputs, pieces, run
 from tests.laws.draw import random_heads
 

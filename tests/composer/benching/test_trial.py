@@ -13,7 +13,7 @@ from composer.benching import trial as trial_module
 from composer.benching.options import LARGEST
 from composer.benching.report import Measured, Place
 from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, warm
-from composer.graph.explain import explain_resolved
+from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from tests.composer.model.models import llama, student, tokens
 from tests.shipped import SHIPPED

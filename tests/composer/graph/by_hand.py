@@ -16,7 +16,7 @@ from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.positions import NoPosition, Rope
-from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 from tests.composer.graph.memories_by_hand import Answer, Corrected, Head, State, Summed, exact, held_by_a_window, kept, together
 
 MAPS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from blocks.scores import SCORES
 from composer.errors import GraphError
-from composer.spec.document import HeadSpec
+from composer.graph.composition import HeadSpec
 from composer.spec.resolve import Dimensions
 from tests.composer.graph.heads import resolved
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.model.head import Head
-from composer.spec.document import HeadSpec
 from tests.composer.graph.by_hand import Document
 from tests.composer.graph.heads import feed, graph_of
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.recurrences import additive
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, HeadGraph, build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import BACKENDS, lower, lowered
 from composer.model.head import Head
-from composer.spec.document import HeadSpec
 from tests.composer.graph.heads import SIZE, graph_of, shipped
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED

@@ -11,11 +11,11 @@ import torch
 from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
-from composer.graph.explain import explain_resolved
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
 from composer.model.head import Head
+from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend
 from tests.composer.graph.heads import SIZE, graph_of, resolved, shipped
 from tests.laws.cases import built, inputs, run

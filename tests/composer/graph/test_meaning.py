@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Tokens
+from composer.graph.composition import HeadSpec
 from composer.model.head import Head, PartModule
-from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions
 from tests.composer.graph.by_hand import Document
 from tests.composer.graph.drawn import STACKS, meaningful

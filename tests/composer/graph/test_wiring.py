@@ -14,12 +14,12 @@ from torch import Tensor
 from blocks.flow import Mapped, Pairs, Partial
 from blocks.legend import Shape
 from blocks.operation import Kind, Port
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import lower
 from composer.graph.program import Around
 from composer.graph.wiring import wired
 from composer.model.head import Head
-from composer.spec.document import HeadSpec
 from tests.composer.graph.heads import SIZE, shipped
 from tests.laws.cases import SHAPES, built, every_head, inputs
 from tests.laws.draw import random_heads

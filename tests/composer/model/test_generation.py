@@ -151,7 +151,7 @@ def test_autocast_keeps_states_in_float32() -> None:
 
 
 def test_state_bytes_are_what_the_cache_holds() -> None:
-    from composer.graph.explain import explain_resolved
+    from composer.spec.explain import explain_resolved
 
     for spec, overrides in SPECS.items():
         model = student(spec, *overrides)

@@ -12,8 +12,8 @@ import pytest
 from blocks.catalogue import CATALOGUE
 from blocks.gates.none import NoGate
 from blocks.positions import Rope
+from composer.graph.composition import HeadSpec
 from composer.spec import load_spec
-from composer.spec.document import HeadSpec
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
 from tests.shipped import SHIPPED, on

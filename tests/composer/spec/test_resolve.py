@@ -182,7 +182,7 @@ def test_dimensions_that_no_source_has() -> None:
 
 def test_resolving_needs_neither_torch_nor_transformers() -> None:
     code = """
-        from composer.graph.explain import explain_resolved
+        from composer.spec.explain import explain_resolved
         from composer.spec import load_spec
         from composer.spec.resolve import Dimensions, resolve
         size = Dimensions(hidden_size=24, layers=6, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from composer.errors import BuildError
-from composer.model.naming import fresh_parameters
+from composer.spec.parameters import fresh_parameters
 from composer.weights.plan import FRESH_FILE, Plan, notes_on
 from converters.canonical import expected_tensors
 from converters.source import open_source

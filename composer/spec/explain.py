@@ -9,10 +9,10 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Setting
 from blocks.part import Closed, Slot
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
-from composer.model.naming import head_parameters
-from composer.spec.document import HeadSpec
+from composer.spec.parameters import head_parameters
 from composer.spec.resolve import Resolved
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer.graph.explain import Explanation, explain_resolved, state_bytes, state_size
 from composer.graph.graph import build_graph
 from composer.model.head import Head
+from composer.spec.explain import Explanation, explain_resolved, state_bytes, state_size
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
 from tests.composer.graph.heads import SIZE, resolved, shipped

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from composer.graph.rules import RESERVED
-from composer.model.naming import fresh_parameters
+from composer.spec.parameters import fresh_parameters
 from tests.composer.model.models import llama, student
 from tests.shipped import SHIPPED
 

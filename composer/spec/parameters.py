@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from blocks.legend import Shape
 from blocks.part import Fresh, Part
+from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
-from composer.spec.document import HeadSpec
 from composer.spec.resolve import Resolved
 
 PREFIX = "model.layers.{layer}.self_attn.composed.{head}."

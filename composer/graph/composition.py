@@ -1,0 +1,51 @@
+"""What a head is composed of, as a spec says it. The parts come from the catalogue of ``blocks``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from blocks.catalogue import (
+    ConvolutionConfig,
+    FeatureMapConfig,
+    MemoryConfig,
+    MixerConfig,
+    OutputConfig,
+    PositionConfig,
+    ReadConfig,
+    ValuePositionConfig,
+)
+from blocks.part import Closed
+from blocks.positions import Rope
+
+Edge = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
+
+MOST_MEMORIES = 32
+"""Of a head: each is looked at for each other one."""
+
+
+class HeadSpec(Closed):
+    """What one kind of head is composed of."""
+
+    mix_input: MixerConfig | None = None
+    """Mixes the hidden states over time, for the logits of latents, or for queries and keys."""
+    position: PositionConfig = Rope()
+    """How queries and keys are turned; a memory may override it."""
+    value_position: ValuePositionConfig | None = None
+    """How values are turned on their way in and back on their way out."""
+    conv: ConvolutionConfig | None = None
+    """Feeds the features only: exact memories see the raw queries and keys."""
+    feature_map: FeatureMapConfig | None = None
+    """What a state memory sees of queries and keys."""
+    memory: Annotated[tuple[MemoryConfig, ...], Field(min_length=1, max_length=MOST_MEMORIES)]
+    """Top to bottom: in a cascade, pairs fall from one into the next."""
+    flow: Literal["cascade", "parallel"] = "cascade"
+    """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
+    graph: Annotated[tuple[Edge, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
+    """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
+    first falls into the second)."""
+    read: ReadConfig | None = None
+    """How several memories are weighed against each other. Left out: shared."""
+    output: OutputConfig | None = None
+    """What becomes of the head's answer before the output projection."""
