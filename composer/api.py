@@ -21,7 +21,7 @@ from composer.weights.sources import check_merged, describe_model, open_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from composer.model.loading import Composed
+    from composer.model.classes import Composed
     from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
@@ -184,7 +184,7 @@ def explain(
 
 def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter."""
-    from composer.model.loading import load_model
+    from composer.weights.loading import load_model
 
     model = load_model(Path(folder), dtype, device)
     model.set_backend(backend)

@@ -16,6 +16,7 @@ from composer.data.packing import How, Rows, pack
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, Reference, Split, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
+from composer.data.samples import documents_of
 from composer.errors import DataError
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _task_documents(
         raise DataError(
             f"{said}: samples of {length:,} tokens do not fit into rows of {sequence:,}: make the rows longer, or length less"
         )
-    every = reference.documents(tokenizer, length, split)
+    every = documents_of(reference.task(), tokenizer, length, split)
     for document in islice(every, reference.skip, None if reference.limit is None else reference.skip + reference.limit):
         count.records += 1
         if len(document) > sequence:

@@ -13,11 +13,7 @@ from composer.errors import DataError
 from composer.spec.places import brief, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from transformers import PreTrainedTokenizerBase
-
-    from composer.data.document import Document
+    from composer.tasks.base import Task
 
 HUB = "hub:"
 Split = Literal["train", "evaluation"]
@@ -91,26 +87,23 @@ class TaskData(Slice):
     @property
     def length(self) -> int | None:
         """How many tokens its samples have at most, where its options say so."""
-        return self._task().length
+        return self.task().length
 
     @property
     def samples(self) -> int:
         """How many it makes."""
-        return self._task().samples
+        return self.task().samples
 
-    def documents(self, tokenizer: PreTrainedTokenizerBase, length: int, split: Split) -> Iterator[Document]:
-        """All of its samples, before any slice."""
-        return self._task().documents(tokenizer, length, split)
-
-    def _task(self) -> Any:
+    def task(self) -> Task:
+        """The task with its options."""
         return tasks()[self.name].model_validate(self.options)
 
 
 Reference = FileData | HubData | TaskData
 
 
-def tasks() -> Mapping[str, Any]:
-    """Every task, by name: a closed schema with ``length``, ``samples`` and ``documents``."""
+def tasks() -> Mapping[str, type[Task]]:
+    """Every task, by name."""
     from composer.tasks.catalogue import TASKS
 
     return TASKS

@@ -9,13 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from blocks.part import Closed
-from composer.data.document import Document
 from composer.errors import TaskError
 from composer.tasks.writer import Writer
 
@@ -96,16 +94,6 @@ class Task(Closed, ABC):
             raise TaskError(f"{self.name}: say the length of its samples, in tokens.")
         for index in range(self.samples):
             yield self.sample(rng_of(self.seed, split, index), writer, tokens, split)
-
-    def documents(self, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
-        """The same to train on: the ids, and which of them are learned."""
-        writer = Writer(tokenizer)
-        begins = [token for token in writer.begin if token not in writer.end]
-        for sample in self.drawn(writer, length, split):
-            ids = np.array(sample.ids, dtype=np.int32)
-            learned = np.array(sample.answer) if self.learn == "answer" else ~np.isin(ids, begins)
-            learned[0] = False  # no token stands before it that could tell it
-            yield Document(ids=ids, learned=learned)
 
 
 def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:

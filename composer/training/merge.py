@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from composer.errors import TrainingError
-from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.finetune import merged
 from composer.training.journal import CURVE, LOG
 from composer.weights.beside import TRAINING
+from composer.weights.loading import load_model
 from composer.weights.trained import Trained, write_trained
 
 

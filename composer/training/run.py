@@ -17,7 +17,6 @@ from blocks.part import Closed
 from composer.data.loading import SHARE, load_rows
 from composer.data.packing import Rows
 from composer.errors import TrainingError
-from composer.model.loading import load_model
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
@@ -28,6 +27,7 @@ from composer.training.rules import check_held_out
 from composer.training.standing import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.teacher import Teacher
 from composer.trust import load_tokenizer
+from composer.weights.loading import load_model
 from composer.weights.output import check_output
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
 from composer.weights.sources import check_merged, open_model

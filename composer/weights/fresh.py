@@ -29,7 +29,7 @@ from converters.trunk import Dtype, Trunk
 if TYPE_CHECKING:
     import torch
 
-    from composer.model.loading import Composed
+    from composer.model.classes import Composed
 
 DEVIATION = 0.02
 """Of the normal distribution that embeddings and projections start from."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from composer.model.loading import Composed
+    from composer.model.classes import Composed
 
 
 def trunk_of(model: PreTrainedModel) -> Trunk:
@@ -78,8 +78,8 @@ def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]
     """The composed model that these are all the weights of, in evaluation mode."""
     import torch
 
+    from composer.model.classes import class_of
     from composer.model.configuration import ComposedConfig
-    from composer.model.loading import class_of
     from composer.weights.config import config_dict
 
     config = ComposedConfig(**config_dict(trunk, resolved, trunk.dtype))

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from blocks.part import Closed
-from composer.data.document import Document
+from composer.tasks.base import Learn, Sample, Split
+from composer.tasks.writer import Writer
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 CHAT = (
@@ -30,14 +31,14 @@ class Echo(Closed):
     samples: int = 4
     length: int | None = None
     seed: int = 0
+    learn: Learn = "answer"
 
-    def documents(self, tokenizer: Any, length: int, split: Literal["train", "evaluation"]) -> Iterator[Document]:
+    def drawn(self, writer: Writer, length: int, split: Split) -> Iterator[Sample]:
         random = np.random.default_rng([self.seed, split == "evaluation"])
         for _ in range(self.samples):
             token = int(random.integers(4, 200)) + 200 * (split == "evaluation")
-            ids = np.full(length, token, np.int32)
-            ids[0] = tokenizer.bos_token_id
-            yield Document(ids, np.arange(length) == length - 1)
+            ids = (writer.tokenizer.bos_token_id, *[token] * (length - 1))
+            yield Sample(ids, (*[False] * (length - 1), True), text="")
 
 
 class Quote(Echo):

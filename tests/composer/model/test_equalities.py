@@ -15,8 +15,8 @@ from torch.nn import functional
 import composer
 from blocks.flow import Tokens
 from composer.model.attention import ComposedAttention
+from composer.model.classes import Composed
 from composer.model.classification import ComposedForSequenceClassification
-from composer.model.loading import Composed
 from tests.composer.model.models import llama, student, tokens
 
 LENGTH = 40

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 import composer
-from composer.model.loading import load_model
+from composer.weights.loading import load_model
 from composer.weights.record import TrainedStage, read_record
 from composer.weights.trained import Trained, write_trained
 from composer.weights.verify import verify

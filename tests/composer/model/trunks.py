@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import composer
-from composer.model.loading import Composed
+from composer.model.classes import Composed
 
 HEADS: dict[str, dict[str, Any]] = {
     "softmax": {"memory": ["full"]},

@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -172,28 +171,6 @@ def test_streams_differ() -> None:
     first = [rng_of(seed, split, index).random() for seed in range(9) for split in SPLITS for index in range(99)]
     assert len(set(first)) == len(first)
     assert rng_of(1, "train", 23).random() == rng_of(1, "train", 23).random() != rng_of(12, "train", 3).random()
-
-
-@pytest.mark.parametrize("name", IN_WORDS)
-def test_documents(name: str, words: Writer, babi: Path) -> None:
-    samples = list(task(name, babi).drawn(words, 200, "train"))
-    for learn in ("answer", "all"):
-        if name == "stories" and learn == "answer":
-            continue
-        documents = list(task(name, babi, learn=learn).documents(words.tokenizer, 200, "train"))
-        for document, sample in zip(documents, samples, strict=True):
-            assert document.ids.dtype == np.int32
-            assert document.learned.dtype == bool
-            assert document.ids.tolist() == list(sample.ids)
-            wanted = sample.answer if learn == "answer" else [token != 1 for token in sample.ids]
-            assert document.learned.tolist() == list(wanted)
-
-
-def test_the_first_token_is_never_learned(babi: Path) -> None:
-    from tests.composer.tasks.conftest import byte_level
-
-    (document,) = task("passkey", babi, samples=1, learn="all").documents(byte_level(bos=False), 400, "train")
-    assert document.learned.tolist() == [False] + [True] * (len(document) - 1)
 
 
 def test_the_length_is_the_task_s_or_the_caller_s(words: Writer, babi: Path) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
-from composer.model.classification import ComposedForSequenceClassification
-from composer.model.modeling import ComposedForCausalLM
+from composer.model.classes import Composed, class_of
 from composer.spec.resolve import Resolved
 from composer.trust import refuse_code
 from composer.weights.check import uncovered
@@ -21,13 +20,6 @@ from converters.bounded import listed, shortened
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.source import Source, open_source
-
-Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
-
-
-def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedForSequenceClassification]:
-    """A language model, or a classifier where its trunk has labels."""
-    return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
 
 
 def check_heads(source: Source) -> None:
