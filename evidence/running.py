@@ -12,8 +12,8 @@ from composer.ablation.plan import Chain, Request, Step, Variant, plan, read_var
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import Start
 from composer.ablation.steps import FAILURE, Figures, found, model_of
-from composer.evaluation.runner import versions_of
 from composer.training.merge import merge_adapters
+from composer.versions import versions_of
 from evidence.experiments import EXPERIMENTS, Experiment
 from evidence.kept import KEPT, Run, identity, keep, path_of, read
 

@@ -11,7 +11,7 @@ from composer import build_folder
 from composer.ablation.identity import PACKAGES
 from composer.benching import Options, bench
 from composer.benching.report import Cell
-from composer.evaluation.runner import versions_of
+from composer.versions import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
 from evidence.kept import KEPT, Run, contents, keep, path_of, read
 

@@ -62,13 +62,13 @@ def main(asked: dict[str, Any]) -> None:
 
     from composer.benching.memory import resident
     from composer.benching.trial import Contestant, run_trial, warm
-    from composer.evaluation.models import open_models
+    from composer.weights.opened import open_models
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(asked["threads"])
     trial = Trial.model_validate(asked["trial"])
-    (opened,) = open_models([asked["folder"]])
+    (opened,) = open_models([asked["folder"]], BenchError)
     contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu"))
     for parameter in contestant.model.parameters():
         parameter.sum()  # all of it is resident from here on, and not only as it is used

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from blocks.part import Closed
-from composer.evaluation.report import OpenedFacts
+from composer.weights.opened import OpenedFacts
 
 Kind = Literal["prefill", "decode"]
 KINDS: tuple[Kind, ...] = ("prefill", "decode")

@@ -20,8 +20,8 @@ from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
 from composer.errors import BenchError
-from composer.evaluation.models import COMPOSED, Opened, open_models
-from composer.evaluation.runner import versions_of
+from composer.versions import versions_of
+from composer.weights.opened import COMPOSED, Opened, open_models
 from converters.composed import ADAPTER_KEY
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
@@ -36,8 +36,8 @@ def bench(
     """Times every model at every place, in turn. models: folders that were built or distilled, or whatever a model can be built
     from, by labels of one's own if it is a mapping; the first is the one that the others are compared with.
 
-    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError, EvaluationError and SourceError
-    before anything is timed; what has no room at a place stands in the report.
+    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError and SourceError before
+    anything is timed; what has no room at a place stands in the report.
     """
     options = options or Options()
     check_device(options.device)
@@ -45,7 +45,7 @@ def bench(
     cuda = options.device.startswith("cuda")
     if options.memory and not cuda and not can_tell_resident():
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
-    opened = open_models(models)
+    opened = open_models(models, BenchError)
     _check_room(opened, lengths, positions, options.steps)
     trial = Trial(
         prefill=lengths,

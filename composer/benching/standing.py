@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer.benching.report import KINDS, Report
 from composer.errors import BenchError
-from composer.evaluation.standing import write_whole
+from composer.files import write_whole
 from composer.locks import alone, inside
 
 BENCH, TABLE = "bench.json", "table.md"
@@ -43,12 +43,15 @@ def check_free(folder: Path, *, force: bool) -> None:
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """``bench.json``, ``table.md``, and a picture of each kind that was asked for. Raises ComposerError."""
+    """``bench.json``, ``table.md``, and a picture of each kind that was asked for. Raises BenchError."""
     from composer.benching.plots import draw
     from composer.benching.table import markdown
 
-    write_whole(folder / BENCH, report.model_dump_json(indent=2) + "\n")
-    write_whole(folder / TABLE, markdown(report))
+    try:
+        write_whole(folder / BENCH, report.model_dump_json(indent=2) + "\n")
+        write_whole(folder / TABLE, markdown(report))
+    except OSError as error:
+        raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
     try:
         for kind in KINDS:
             (folder / f"{kind}.png").unlink(missing_ok=True)  # of the bench that stood there

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from blocks.part import Closed
 from composer.tasks.base import Scored
+from composer.weights.opened import OpenedFacts
 
 BUCKETS = 64
 """Parts of a window whose losses are told apart, where it has that many tokens."""
@@ -85,22 +86,6 @@ class Cell(Closed):
     @property
     def key(self) -> Key:
         return Key(self.model, self.task, self.length)
-
-
-class OpenedFacts(Closed):
-    """What exactly a model is. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
-
-    label: str
-    reference: str
-    family: str
-    repo_id: str | None
-    revision: str | None
-    commit: str | None
-    config_sha256: str
-    spec_hash: str | None
-    """Of a composed model: what its heads mean."""
-    weights: dict[str, str]
-    dtype: str
 
 
 class ModelFacts(OpenedFacts):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,15 @@ from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.asked import Asked, read_lengths, read_tasks
 from composer.evaluation.harness import harness_facts, measured, open_harness, run_harness
-from composer.evaluation.models import Subject, open_subjects
 from composer.evaluation.options import SAMPLES, Options, Progress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
 from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
 from composer.evaluation.standing import RESULTS, TABLE, Standing, open_standing, write_whole
+from composer.evaluation.subjects import Subject, open_subjects
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
+from composer.versions import versions_of
 from composer.weights.contents import sha256
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
@@ -218,14 +218,3 @@ def _provenance(task: Any) -> Any:
 def _files(path: Path) -> list[Path]:
     """A file, or the text files of a folder."""
     return sorted(path.glob("*.txt")) if path.is_dir() else [path]
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """Of the packages that are installed as such."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.versions import versions_of
 from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
@@ -159,13 +159,7 @@ def known_sha256(source: Source, student: Record | None, file: str) -> str | Non
 
 def versions() -> dict[str, str]:
     """Versions of what took part in the build, as far as they are installed as packages."""
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return versions_of(_PACKAGES)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

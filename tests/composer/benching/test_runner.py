@@ -15,7 +15,7 @@ from composer.benching import runner as runner_module
 from composer.benching.options import Progress
 from composer.benching.report import Place
 from composer.benching.standing import BENCH
-from composer.errors import BenchError, ComposerError, EvaluationError, SourceError
+from composer.errors import BenchError, ComposerError, SourceError
 from tests.checkpoints import SIZES, llama
 from tests.composer.evaluation.conftest import TEACHER
 
@@ -134,7 +134,7 @@ def test_what_is_asked_wrongly(
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_models_that_cannot_be_timed(tmp_path: Path) -> None:
     def refused(*models: Path) -> str:
-        with pytest.raises((EvaluationError, SourceError)) as caught:
+        with pytest.raises((BenchError, SourceError)) as caught:
             bench(models, [8], options=Options(out=tmp_path / "out"))
         assert not (tmp_path / "out").exists()
         return str(caught.value)

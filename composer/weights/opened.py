@@ -1,59 +1,72 @@
-"""Models that are compared: named, opened, told apart, and loaded only when it is their turn."""
+"""Language models that are compared: named, opened, told apart, and loaded only when it is their turn."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from blocks.part import Closed
 from composer.devices import ran_out_of_memory
-from composer.errors import EvaluationError
-from composer.evaluation.report import ModelFacts, OpenedFacts
-from composer.trust import load_tokenizer, refuse_code
+from composer.errors import ComposerError
+from composer.trust import refuse_code
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from converters.composed import ADAPTER_KEY
 from converters.hub import cached_sha256
-from converters.source import TOKENIZER, Source, small_files
+from converters.source import Source
 from converters.trunk import Dtype
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 COMPOSED = "composed"
 
 
+class OpenedFacts(Closed):
+    """What exactly a model is. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
+
+    label: str
+    reference: str
+    family: str
+    repo_id: str | None
+    revision: str | None
+    commit: str | None
+    config_sha256: str
+    spec_hash: str | None
+    """Of a composed model: what its heads mean."""
+    weights: dict[str, str]
+    dtype: str
+
+
 @dataclass(frozen=True)
 class Opened:
-    """A language model whose headers have been read."""
+    """A language model whose headers have been read. refusal: raised where there is no room for it."""
 
     label: str
     reference: str
     source: Source
+    refusal: type[ComposerError]
 
     def load(self, dtype: Dtype | None, device: str) -> Any:
-        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises EvaluationError."""
+        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises ``refusal``."""
         from transformers import AutoModelForCausalLM
 
-        from composer.api import load
+        from composer.weights.loading import load_model
 
         folder = self.source.folder
         try:
             if self.source.family.model_type == COMPOSED:
-                return load(folder, dtype=dtype, device=device).requires_grad_(False)
+                return load_model(folder, dtype, device).requires_grad_(False)
             import torch
 
-            refuse_code(folder, EvaluationError)
+            refuse_code(folder, self.refusal)
             kind = getattr(torch, dtype or self.source.trunk.dtype)
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, trust_remote_code=False)
             return model.to(device).requires_grad_(False).eval()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
-            raise EvaluationError(
+            raise self.refusal(
                 f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
             ) from error
 
@@ -79,36 +92,17 @@ class Opened:
         )
 
 
-@dataclass(frozen=True)
-class Subject(Opened):
-    """A model to evaluate, and its tokenizer."""
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def facts(self, dtype: Dtype | None) -> ModelFacts:
-        """The same with its tokenizer's hash."""
-        folder = self.source.folder
-        return ModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
-
-
-def open_models(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Opened, ...]:
+def open_models(models: Sequence[str | Path] | Mapping[str, str | Path], refusal: type[ComposerError]) -> tuple[Opened, ...]:
     """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or such by a label of one's own.
 
-    Raises SourceError, and EvaluationError where one is no language model.
+    Raises SourceError, and ``refusal`` where one is no language model.
     """
     references = [str(one) for one in (models.values() if isinstance(models, Mapping) else models)]
     if not references:
-        raise EvaluationError("No models are named: name at least one.")
-    sources = [_open(reference) for reference in references]
+        raise refusal("No models are named: name at least one.")
+    sources = [_open(reference, refusal) for reference in references]
     labels = list(models) if isinstance(models, Mapping) else labels_of(sources)
-    return tuple(Opened(label, reference, source) for label, reference, source in zip(labels, references, sources, strict=True))
-
-
-def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:
-    """The same with their tokenizers. Raises EvaluationError where one has none, too."""
-    return tuple(
-        Subject(one.label, one.reference, one.source, _tokenizer(one.reference, one.source)) for one in open_models(models)
-    )
+    return tuple(Opened(*named, refusal) for named in zip(labels, references, sources, strict=True))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
@@ -129,29 +123,13 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
     return labels
 
 
-def _open(reference: str) -> Source:
+def _open(reference: str, refusal: type[ComposerError]) -> Source:
     name, found, revision = reference.rpartition("@")
     here = Path(reference).expanduser().is_dir()
     source = open_model(name, revision) if found and not here else open_model(reference)
     if source.trunk.labels is not None:
-        raise EvaluationError(f"{reference} is a classifier, and this is for language models.")
+        raise refusal(f"{reference} is a classifier, and this is for language models.")
     record = read_record(source.folder) if source.family.model_type == COMPOSED else None
     if record is not None and record.resolved.direction == "bidirectional":
-        raise EvaluationError(
-            f"{reference} is bidirectional: each token sees those after it, too, so it neither writes nor predicts one."
-        )
+        raise refusal(f"{reference} is bidirectional: each token sees those after it, too, so it neither writes nor predicts one.")
     return source
-
-
-def _tokenizer(reference: str, source: Source) -> PreTrainedTokenizerBase:
-    if not small_files(source.folder, TOKENIZER):
-        raise EvaluationError(f"{reference} has no tokenizer, so it can read no task: copy one into its folder.")
-    return load_tokenizer(source.folder, EvaluationError, f"{reference} has no tokenizer that transformers can read")
-
-
-def _hash_of(folder: Path, names: Sequence[str]) -> str:
-    """One hash of several files, their names included."""
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(f"{name} {sha256(folder / name)}\n".encode())
-    return digest.hexdigest()

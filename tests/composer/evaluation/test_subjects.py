@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import composer
 from composer.errors import EvaluationError, SourceError
-from composer.evaluation import models as models_module
-from composer.evaluation.models import labels_of, open_subjects
+from composer.evaluation.subjects import open_subjects
+from composer.weights import opened as opened_module
+from composer.weights.opened import labels_of
 from composer.weights.sources import open_model
 from tests.composer.evaluation.conftest import TEACHER
 
@@ -95,7 +96,7 @@ def test_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((reference, revision))
         return SOURCE
 
-    monkeypatch.setattr(models_module, "open_model", opened)
+    monkeypatch.setattr(opened_module, "open_model", opened)
     open_subjects(["owner/model@v2", "owner/model"])
     assert asked == [("owner/model", "v2"), ("owner/model", None)]
 

@@ -1,0 +1,64 @@
+"""The packages inside `composer` stand on floors: none imports what stands beside or above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import composer
+
+FLOORS = (
+    {"errors", "files", "versions"},
+    {"devices", "locks", "trust"},
+    {"graph"},
+    {"spec"},
+    {"model", "tasks"},
+    {"data", "registration", "weights"},
+    {"api"},
+    {"__init__"},
+    {"evaluation", "training"},
+    {"ablation", "benching"},
+    {"cli"},
+    {"__main__"},
+)
+"""The packages and modules of `composer`, the lowest first: each imports those below it, and none beside or above it."""
+
+
+def rooms_imported(path: Path) -> Iterator[str]:
+    """The packages and modules of `composer` that a file imports, those in functions and for types alone, too."""
+    rooms = {room for floor in FLOORS for room in floor}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: imports are written out from the top"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for steps in (name.split(".") for name in names):
+            if steps[0] == "composer":
+                yield steps[1] if steps[1:] and steps[1] in rooms else "__init__"
+
+
+def test_floors_of_composer() -> None:
+    """An import for types, or at a later time, ties two packages together like any other."""
+    folder = Path(composer.__file__).parent
+    files = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in sorted(folder.rglob("*.py"))}
+    place = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+    assert set(files.values()) == set(place)
+    wrong = {
+        str(path.relative_to(folder)): found
+        for path, room in files.items()
+        if (found := {other for other in rooms_imported(path) if other != room and place[other] >= place[room]})
+    }
+    assert not wrong
+
+
+def test_the_reader_of_floors_sees_what_it_should(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import composer\nimport composer.api as a\nfrom composer import files, load\nif TYPE_CHECKING:\n"
+        "    from composer.spec.document import Spec\n"
+        "def f():\n    import torch, composer.graph.graph\n    from blocks.part import Part\n"
+    )
+    assert sorted(rooms_imported(path)) == ["__init__", "__init__", "api", "files", "graph", "spec"]
