@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from composer.errors import BuildError, GraphError
 from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
-from composer.spec.explain import BYTES, Explanation, explain_resolved
+from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
 from composer.weights.dimensions import dimensions
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
+from converters.shard import BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

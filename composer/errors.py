@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+Path = tuple[str | int, ...]
+"""Where in a document: keys and indexes, from its top."""
+
 
 class ComposerError(Exception):
     """Base of all of them: shown as its message alone, never as a traceback."""
@@ -17,7 +20,7 @@ class GraphError(SpecError):
     path: where in the spec, such as ``("head", "memory", 1, "gate")``. ``composer.spec.loading.locate`` adds file and line to it.
     """
 
-    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+    def __init__(self, message: str, path: Path = ()) -> None:
         super().__init__(message)
         self.path = path
 

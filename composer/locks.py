@@ -1,4 +1,7 @@
-"""One at a time, by an advisory lock on a file that is there only meanwhile; the system takes it back when its process ends."""
+"""Locks between processes: an advisory lock on a file that exists only while it is held.
+
+The system releases the lock when its process ends, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +16,47 @@ from pathlib import Path
 from composer.errors import ComposerError
 
 _unguarded: set[int] = set()
-"""File systems without locks, by their device, of which that has been said."""
+"""Devices of file systems without locks, for which the warning has been printed."""
 
 
 def beside(path: Path) -> Path:
-    """The lock of a file or a folder that is made, or replaced, as a whole."""
+    """The path of the lock for a file or a folder that is created, or replaced, as a whole."""
     return path.with_name(f".{path.name}.lock")
 
 
 def inside(folder: Path) -> Path:
-    """The lock of a folder that stays while files in it are written."""
+    """The path of the lock for a folder in which files are written."""
     return folder / ".lock"
 
 
 @contextmanager
 def alone(lock: Path, refusal: ComposerError | None) -> Iterator[bool]:
-    """Inside, nobody else has this lock. False: its file system knows no locks, which is said once, on stderr.
+    """Holds the lock for the block. Gives False where the file system has no locks, with a warning on stderr, once.
 
-    refusal: raised where somebody has it; None waits. Raises OSError where the file cannot be made.
+    refusal: raised if another process holds it; None waits for it instead. Raises OSError if the file cannot be created.
     """
     descriptor, guarded = _locked(lock, refusal)
     try:
         yield guarded
     finally:
         with suppress(OSError):
-            lock.unlink()  # while it is held: whoever waits for it sees that it is gone
+            lock.unlink()  # while it is held, so that a process that waits for it sees that the file is gone
         os.close(descriptor)
 
 
 def say_if_unguarded(folder: Path) -> None:
-    """At the start of what takes its locks in other processes. Raises OSError where nothing can be written to the folder."""
+    """Prints the warning, if it is due, before other processes lock files there. Raises OSError if the folder is not writable."""
     with alone(folder / f".{secrets.token_hex(4)}.lock", None):
         pass
 
 
 def say_nothing(folder: Path) -> None:
-    """In those other processes, before they take any."""
+    """Suppresses the warning in this process: its parent has printed it."""
     _unguarded.add(folder.stat().st_dev)
 
 
 def _locked(lock: Path, refusal: ComposerError | None) -> tuple[int, bool]:
-    """The open file, and whether it is locked."""
+    """Opens and locks the file: its descriptor, and whether it is locked."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -62,7 +65,7 @@ def _locked(lock: Path, refusal: ComposerError | None) -> tuple[int, bool]:
                 return descriptor, True
         except BlockingIOError:
             os.close(descriptor)
-            assert refusal is not None, "it has not waited"
+            assert refusal is not None, "without a refusal the call waits"
             raise refusal from None
         except OSError as error:
             _say(lock.parent, os.fstat(descriptor).st_dev, error)
@@ -74,7 +77,7 @@ def _locked(lock: Path, refusal: ComposerError | None) -> tuple[int, bool]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> None:
-    """Raises BlockingIOError where it is locked already, and OSError where nothing can be."""
+    """Raises BlockingIOError if it is locked already, and OSError if the file system has no locks."""
     if os.name != "posix":
         raise OSError(errno.ENOSYS, "none on this system")
     import fcntl
@@ -83,7 +86,7 @@ def _lock(descriptor: int, *, wait: bool) -> None:
 
 
 def _stands_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one of this name: another may have removed it as it left."""
+    """Whether the open file is still the one at this path: the process that held the lock removes it."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

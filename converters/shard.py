@@ -23,7 +23,7 @@ from converters.trunk import Dtype
 
 DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """The format's names of the floating types that are read, and the names used everywhere else."""
-BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_TENSORS = 200_000
 """Of one file: the largest models have as many in all."""
 _MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000

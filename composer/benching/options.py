@@ -30,10 +30,17 @@ class Progress:
 class Options:
     """How models are timed.
 
-    batches: rows that go through a model together. repeats: passes over each prompt that count. steps: tokens that are decoded at
-    each position, and count. seed: of the tokens. threads: of the CPU. dtype: of all weights; None leaves them as they are. memory:
-    on a CPU, measure peak memory, too, which takes a process of its own for each model; on a GPU it is always measured. out: where
-    the report goes; None writes nothing. force: replace the bench that stands there.
+    - batches: rows that go through a model together.
+    - repeats: passes over each prompt that are timed.
+    - steps: tokens that are decoded and timed at each position.
+    - seed: of the tokens.
+    - threads: of the CPU.
+    - device: where the models run.
+    - dtype: of all weights; None leaves them as they are.
+    - memory: on a CPU, measure peak memory, too, in a process of its own for each model; on a GPU it is always measured.
+    - out: the folder of the report; None writes nothing.
+    - force: replace the bench in `out`.
+    - watch: called with the progress.
     """
 
     batches: Sequence[int] = (1,)

@@ -27,11 +27,11 @@ WIDEST = 120
 UNBOUNDED = 10_000
 SHORT_HASH = 12
 LINES_A_STAGE = 10
+"""Lines of progress for each stage of a training whose output is no terminal."""
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 HEARD = 10.0
-"""Seconds that a process of several waits for the others before it leaves."""
-"""Of training, where nobody sees a bar."""
+"""Seconds that a process of several waits for the others before it ends."""
 
 
 def print_json(value: Any) -> None:
@@ -52,7 +52,7 @@ def replace_what_cannot_be_shown() -> None:
 
 
 class _OnStderr(logging.Handler):
-    """What takes long is said at once."""
+    """Shows a log record at once."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(self.format(record), err=True)

@@ -28,10 +28,16 @@ class Progress:
 class Options:
     """How an evaluation is run.
 
-    samples: of each task at each length; None: 100, and for lm-eval all that its tasks have. out: where results go and an
-    interrupted evaluation goes on; None writes nothing. text, haystack, babi: for the tasks that take one and do not say their
-    own. dtype: of all weights; None leaves them as they are. batch_tokens: tokens of the samples that are scored together, which
-    changes nothing but speed. harness: tasks of lm-eval; include_path: a folder with such tasks of one's own.
+    - samples: of each task at each length; None: 100, and for lm-eval all that its tasks have.
+    - seed: of the samples.
+    - out: the folder of the results, where an interrupted evaluation continues; None writes nothing.
+    - text, haystack, babi: files for the tasks that take one and do not name their own.
+    - device: where the models run.
+    - dtype: of all weights; None leaves them as they are.
+    - batch_tokens: tokens of the samples that are scored together; changes nothing but speed.
+    - harness: tasks of lm-eval; include_path: a folder with such tasks of one's own.
+    - force: replace the evaluation in `out`.
+    - watch: called with the progress.
     """
 
     samples: int | None = None

@@ -1,4 +1,4 @@
-"""One model on one task at one length: samples in batches, written after, chosen or told the loss of."""
+"""Scores one model on one task at one length, in batches: by the text that it writes, by its first choices, or by its loss."""
 
 from __future__ import annotations
 

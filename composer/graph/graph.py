@@ -19,9 +19,9 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port
 from blocks.part import Part, Slot
 from blocks.reads import Read
+from composer.errors import Path
 from composer.graph.composition import HeadSpec
 
-Path = tuple[str | int, ...]
 INPUTS = ("hidden", "query", "key", "value")
 OUTPUT = "output"
 Made = TypeVar("Made")

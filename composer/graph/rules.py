@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from blocks.legend import Shape
 from blocks.operation import Kind
 from blocks.part import Closed
-from composer.errors import GraphError
+from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.rules_of_flow import Problem, along_edges, between, both_ways, falling
@@ -25,10 +25,9 @@ RESERVED = frozenset(
     smart_apply state_dict to to_empty train training type update values xpu zero_grad
     """.split()  # noqa: SIM905 - a list literal would fill the screen
 )
-Path = tuple[str | int, ...]
 
 
-def checked_graph(head: HeadSpec, shape: Shape, path: tuple[str | int, ...]) -> HeadGraph:
+def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
     for rule in (_names, both_ways, along_edges, _parts_are_used, falling, between, _sizes, _feature_map, _positions):
         for message, where in rule(head, shape):

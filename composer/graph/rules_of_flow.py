@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from blocks.legend import Shape
 from blocks.operation import Kind
+from composer.errors import Path
 from composer.graph.composition import HeadSpec
 from composer.graph.wires import ALL, edges, fed_by, memory_names, sources_of_pairs
 
-Path = tuple[str | int, ...]
 Problem = tuple[str, Path]
 
 

@@ -10,8 +10,9 @@ from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Port
 from blocks.reads import Alone
+from composer.errors import Path
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, Draft, HeadGraph, Path
+from composer.graph.graph import OUTPUT, Draft, HeadGraph
 from composer.graph.wires import ALL, fed_by, memory_names, sources_of_pairs
 
 

@@ -14,8 +14,8 @@ from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
 from composer.spec.parameters import head_parameters
 from composer.spec.resolve import Resolved
+from converters.shard import BYTES
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 COUNTER = 8
 """The model counts each row's tokens once, in an int64."""
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import SpecError
+from composer.errors import Path, SpecError
 
-Path = tuple[str | int, ...]
 Scalar = str | int | float | bool | None
 
 DEEPEST = 64

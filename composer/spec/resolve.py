@@ -21,7 +21,7 @@ from blocks.operation import Kind
 from blocks.part import Closed
 from blocks.positions import Llama3Scaling, NoPosition
 from blocks.reads import Shared
-from composer.errors import GraphError
+from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.graph.rules import RESERVED, checked_graph
 from composer.graph.wires import ALL, sources_of_pairs
@@ -30,8 +30,6 @@ from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
-
-Path = tuple[str | int, ...]
 
 
 class Dimensions(Closed):

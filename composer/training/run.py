@@ -106,7 +106,7 @@ class Run:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Inside, its folder is there, and its alone: from here on something is left behind. Raises TrainingError."""
+        """Makes the run's folder, and locks it against other runs until the end of the block. Raises TrainingError."""
         with ExitStack() as held:
             by_first(lambda: self._take(held))
             yield

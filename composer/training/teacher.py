@@ -39,7 +39,7 @@ class Teacher:
             model = load(folder, dtype="float32", device=device)
         else:
             model = build("softmax", folder, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]
-        assert isinstance(model, ComposedForCausalLM), "it has been looked at"
+        assert isinstance(model, ComposedForCausalLM), "open_language_model lets no classifier through"
         return model.requires_grad_(False).eval()
 
 
