@@ -64,7 +64,7 @@ def build(
     own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of the fresh parameters.
     Raises SpecError, SourceError or BuildError.
     """
-    from composer.weights.memory import build_from_model, trunk_of
+    from composer.weights.from_model import build_from_model, trunk_of
 
     source = _origin(source, fresh, revision)
     if source is None:

@@ -10,7 +10,7 @@ from composer.data.references import FileData, TaskData, parse_reference, tasks
 from composer.evaluation.asked import Asked, read_lengths, read_tasks
 from composer.evaluation.options import Options
 from composer.evaluation.runner import named_files, task_facts
-from composer.training.standing import fingerprint
+from composer.training.folder import fingerprint
 from composer.versions import versions_of
 from composer.weights.contents import sha256
 from composer.weights.sources import open_model, tokenizer_folder

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from composer.benching.children import Peaks, peaks_of
+from composer.benching.folder import check_free, taken, write_report
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import LARGEST, Options, Progress, ordered
 from composer.benching.report import Cell, ModelFacts, Place, Report, Setting, make_cells
-from composer.benching.standing import check_free, taken, write_report
 from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from composer.evaluation.folder import PLOTS, whole
 from composer.evaluation.report import DEPTHS, Cell, Report, TaskFacts
-from composer.evaluation.standing import PLOTS, whole
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 

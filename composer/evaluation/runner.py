@@ -10,12 +10,12 @@ from typing import Any
 from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.asked import Asked, read_lengths, read_tasks
+from composer.evaluation.folder import RESULTS, TABLE, Standing, open_standing, write_whole
 from composer.evaluation.harness import harness_facts, measured, open_harness, run_harness
 from composer.evaluation.options import SAMPLES, Options, Progress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
 from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
-from composer.evaluation.standing import RESULTS, TABLE, Standing, open_standing, write_whole
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer

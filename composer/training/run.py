@@ -20,11 +20,11 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Recipe, Stage
+from composer.training.folder import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, Setting, Step
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
-from composer.training.standing import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.teacher import Teacher
 from composer.trust import load_tokenizer
 from composer.weights.loading import load_model

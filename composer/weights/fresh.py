@@ -93,7 +93,7 @@ def build_fresh_folder(
 
 def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0) -> Composed:
     """The same model in memory, in evaluation mode."""
-    from composer.weights.memory import assembled
+    from composer.weights.from_model import assembled
 
     trunk = trunk_from(resolved, dtype or "float32")
     wanted = parameters(resolved, trunk)

@@ -18,8 +18,8 @@ import rich.console
 import composer
 from composer.cli import eval as eval_module
 from composer.evaluation import Options, evaluate
+from composer.evaluation.folder import RESULTS, SAMPLES
 from composer.evaluation.options import Progress
-from composer.evaluation.standing import RESULTS, SAMPLES
 from tests.composer.cli.conftest import Compose
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import timeless

@@ -15,7 +15,7 @@ import composer
 from composer.errors import EvaluationError
 from composer.evaluation import Options, evaluate
 from composer.evaluation import runner as runner_module
-from composer.evaluation.standing import HARNESS, RESULTS, TABLE
+from composer.evaluation.folder import HARNESS, RESULTS, TABLE
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 

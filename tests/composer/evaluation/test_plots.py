@@ -17,8 +17,8 @@ from composer.errors import EvaluationError
 from composer.evaluation.plots import draw
 from composer.evaluation.report import Cell, Report, TaskFacts, make_cell
 from composer.evaluation.table import markdown, tables
+from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
-from tests.composer.evaluation.test_standing import setting
 
 
 def cell(model: str, task: str, length: int, **more: Any) -> Cell:

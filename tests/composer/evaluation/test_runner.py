@@ -16,9 +16,9 @@ import torch
 import composer
 from composer.errors import ComposerError, EvaluationError, SourceError, TaskError
 from composer.evaluation import Options, evaluate, score_cell
+from composer.evaluation.folder import RESULTS, RUN, SAMPLES, TABLE, Standing
 from composer.evaluation.options import Progress
 from composer.evaluation.report import Report
-from composer.evaluation.standing import RESULTS, RUN, SAMPLES, TABLE, Standing
 from composer.evaluation.subjects import Subject
 from composer.tasks.recall import Recall
 from tests.composer.evaluation.conftest import TEACHER

@@ -15,7 +15,7 @@ from composer.training import transfer
 from composer.training.rules import check_transfer
 from composer.training.transfer import TransferCourse
 from composer.weights.dimensions import dimensions
-from composer.weights.memory import trunk_of
+from composer.weights.from_model import trunk_of
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
 HYBRID = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer import locks
+from composer.benching.folder import BENCH, TABLE, taken, write_report
 from composer.benching.report import Report
-from composer.benching.standing import BENCH, TABLE, taken, write_report
 from composer.benching.table import markdown
 from composer.errors import BenchError
 from tests.composer.benching.made_up import report

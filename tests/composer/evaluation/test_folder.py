@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
+from composer.evaluation.folder import PLOTS, RUN, SAMPLES, Standing, differences, open_standing
 from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
-from composer.evaluation.standing import PLOTS, RUN, SAMPLES, Standing, differences, open_standing
 from tests.composer.training.processes import ending, forked
 
 KEY = Key("model", "recall", 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import TrainingError
-from composer.training.standing import IDENTITY, check_same, check_standing, taken
+from composer.training.folder import IDENTITY, check_same, check_standing, taken
 from tests.composer.training.processes import ending, forked
 
 
