@@ -67,7 +67,8 @@ def test_options_reach_the_steps(compose: Compose, inputs: Path) -> None:
     text = inputs / "text.jsonl"
     text.write_text("once upon a time there was a cat " * 30)
     options = ["--tasks", "perplexity", "--text", text, "--lengths", "8", "--samples", 3, "--seeds", "2,5", "--teacher", "teacher"]
-    result = compose("ablate", f"{SWEEP}:fast", "--from", "teacher", *DATA, *options, "--bfloat16", "-o", "out", "--json")
+    arguments = ["ablate", f"{SWEEP}:fast", "--from", "teacher", *DATA, *options, "--bfloat16", "-o", "out", "--json"]
+    result = compose(*arguments, "--jobs", 1)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     request = report["request"]
