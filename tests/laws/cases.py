@@ -5,6 +5,7 @@ Nothing here names a part, beyond what stands around the one that is looked at.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,6 +79,7 @@ def _alone(kind: str, **said: Any) -> dict[str, Any]:
     return head
 
 
+@functools.cache
 def every_part() -> dict[str, HeadSpec]:
     """One head a part of the catalogue."""
     return {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
@@ -87,6 +89,7 @@ def _field(role: str) -> str:
     return role.replace(" ", "_")
 
 
+@functools.cache
 def every_spec() -> dict[str, Resolved]:
     """Every shipped spec on the small dimensions, its windows made small enough to overflow; of sweeps, every variant.
 
@@ -109,7 +112,7 @@ def every_spec() -> dict[str, Resolved]:
 
 def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
     """All of the above that look this way, by a name that a failing test shows."""
-    heads = every_part() if direction == "causal" else {}
+    heads = dict(every_part()) if direction == "causal" else {}
     for name, resolved in every_spec().items():
         if resolved.direction == direction:
             heads |= {f"{name}.yaml: {head}": spec for head, spec in resolved.heads.items()}
