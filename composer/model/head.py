@@ -78,6 +78,8 @@ class Head(nn.Module):
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self._compiled, self._place = compiled(head, shape), place
+        self.printed: str = AUTO
+        """The backend whose program ``print`` shows."""
         self._slots = self._compiled.graph.slots
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
@@ -131,4 +133,4 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """The program, as it runs on a CPU in training and prefill."""
-        return "\n".join(listing(self._compiled.program(AUTO, Setting())))
+        return "\n".join(listing(self._compiled.program(self.printed, Setting())))
