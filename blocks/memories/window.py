@@ -14,7 +14,7 @@ from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, one_token
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, single, windowed
 
@@ -89,7 +89,7 @@ class Window(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         summing = any(number.error for number in shape.numbers)
-        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step)
+        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step, decode=True)
         return (
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             *([] if summing or self.shape == "terraced" else [step]),
@@ -236,7 +236,7 @@ class Window(Memory):
 def _fits_a_step(setting: Setting) -> str | None:
     if setting.maximum_asked:
         return "it does not give the largest logit, and the read asks for it"
-    return one_token(setting) if setting.every_pair else "the window may be empty where pairs fall into it"
+    return unbroken(setting) if setting.one_pair else "several pairs may fall in at a token"
 
 
 def _entries(pairs: Pairs, state: State) -> State:
