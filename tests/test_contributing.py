@@ -60,7 +60,7 @@ def test_laws_and_the_page_s_own_test_hold(copy: Path) -> None:
     """Of the memory alone and of what falls out of it into a state."""
     laws = ("tests/laws/test_definition.py", "tests/laws/test_split.py", "tests/laws/test_batch.py")
     chosen = ("-k", "value_norm or strided")
-    listed = ran(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *laws, *chosen)
+    listed = ran(copy, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", *laws, *chosen)
     for case in ("score: value_norm", "memory: strided]", "memory: strided above a state"):
         assert case in listed
     own = "tests/blocks/memories/test_strided.py"
