@@ -13,8 +13,9 @@ from blocks.flow import Pairs, Partial, accumulating, in_all_rows, repeat_heads
 from blocks.legend import Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.falls import spans
+from blocks.memories.holding import PAIR
 from blocks.memories.recurrent import Recurrent
-from blocks.memories.window import PAIR, Window
+from blocks.memories.window import Window
 from blocks.operation import EVERY, Call, Form, Kind
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig

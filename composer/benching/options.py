@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BenchError
+from composer.graph.lowering import AUTO
 from composer.spec.places import brief
 from converters.trunk import Dtype
 
@@ -31,7 +32,8 @@ class Options:
     """How models are timed.
 
     batches: rows that go through a model together. repeats: passes over each prompt that count. steps: tokens that are decoded at
-    each position, and count. seed: of the tokens. threads: of the CPU. dtype: of all weights; None leaves them as they are. memory:
+    each position, and count. seed: of the tokens. threads: of the CPU. dtype: of all weights; None leaves them as they are.
+    backend: which forms run the heads of built models. memory:
     on a CPU, measure peak memory, too, which takes a process of its own for each model; on a GPU it is always measured. out: where
     the report goes; None writes nothing. force: replace the bench that stands there.
     """
@@ -43,6 +45,7 @@ class Options:
     threads: int = 1
     device: str = "cpu"
     dtype: Dtype | None = None
+    backend: str = AUTO
     memory: bool = False
     out: Path | None = None
     force: bool = False

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.evaluation.report import OpenedFacts
+from composer.graph.lowering import AUTO
 
 Kind = Literal["prefill", "decode"]
 KINDS: tuple[Kind, ...] = ("prefill", "decode")
@@ -84,6 +85,8 @@ class Setting(Closed):
     steps: int
     seed: int
     device: str
+    backend: str = AUTO
+    """Which forms ran the heads of built models."""
     device_name: str
     threads: int
     peak: Literal["allocated", "resident"] | None

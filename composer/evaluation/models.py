@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation.report import ModelFacts, OpenedFacts
+from composer.graph.graph import graphs_of
+from composer.graph.lowering import AUTO, check_backend
 from composer.trust import load_tokenizer, refuse_code
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
@@ -23,6 +25,8 @@ from converters.trunk import Dtype
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from composer.spec.resolve import Resolved
+
 COMPOSED = "composed"
 
 
@@ -34,8 +38,18 @@ class Opened:
     reference: str
     source: Source
 
-    def load(self, dtype: Dtype | None, device: str) -> Any:
-        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises EvaluationError."""
+    @property
+    def composed(self) -> Resolved | None:
+        """The heads of a built model; None of a source, which transformers runs. Raises SourceError where it lacks any."""
+        from composer.model.loading import check_heads
+
+        return check_heads(self.source) if self.source.family.model_type == COMPOSED else None
+
+    def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
+        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises EvaluationError.
+
+        backend: of a built model, looked at by ``check_backends``.
+        """
         from transformers import AutoModelForCausalLM
 
         from composer.api import load
@@ -43,7 +57,9 @@ class Opened:
         folder = self.source.folder
         try:
             if self.source.family.model_type == COMPOSED:
-                return load(folder, dtype=dtype, device=device).requires_grad_(False)
+                built = load(folder, dtype=dtype, device=device).requires_grad_(False)
+                built.run_on(backend)
+                return built
             import torch
 
             refuse_code(folder, EvaluationError)
@@ -109,6 +125,11 @@ def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tu
     return tuple(
         Subject(one.label, one.reference, one.source, _tokenizer(one.reference, one.source)) for one in open_models(models)
     )
+
+
+def check_backends(backend: str, models: Sequence[Opened]) -> None:
+    """Whether it is built in, or any part of these models has a form on it. Raises BuildError."""
+    check_backend(backend, graphs_of(*(heads for one in models if (heads := one.composed) is not None)))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:

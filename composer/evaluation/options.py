@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer.graph.lowering import AUTO
 from converters.trunk import Dtype
 
 SAMPLES = 100
@@ -30,7 +31,8 @@ class Options:
 
     samples: of each task at each length; None: 100, and for lm-eval all that its tasks have. out: where results go and an
     interrupted evaluation goes on; None writes nothing. text, haystack, babi: for the tasks that take one and do not say their
-    own. dtype: of all weights; None leaves them as they are. batch_tokens: tokens of the samples that are scored together, which
+    own. dtype: of all weights; None leaves them as they are. backend: which forms run the heads of
+    built models. batch_tokens: tokens of the samples that are scored together, which
     changes nothing but speed. harness: tasks of lm-eval; include_path: a folder with such tasks of one's own.
     """
 
@@ -42,6 +44,7 @@ class Options:
     babi: Path | None = None
     device: str = "cpu"
     dtype: Dtype | None = None
+    backend: str = AUTO
     batch_tokens: int = BATCH_TOKENS
     harness: Sequence[str] = ()
     include_path: Path | None = None

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import JsonValue
 
 from blocks.part import Closed
+from composer.graph.lowering import AUTO
 from composer.tasks.base import Scored
 
 BUCKETS = 64
@@ -137,6 +138,8 @@ class Setting(Closed):
     samples: int
     seed: int
     device: str
+    backend: str = AUTO
+    """Which forms ran the heads of built models. Evaluations of before do not say it, and had this one."""
     harness: HarnessFacts | None
     versions: dict[str, str]
 

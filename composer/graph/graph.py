@@ -6,7 +6,7 @@ anything, and ``composer.graph.lowering`` compiles the rest into a program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from blocks.reads import Read
 
 if TYPE_CHECKING:
     from composer.spec.document import HeadSpec
+    from composer.spec.resolve import Resolved
 
 Path = tuple[str | int, ...]
 INPUTS = ("hidden", "query", "key", "value")
@@ -129,6 +130,11 @@ def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
     from composer.graph.wiring import wired
 
     return wired(head, shape)
+
+
+def graphs_of(*models: Resolved) -> Iterator[HeadGraph]:
+    """The graph of every head of some models, as often as layers have it."""
+    return (build_graph(head, shape) for resolved in models for _, _, head, shape in resolved.groups())
 
 
 class Draft:

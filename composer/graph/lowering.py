@@ -66,6 +66,10 @@ class Compiled:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
 
+    def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
+        """What runs there, and what runs where it is one token."""
+        return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
+
     def __deepcopy__(self, memo: object) -> Compiled:
         return self
 

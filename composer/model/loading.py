@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
+from composer.graph.graph import graphs_of
+from composer.graph.lowering import AUTO, check_backend
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.resolve import Resolved
@@ -30,8 +32,8 @@ def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedFor
     return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
 
 
-def check_heads(source: Source) -> None:
-    """Whether the parameters of its heads are there, before room is made for them. Raises SourceError."""
+def check_heads(source: Source) -> Resolved:
+    """Its heads, whose parameters are there, before room is made for them. Raises SourceError."""
     config = source.folder / "config.json"
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
@@ -44,10 +46,12 @@ def check_heads(source: Source) -> None:
     if problems := uncovered(source, resolved):
         more = f"`compose verify {source.folder}` says more"
         raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
+    return resolved
 
 
-def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
-    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
+def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO) -> Composed:
+    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError, and BuildError for a backend that
+    none of its parts has."""
     if not (folder / "config.json").is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
     try:
@@ -61,7 +65,7 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     refuse_code(folder, SourceError)
     if (folder / ADAPTER_CONFIG).exists():
         raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
-    check_heads(source)
+    check_backend(backend, graphs_of(check_heads(source)))
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
         answer: Any = class_of(source.trunk.labels).from_pretrained(
@@ -73,5 +77,6 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+    loaded.run_on(backend)
     torch.nn.Module.to(loaded, device)
     return loaded.eval()

@@ -82,7 +82,19 @@ def _alone(kind: str, **said: Any) -> dict[str, Any]:
 @functools.cache
 def every_part() -> dict[str, HeadSpec]:
     """One head a part of the catalogue."""
-    return {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
+    heads = {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
+    return heads | {f"memory: {kind} above a state": complete(_above_a_state(kind)) for kind in _held_alone()}
+
+
+def _held_alone() -> list[str]:
+    """The bounded memories that may stand alone, so that nothing of theirs has fallen anywhere yet."""
+    return [kind for kind in CATALOGUE["memory"] if _alone(kind)["memory"][0].get("evict") == "drop"]
+
+
+def _above_a_state(kind: str) -> dict[str, Any]:
+    """What falls out of it falls into a state, whose feature map sees convolved keys."""
+    memory = {"kind": kind, "size": 5}
+    return {"position": "rope", "conv": "causal", "feature_map": "hedgehog", "memory": [memory, "state"]}
 
 
 def _field(role: str) -> str:

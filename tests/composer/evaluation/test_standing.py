@@ -11,7 +11,7 @@ import pytest
 
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
-from composer.evaluation.standing import PLOTS, RUN, SAMPLES, Standing, differences, open_standing
+from composer.evaluation.standing import PLOTS, RUN, SAMPLES, Standing, differences, open_standing, write_whole
 from tests.composer.training.processes import ending, forked
 
 KEY = Key("model", "recall", 64)
