@@ -81,7 +81,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
         cast("ComposedModel", self.base_model).backend = backend
         for module in self.modules():
             if isinstance(module, Head):
-                module.printed = backend
+                module._printed = backend
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
