@@ -21,7 +21,7 @@ demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 fuzz: $(READY)
 	FUZZ_SECONDS=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/fuzz

@@ -110,8 +110,8 @@ def contestant(name: str) -> tuple[nn.Module, Run]:
 
     def run(hidden: Tensor, *rows: Tensor) -> Tensor:
         tokens, state = Tokens(torch.arange(hidden.shape[1])[None]), heads.empty_state(1, hidden.dtype, hidden.device)
-        heads.mix(hidden, tokens, state, "torch")
-        return heads(hidden, *rows, tokens, state, "torch")[0]
+        heads.mix(hidden, tokens, state, "torch", in_place=False)
+        return heads(hidden, *rows, tokens, state, "torch", in_place=False)[0]
 
     return heads, run
 

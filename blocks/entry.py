@@ -28,7 +28,7 @@ class Entry(Part):
                 Port("numbers", Kind.NUMBERS, many=True, needed=False),
             ),
             gives=(Port("pairs", Kind.PAIRS, shape.key_heads, size),),
-            forms=(Form(EVERY, "as they are", self._run),),
+            forms=(Form(EVERY, "key and value of each token", self._run),),
         )
 
     def _run(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
-from blocks.positions import NoPosition, Position
+from blocks.positions import Position
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Tokens:
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
-    key: turned by ``by`` at its position. convolved: the key as the feature maps see it, not turned, with its own number of heads
-    (it is the key itself, turned or not, where the head has no convolution). position: place in the document, -1 where there is
-    no pair; with heads where each query head has pairs of its own.
+    key: turned by ``by`` at its position (None: not at all). convolved: the key as the feature maps see it, not turned, with its
+    own number of heads (it is the key itself, turned or not, where the head has no convolution). position: place in the document,
+    -1 where there is no pair; with heads where each query head has pairs of its own.
     arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
     share their column.
     numbers: what travels with the pairs beside key and value (rates, errors), by name. of: the tokens of the call, where the
@@ -86,15 +86,14 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
-    by: Position = field(default_factory=NoPosition)
+    by: Position | None = None
     of: Tokens | None = None
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
-        if self.by.base == by.base:
+        if (self.by.base if self.by is not None else ()) == by.base:
             return self.key
-        raw = self.by.turned_back(self.key, self.position)
-        return self._at(by, raw)
+        return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
 
     def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:
         """The keys that a feature map is given where ``by`` turns them first."""

@@ -71,7 +71,8 @@ class Setting:
     """Where and how an operation is to run: what a form may have to refuse.
 
     one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
-    are asked for. every_pair: of a memory, that it sees each token's pair as it comes. mass_asked, maximum_asked: that a read asks
+    are asked for. every_pair: of a memory, that it sees each token's pair as it comes; one_pair: that at most
+    one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
     for its lse, or for its largest logit.
     """
 
@@ -82,15 +83,14 @@ class Setting:
     padded: bool = False
     gradients: bool = False
     every_pair: bool = False
+    one_pair: bool = True
     mass_asked: bool = True
     maximum_asked: bool = False
 
 
-def one_token(setting: Setting) -> str | None:
-    """The ``fits`` of a form of decode."""
-    if setting.one_token and not setting.documents and not setting.padded:
-        return None
-    return "it is for one token a row"
+def unbroken(setting: Setting) -> str | None:
+    """The ``fits`` of a form for rows that are one document each, without padding."""
+    return "a row has padding, or several documents" if setting.documents or setting.padded else None
 
 
 def anywhere(setting: Setting) -> str | None:
@@ -104,12 +104,14 @@ class Form:
 
     says: what it does, in words. run: called with the part's parameters, the ``Call`` and the inputs by name; it returns what the
     operation gives, in the order of its ports, and the new state. fits: the reason why it cannot run in a setting, or None.
+    decode: it is for calls of one token, and nobody looks at it for others.
     """
 
     backend: str
     says: str
     run: Callable[..., Any]
     fits: Callable[[Setting], str | None] = anywhere
+    decode: bool = False
 
 
 @dataclass(frozen=True)

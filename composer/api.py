@@ -184,12 +184,13 @@ def explain(
 
 
 def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
-    """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter."""
+    """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
+
+    backend: which forms run its heads: auto (each part's fastest), reference, torch, or another that a part has.
+    """
     from composer.weights.loading import load_model
 
-    model = load_model(Path(folder), dtype, device)
-    model.set_backend(backend)
-    return model
+    return load_model(Path(folder), dtype, device, backend)
 
 
 def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
+from converters.bounded import brief, is_name
 from converters.canonical import CLASSIFIER, COMPOSED, POSITIONS
 from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError

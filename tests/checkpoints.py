@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,13 +44,30 @@ def llama_model(*, seed: int = 0, dtype: str = "float32", **config: Any) -> Llam
     return model.to(getattr(torch, dtype)).eval()
 
 
+_WRITTEN = tempfile.TemporaryDirectory(prefix="checkpoints-")
+_STATES: dict[str, torch.Tensor] = {}
+"""Of the random numbers behind each checkpoint that was written, by its name there."""
+
+
 def llama(folder: Path, *, sharded: bool = False, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
-    """Writes a tiny checkpoint with the small files of a tokenizer; ``sharded`` cuts it into several files."""
-    model = llama_model(seed=seed, dtype=dtype, **config)
+    """A tiny checkpoint with the small files of a tokenizer; ``sharded`` cuts it into several files.
+
+    Built once for all who want the same. Each has files of its own, and goes on with the random numbers behind it.
+    """
+    name = hashlib.sha256(repr((sharded, seed, dtype, sorted(config.items()))).encode()).hexdigest()
+    written = Path(_WRITTEN.name, name)
+    if name not in _STATES:
+        _write(written, sharded, llama_model(seed=seed, dtype=dtype, **config))
+        _STATES[name] = torch.get_rng_state()
+    torch.set_rng_state(_STATES[name])
+    shutil.copytree(written, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return folder
+
+
+def _write(folder: Path, sharded: bool, model: LlamaForCausalLM) -> None:
     model.save_pretrained(folder, max_shard_size="20KB" if sharded else "1GB")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     (folder / "tokenizer_config.json").write_text("{}")
-    return folder
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

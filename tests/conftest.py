@@ -8,11 +8,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
-from jaxtyping import install_import_hook
 
-import tests.shapes
+from tests.shapes import check_shapes
 
-install_import_hook("blocks", f"{tests.shapes.__name__}.{tests.shapes.stated_shapes.__name__}")
+check_shapes("blocks")
 torch.set_num_threads(1)
 
 

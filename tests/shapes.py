@@ -1,23 +1,115 @@
-"""What the tests check shapes with: jaxtyping's letters, read off the annotations of `blocks` at every call."""
+"""What the tests check shapes with: jaxtyping's letters, read off the annotations of `blocks` at every call.
+
+jaxtyping's own hook checks the arguments twice a call, and stands in front of functions that state no shape, too. This one checks
+each argument and each result once, with the same letters, and leaves the words of a complaint to jaxtyping.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, get_args
+import ast
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any, get_args, get_type_hints
 
 from beartype import beartype
-from jaxtyping import AbstractArray
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import AbstractArray, jaxtyped
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = Callable[..., Any]
+NAME = "_stated_shapes"
+"""What decorates every function and class of a checked package."""
 
 
-def stated_shapes(function: Function) -> Function:
-    """Check a function that states the shape of a tensor; pydantic sees to the others."""
-    hints = function.__annotations__.values()
-    return beartype(function) if any(_states_shape(hint) for hint in hints) else function
+def check_shapes(package: str) -> None:
+    """Check all that is imported of a package from now on."""
+    sys.meta_path.insert(0, _Finder(package))
+
+
+def stated_shapes(checked: Any) -> Any:
+    """Check a function that states the shape of a tensor, or the start of such a dataclass; pydantic sees to the others."""
+    if isinstance(checked, type):
+        if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
+            checked.__init__ = _function(checked.__init__)
+        return checked
+    return _function(checked)
+
+
+def _function(function: Function) -> Function:
+    hints = {name: _hint(function, name) for name in function.__annotations__}
+    if not any(_states_shape(hint) for hint in hints.values()):
+        return function
+    function.__annotations__ = hints
+    checked = beartype(function)
+
+    @functools.wraps(function)
+    def in_its_letters(*arguments: Any, **options: Any) -> Any:
+        try:
+            with jaxtyped("context"):
+                return checked(*arguments, **options)
+        except BeartypeCallHintViolation:
+            jaxtyped(function, typechecker=beartype)(*arguments, **options)
+            raise
+
+    return in_its_letters
+
+
+def _hint(function: Function, name: str) -> Any:
+    """An annotation; Any where it names what is not there while the module is read."""
+
+    def alone() -> None: ...
+
+    alone.__annotations__ = {name: function.__annotations__[name]}
+    try:
+        return get_type_hints(alone, function.__globals__, include_extras=True)[name]
+    except NameError:
+        return Any
 
 
 def _states_shape(hint: object) -> bool:
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return True
     return any(_states_shape(inner) for inner in get_args(hint))
+
+
+class _Decorate(ast.NodeTransformer):
+    """A function's is its innermost decorator; a class's the outermost, so that a dataclass is one."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.decorator_list.append(self._decorator(node))
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.decorator_list.insert(0, self._decorator(node))
+        return self.generic_visit(node)
+
+    def _decorator(self, node: ast.AST) -> ast.expr:
+        return ast.copy_location(ast.Name(NAME, ast.Load()), node)  # pyright: ignore[reportArgumentType]
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        """From its source at each import: the compiled file beside it is the undecorated one's."""
+        path = self.get_filename(fullname)
+        return compile(_Decorate().visit(ast.parse(self.get_data(path), path)), path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)[NAME] = stated_shapes
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != self._package:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec

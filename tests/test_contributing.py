@@ -1,4 +1,4 @@
-"""The walk-through of CONTRIBUTING.md, followed to the letter in a copy: a file, an import, a name, `make docs`; laws hold."""
+"""The walk-through of CONTRIBUTING.md, followed to the letter in a copy: files, imports, names, `make docs`, tests; laws hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("blocks", "composer", "converters", "specs", "tests", "docs", "README.md", "pyproject.toml")
@@ -21,24 +23,61 @@ def ran(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_a_score_is_added_as_the_page_says(tmp_path: Path) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (path,) = re.findall(r"This is `(blocks/\S+\.py)`, all of it:", page)
-    (role,) = re.findall(r"In `(blocks/\S+\.py)` its import, and its name in the union `ScoreConfig`", page)
-    part, line = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository after both of the page's examples: of each, one file, and one line and a name in its union."""
+    folder, page = tmp_path_factory.mktemp("copy"), (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ignored = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         source = ROOT / name
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, tmp_path / name, ignore=ignored) if source.is_dir() else shutil.copy(source, tmp_path / name)
-    (tmp_path / path).write_text(part, encoding="utf-8")
-    text = (tmp_path / role).read_text(encoding="utf-8")
-    added = text.replace("\nScoreConfig", f"{line}\nScoreConfig", 1).replace("| Random,", "| Random | ValueNorm,", 1)
-    assert added.count("ValueNorm") == 2
-    (tmp_path / role).write_text(added, encoding="utf-8")
+        shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder / name)
+    files = re.findall(r"This is `(blocks/\S+\.py)`, all of it:", page)
+    unions = re.findall(r"In `(blocks/\S+\.py)` its import, and its name in the union `(\w+)`", page)
+    score, score_line, memory, memory_line, test = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for path, part, line, (role, union) in zip(files, (score, memory), (score_line, memory_line), unions, strict=True):
+        assert not (folder / path).exists()
+        (folder / path).write_text(part, encoding="utf-8")
+        (name,) = re.findall(r"import (\w+)\n", line)
+        text = (folder / role).read_text(encoding="utf-8")
+        added = re.sub(rf"\n({union} = Annotated\[\n.*?),\n", rf"\n{line}\n\1 | {name},\n", text, count=1)
+        assert added.count(name) == 2
+        (folder / role).write_text(added, encoding="utf-8")
+    (path,) = re.findall(r"Its test is\n`(tests/\S+\.py)`:", page)
+    (folder / path).write_text(test, encoding="utf-8")
+    ran(folder, "docs/write.py")
+    return folder
 
-    ran(tmp_path, "docs/write.py")
-    assert "| score | `value_norm` |" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "value_norm" in (tmp_path / "specs" / "schema.json").read_text(encoding="utf-8")
-    assert "‖v‖" in ran(tmp_path, "-c", "from composer.cli.main import app; app(['parts', 'value_norm'], standalone_mode=False)")
+
+@pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖"), ("memory", "strided", "every | s")])
+def test_a_part_is_added_as_the_page_says(copy: Path, role: str, kind: str, equation: str) -> None:
+    assert f"| {role} | `{kind}` |" in (copy / "README.md").read_text(encoding="utf-8")
+    assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
+    describe = f"from composer.cli.main import app; app(['parts', '{kind}'], standalone_mode=False)"
+    assert equation in ran(copy, "-c", describe)
+
+
+def test_laws_and_the_page_s_own_test_hold(copy: Path) -> None:
+    """Of the memory alone and of what falls out of it into a state."""
     laws = ("tests/laws/test_definition.py", "tests/laws/test_split.py", "tests/laws/test_batch.py")
-    ran(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *laws, "-k", "value_norm")  # 5: nothing was run
+    chosen = ("-k", "value_norm or strided")
+    listed = ran(copy, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", *laws, *chosen)
+    for case in ("score: value_norm", "memory: strided]", "memory: strided above a state"):
+        assert case in listed
+    own = "tests/blocks/memories/test_strided.py"
+    ran(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *laws, own, *chosen)
+
+
+def test_the_memory_is_explained_and_listed(copy: Path) -> None:
+    """As every other one, by what it declares."""
+    spec = "{'compose': 1, 'name': 'thin', 'head': {'feature_map': 'elu', 'memory': ['strided', 'state']}}"
+    sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
+    resolved = f"resolve_spec({spec}, Dimensions(**{sizes}))"
+    said = ran(
+        copy,
+        "-c",
+        "from composer.api import resolve_spec; from composer.spec.resolve import Dimensions; "
+        "from composer.graph.listing import code_of; from composer.spec.explain import explain_resolved; "
+        f"one = {resolved}; print(*code_of(one)[0].prefill, sep='\\n'); print(explain_resolved(one).groups[0].state_bytes)",
+    )
+    assert "strided, strided_fallen = strided(query, pairs)" in said
+    assert "output = read(strided, state)" in said

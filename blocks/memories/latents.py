@@ -13,7 +13,7 @@ from blocks import initialise
 from blocks.flow import Partial, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, one_token
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
 from blocks.part import Fresh, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
@@ -64,7 +64,7 @@ class Latents(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
-            Form(TORCH, "one step of eq. 19", partial(self.answer, means=_step), one_token),
+            Form(TORCH, "one step of eq. 19", partial(self.answer, means=_step), unbroken, decode=True),
             *(
                 Form(
                     form.backend,

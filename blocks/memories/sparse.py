@@ -13,6 +13,7 @@ from blocks.flow import Pairs, Partial, accumulating, in_all_rows, repeat_heads
 from blocks.legend import Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.falls import spans
+from blocks.memories.holding import PAIR
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
 from blocks.operation import EVERY, Call, Form, Kind
@@ -20,7 +21,7 @@ from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense
+from blocks.softmax import dense, single
 
 Held = dict[str, Tensor]
 """Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they
@@ -160,20 +161,14 @@ class Sparse(Memory):
     ) -> tuple[Partial, State]:
         """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, span by span between falls."""
         heads, turn, tokens, state, place = query.shape[2], self.turn, call.tokens, call.state, call.place
-        numbers = [name for name in state if name not in {"key", "value", "position", "convolved"}]
+        numbers = [name for name in state if name not in PAIR]
 
         cut, falling = spans(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), tokens)
         counts = [span.falls for span in cut if span.falls]
 
         def held_as(these: Pairs) -> Held:
-            held = {name: these.numbers[name] for name in numbers} | {"key": these.turned(turn), "value": these.value}
-            if below is not None and counts:
-                held["mapped"] = below.map(these)
-            if "convolved" in state:
-                held["convolved"] = these.convolved
-            held = {name: repeat_heads(entries, heads) for name, entries in held.items()}
-            position = these.position if these.position.dim() == 3 else these.position[..., None].expand(-1, -1, heads)
-            return held | {"position": position}
+            held = self._held(these, state, heads)
+            return held | {"mapped": repeat_heads(below.map(these), heads)} if below is not None and counts else held
 
         held, falls = held_as(self._as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
         queries = turn.turn(query, tokens).split([span.columns.stop - span.columns.start for span in cut], dim=1)
@@ -193,6 +188,32 @@ class Sparse(Memory):
             answers.append(self._answer(asking, held))
         output, lse, largest = (torch.cat(of, dim=1) for of in zip(*answers, strict=True))
         return Partial(output, lse, maximum=largest), {name: held[name] for name in state}
+
+    def step(
+        self, parameters: Parameters, query: Float[Tensor, "B 1 H D"], pairs: Pairs, call: Call, *, below: Below
+    ) -> tuple[Partial, Pairs, Float[Tensor, "B 1 H F"], State]:
+        """The same for one token, at which at most one pair falls: the answer, what falls on, its mapped key, and the new state."""
+        heads, state = query.shape[2], call.state
+        numbers = [name for name in state if name not in PAIR]
+        arriving = self._held(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), state, heads)
+        eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
+        if self.keep.reads == "state":
+            eligible["mapped"] = below.map(self._as_pairs(eligible, numbers))
+        held, dropped = self._choose(eligible, below, call.place, None)
+        falling = self._as_pairs(dropped, numbers)
+        mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
+        answer = single(self.turn.turn(query, call.tokens), held["key"], held["value"], held["position"] >= 0)
+        return answer, falling, mapped, {name: held[name] for name in state}
+
+    def _held(self, pairs: Pairs, state: State, heads: int) -> Held:
+        """Pairs as the state has them: of each query head, their keys turned."""
+        held = {name: entries for name, entries in pairs.numbers.items() if name in state}
+        held |= {"key": pairs.turned(self.turn), "value": pairs.value}
+        if "convolved" in state:
+            held["convolved"] = pairs.convolved
+        held = {name: repeat_heads(entries, heads) for name, entries in held.items()}
+        position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, heads)
+        return held | {"position": position}
 
     def _as_pairs(self, held: Held, numbers: list[str]) -> Pairs:
         """What is held, as it falls on."""

@@ -12,8 +12,10 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.sparse import Sparse
-from blocks.operation import Bound, Form, Kind, Pattern
+from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
+
+STEP = "one pair falls in, one falls on"
 
 
 class Falling:
@@ -52,6 +54,11 @@ class Falling:
         arrival = torch.full(keys.shape[:2], columns.start, device=keys.device)
         self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
         self.unseen.append((self.fallen[-1], columns))
+
+    def answer_one(self, pairs: Pairs, keys: Tensor) -> tuple[Partial, State]:
+        """The state's answer to the only token, at which at most one pair falls, and what it hands on."""
+        taken = self.memory.mapped(keys, pairs)
+        return self._recall(self.mapped.query, taken, self.log_decay, self.call.tokens, self.call.state)
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
@@ -112,13 +119,43 @@ def _answer(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]],
     return [((exact, None), held), ((rest,), summed)]
 
 
+def _answer_one(
+    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form
+) -> list[tuple[Any, State]]:
+    """The same for one token, at which at most one pair falls."""
+    cache, state = bound["sparse"], bound["state"]
+    assert isinstance(cache.part, Sparse)
+    query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
+    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
+    exact, falling, keys, held = cache.compute(cache.part.step, query, pairs, cache.call, below=below)
+    rest, summed = state.compute(lambda _: below.answer_one(falling, keys))
+    return [((exact, None), held), ((rest,), summed)]
+
+
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
-    memory = parts["state"]
+    cache, memory = parts["sparse"], parts["state"]
+    assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
-    return tuple(
+
+    def fits_a_step(form: Form, setting: Setting) -> str | None:
+        if cache.size == 0:
+            return "an empty cache holds no pair"
+        if setting.maximum_asked:
+            return "it does not give the largest logit, and the read asks for it"
+        if not setting.one_pair:
+            return "several pairs may fall in at a token"
+        return unbroken(setting) or form.fits(setting)
+
+    steps = [
+        Form(form.backend, STEP, partial(_answer_one, recurrence=form), partial(fits_a_step, form), decode=True)
+        for form in memory.recurrences
+        if form.backend != REFERENCE
+    ]
+    falls = [
         Form(form.backend, f"one fall after the other; {form.says}", partial(_answer, recurrence=form), form.fits)
         for form in memory.recurrences
-    )
+    ]
+    return (*steps, *falls)
 
 
 SPARSE_ABOVE_STATE = Pattern(

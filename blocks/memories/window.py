@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -13,16 +13,14 @@ from blocks.flow import Mapped, Pairs, Partial, Tokens, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
+from blocks.memories.holding import Holding, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, one_token
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, single, windowed
 
-PAIR = frozenset({"key", "value", "position", "convolved"})
-"""The tensors of a state that are its pairs; the others are numbers that travel with them."""
 
-
-class Window(Memory):
+class Window(Holding):
     """Softmax over the last pairs, the current one included.
 
     sliding: exactly ``size`` pairs, and one falls out a token: at t, that of t - size. terraced: the token's own chunk of
@@ -32,17 +30,12 @@ class Window(Memory):
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, t - size < s ≤ t; lse_t = log Σ_s exp(q_t·k_s / √D)"
     source: ClassVar[str] = "LoLCATs, arXiv:2410.10254; workshop paper, eq. 8; terraced: LoLA, eq. 14 (chunk-wise inference)"
-    bounded: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
-    reads: ClassVar[Kind] = Kind.PAIRS
-    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "shape", "evict"}
+    incidental: ClassVar[frozenset[str]] = Holding.incidental | {"shape"}
     kind: Literal["window"] = "window"
     size: PositiveInt = 64
     """Pairs that it holds, the current token's included; of a terraced window, the tokens of a chunk."""
     shape: Literal["sliding", "terraced"] = "sliding"
     """sliding: the last `size` pairs. terraced: the own chunk of `size` tokens, up to the current one, and the one before."""
-    evict: Literal["fall", "drop"] = "fall"
-    """Where evicted pairs go: into the memory below, or nowhere."""
 
     @property
     def held(self) -> int:
@@ -50,24 +43,10 @@ class Window(Memory):
         return self.size if self.shape == "sliding" else 2 * self.size
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """Keys are kept turned."""
-        pair = (self.held, shape.key_heads, shape.head_dim)
-        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((self.held,), "int64", -1)}
-        if self.evict == "fall":
-            if shape.convolved_heads:
-                slots["convolved"] = Slot((self.held, shape.convolved_heads, shape.head_dim), "pairs")
-            slots |= {number.name: Slot((self.held, number.heads), "state") for number in shape.numbers}
-        return slots
+        return self.slots(shape, self.held)
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return self.held
-
-    @property
-    def drops(self) -> bool:
-        return self.evict == "drop"
-
-    def dropping(self) -> Self:
-        return self.model_copy(update={"evict": "drop"})
 
     @property
     def falls_together(self) -> bool:
@@ -89,7 +68,7 @@ class Window(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         summing = any(number.error for number in shape.numbers)
-        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step)
+        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step, decode=True)
         return (
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             *([] if summing or self.shape == "terraced" else [step]),
@@ -123,7 +102,7 @@ class Window(Memory):
         """
         tokens, state = call.tokens, call.state
         held = self.held
-        before = self._held(state).each(lambda entries: by_age(entries, tokens))
+        before = self.pairs_of(state).each(lambda entries: by_age(entries, tokens))
         extended = before.joined(pairs.kept(self.turn))
         segment = tokens.extended_segment(held)
         key, query = extended.key, self.turn.turn(query, tokens)
@@ -139,7 +118,7 @@ class Window(Memory):
         held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
         if current is not None:
             held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-        carried = _entries(held_on.each(lambda entries: by_place(entries, tokens)), state)
+        carried = state_of(held_on.each(lambda entries: by_place(entries, tokens)), state)
         fall = self._one_a_token if self.shape == "sliding" else self._chunks
         return (answer, fall(extended, segment, tokens)), carried
 
@@ -154,16 +133,11 @@ class Window(Memory):
     ) -> tuple[tuple[Partial, Pairs | None], State]:
         """The same for one token, which takes the place of the pair that falls."""
         place, state = place_of(call.tokens, self.size), call.state
-        fallen = None if self.drops else self._held({name: oldest(entries, place) for name, entries in state.items()})
-        new = _entries(pairs.kept(self.turn), state)
+        fallen = None if self.drops else self.pairs_of({name: oldest(entries, place) for name, entries in state.items()})
+        new = state_of(pairs.kept(self.turn), state)
         carried = {name: written(held, place, new[name], in_place=call.in_place) for name, held in state.items()}
         turned = self.turn.turn(query, call.tokens)
         return (single(turned, carried["key"], carried["value"], carried["position"] >= 0), fallen), carried
-
-    def _held(self, state: State) -> Pairs:
-        """What a state holds, or some of it, as pairs."""
-        key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
-        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.turn)
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
@@ -236,13 +210,7 @@ class Window(Memory):
 def _fits_a_step(setting: Setting) -> str | None:
     if setting.maximum_asked:
         return "it does not give the largest logit, and the read asks for it"
-    return one_token(setting) if setting.every_pair else "the window may be empty where pairs fall into it"
-
-
-def _entries(pairs: Pairs, state: State) -> State:
-    """Of the pairs, what a state holds."""
-    every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
-    return {name: every[name] for name in state}
+    return unbroken(setting) if setting.one_pair else "several pairs may fall in at a token"
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:

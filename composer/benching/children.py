@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from composer.benching.options import Options
 from composer.benching.report import Place
 from composer.benching.trial import Trial
 from composer.errors import BenchError
-from converters.trunk import Dtype
 
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
 """Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
@@ -22,12 +22,18 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
 Peaks = dict[Place, int | None]
 
 
-def peaks_of(folder: Path, dtype: Dtype | None, threads: int, trial: Trial, tell: Callable[[Place], None]) -> Peaks:
+def peaks_of(folder: Path, options: Options, trial: Trial, tell: Callable[[Place], None]) -> Peaks:
     """Peak bytes of a model at each place; None where it had no room. A place is missing where the system ended the process.
 
     Raises BenchError where the process failed in another way.
     """
-    asked = {"folder": str(folder), "dtype": dtype, "threads": threads, "trial": trial.model_dump()}
+    asked = {
+        "folder": str(folder),
+        "dtype": options.dtype,
+        "backend": options.backend,
+        "threads": options.threads,
+        "trial": trial.model_dump(),
+    }
     environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     command = [sys.executable, "-m", "composer.benching.children", json.dumps(asked)]
     peaks: Peaks = {}
@@ -69,7 +75,7 @@ def main(asked: dict[str, Any]) -> None:
     torch.set_num_threads(asked["threads"])
     trial = Trial.model_validate(asked["trial"])
     (opened,) = open_models([asked["folder"]], BenchError)
-    contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu"))
+    contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu", asked["backend"]))
     for parameter in contestant.model.parameters():
         parameter.sum()  # all of it is resident from here on, and not only as it is used
     warm([contestant], trial)

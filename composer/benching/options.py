@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BenchError
+from composer.graph.lowering import AUTO
 from composer.spec.places import brief
 from converters.trunk import Dtype
 
@@ -37,6 +38,7 @@ class Options:
     - threads: of the CPU.
     - device: where the models run.
     - dtype: of all weights; None leaves them as they are.
+    - backend: which forms run the heads of built models.
     - memory: on a CPU, measure peak memory, too, in a process of its own for each model; on a GPU it is always measured.
     - out: the folder of the report; None writes nothing.
     - force: replace the bench in `out`.
@@ -50,6 +52,7 @@ class Options:
     threads: int = 1
     device: str = "cpu"
     dtype: Dtype | None = None
+    backend: str = AUTO
     memory: bool = False
     out: Path | None = None
     force: bool = False

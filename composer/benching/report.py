@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from blocks.part import Closed
+from composer.graph.lowering import AUTO
 from composer.weights.opened import OpenedFacts
 
 Kind = Literal["prefill", "decode"]
@@ -84,6 +85,8 @@ class Setting(Closed):
     steps: int
     seed: int
     device: str
+    backend: str = AUTO
+    """Which forms ran the heads of built models."""
     device_name: str
     threads: int
     peak: Literal["allocated", "resident"] | None

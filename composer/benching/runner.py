@@ -21,7 +21,7 @@ from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
 from composer.errors import BenchError
 from composer.versions import versions_of
-from composer.weights.opened import COMPOSED, Opened, open_models
+from composer.weights.opened import COMPOSED, Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
@@ -36,7 +36,7 @@ def bench(
     """Times every model at every place, in turn. models: folders that were built or distilled, or whatever a model can be built
     from, by labels of one's own if it is a mapping; the first is the one that the others are compared with.
 
-    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError and SourceError before
+    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError, BuildError and SourceError before
     anything is timed; what has no room at a place stands in the report.
     """
     options = options or Options()
@@ -46,6 +46,7 @@ def bench(
     if options.memory and not cuda and not can_tell_resident():
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
     opened = open_models(models, BenchError)
+    check_backends(options.backend, opened)
     _check_room(opened, lengths, positions, options.steps)
     trial = Trial(
         prefill=lengths,
@@ -84,12 +85,12 @@ def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_a
         def heard(place: Place, label: str = one.label) -> None:
             tell(f"memory of {label}, {place.said}")
 
-        peaks[one.label] = found = peaks_of(one.source.folder, options.dtype, options.threads, trial, heard)
+        peaks[one.label] = found = peaks_of(one.source.folder, options, trial, heard)
         missing = [place.said for place in places if place not in found]
         if missing:
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
-    contestants = [Contestant(one.label, one.load(options.dtype, options.device)) for one in opened]
+    contestants = [Contestant(one.label, one.load(options.dtype, options.device, options.backend)) for one in opened]
     facts = [_facts(one, contestant.model, options) for one, contestant in zip(opened, contestants, strict=True)]
     try:
         with room():
@@ -112,6 +113,7 @@ def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_a
         steps=options.steps,
         seed=options.seed,
         device=options.device,
+        backend=options.backend,
         device_name=device_name(options.device),
         threads=options.threads,
         peak="allocated" if cuda else "resident" if measured_apart else None,

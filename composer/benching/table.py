@@ -28,8 +28,9 @@ def tables(report: Report) -> Iterator[Table]:
     """The models, and one table for each kind and batch."""
     setting = report.setting
     models = tuple((one.label, f"{one.parameters:,}", size(one.weight_bytes), one.dtype, one.attention) for one in setting.models)
+    threads = f"{setting.threads} {'thread' if setting.threads == 1 else 'threads'}"
     yield Table(
-        f"{setting.device_name} ({setting.device}), {setting.threads} {'thread' if setting.threads == 1 else 'threads'}",
+        f"{setting.device_name} ({setting.device}), {threads}, backend {setting.backend}",
         ("model", "parameters", "weights", "dtype", "attention"),
         models,
         range(1, 3),

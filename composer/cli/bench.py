@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from composer.benching.options import REPEATS, STEPS, Options, read_numbers
-from composer.cli.options import Json, RunsOn
+from composer.cli.options import Backend, Json, RunsOn
 from composer.cli.screen import heading, print_json, print_table, without_bars
+from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def bench(
     device: RunsOn = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Of the CPU.")] = 1,
     dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
+    backend: Backend = AUTO,
     seed: Annotated[int, typer.Option(min=0, help="Of the tokens, which are random.")] = 0,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the report, the table and pictures go.")
@@ -71,6 +73,7 @@ def bench(
             threads=threads,
             device=device,
             dtype=dtype,
+            backend=backend,
             memory=memory,
             out=out,
             force=force,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from composer.cli.options import Anew, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
+from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
 from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, steps, without_bars
 from composer.data.loading import SHARE
+from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def distill(
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
     device: RunsOn = "cpu",
+    backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
     checkpointing: Checkpointing = False,
     stream: Annotated[bool, typer.Option("--stream", help="With --stage transfer: one layer in memory at a time.")] = False,
@@ -60,6 +62,7 @@ def distill(
             teacher=teacher,
             seed=seed,
             device=device,
+            backend=backend,
             autocast=bfloat16,
             gradient_checkpointing=checkpointing,
             resume=resume,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from composer.cli.options import Json, RunsOn
+from composer.cli.options import Backend, Json, RunsOn
 from composer.cli.screen import heading, print_json, print_table, without_bars
 from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES, Options
+from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def evaluate(
     ] = None,
     device: RunsOn = "cpu",
     dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
+    backend: Backend = AUTO,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples that are scored together.")] = BATCH_TOKENS,
     harness: Annotated[
         str | None, typer.Option("--lm-eval", metavar="TASK,…", help="Tasks of lm-eval-harness, if it is installed.")
@@ -85,6 +87,7 @@ def evaluate(
             babi=babi,
             device=device,
             dtype=dtype,
+            backend=backend,
             batch_tokens=batch_tokens,
             harness=_names(harness),
             include_path=include_path,

@@ -57,7 +57,12 @@ def _print_group(group: GroupCost) -> None:
     typer.echo()
     layers = f"layer{'s' if len(group.layers) > 1 else ''} {ranges(group.layers)}"
     heading(f"{group.head}: {plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')}) in {layers}")
-    print_table([(part.part, part.kind, part.form) for part in group.parts], headers=("part", "kind", "form"))
+    rows = []
+    for part in group.parts:
+        rows.append((part.part, part.kind, part.form))
+        if part.decode is not None and group.decode_flops_per_token is not None:
+            rows.append(("", "in decode", part.decode))
+    print_table(rows, headers=("part", "kind", "form"))
     reasons: dict[str, list[str]] = {}
     for part in group.parts:
         reasons.setdefault(part.why_not_faster, []).append(part.part)

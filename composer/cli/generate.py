@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 import composer
-from composer.cli.options import Json
+from composer.cli.options import Backend, Json
 from composer.cli.screen import print_json, size, without_bars
 from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
+from composer.graph.lowering import AUTO
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
 from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
@@ -28,6 +29,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
+    backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
     """Let a built model go on from a prompt, and print both."""
@@ -40,7 +42,9 @@ def generate(
 
     without_bars()
     check_device(device)
-    loaded: Any = composer.load(model, device=device)  # Any: transformers types `generate` for its own models alone
+    loaded: Any = composer.load(
+        model, device=device, backend=backend
+    )  # Any: transformers types `generate` for its own models alone
     if loaded.config.labels is not None:
         raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
     if loaded.model.both_ways:

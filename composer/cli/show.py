@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
 
 from composer.api import resolve_spec
+from composer.cli.code import print_code
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.files import whole
+from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
 from composer.spec.resolve import Dimensions
 from composer.spec.shipped import shipped_specs
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
+from converters.trunk import Dtype
 
 WIDTH = 100
 _LEAVES = 3
@@ -37,24 +40,38 @@ def show(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="With --expand: write one file a variant there.")
     ] = None,
+    code: Annotated[
+        bool, typer.Option("--code", help="With --from or --fresh: the program of each head, a line a step, with shapes and forms.")
+    ] = False,
+    backend: Annotated[str | None, typer.Option(help="With --code, as `compose explain` has it.")] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="With --code, as `compose explain` has it.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="With --code, as `compose explain` has it.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a spec as YAML, or the names of the shipped ones.
 
     It is printed after `extends` and --set, and says the same by itself. With --from, or with --fresh for a spec with a trunk of
-    its own, it is the resolved document: every default and every dimension, layer by layer, and in JSON its hash.
+    its own, it is the resolved document: every default and every dimension, layer by layer, and in JSON its hash. With --code it
+    is what that document computes, as a listing.
     """
+    asked = {"--from": source is not None, "--fresh": fresh, "--set": settings, "--revision": revision is not None}
+    asked |= {"--expand": expanded, "-o": out is not None, "--code": code}
+    if not code and (backend or device or dtype):
+        raise ComposerError("--backend, --device and --dtype choose what runs: they need --code")
     if spec is None:
-        if source is not None or fresh or settings or revision is not None or expanded or out is not None:
+        if any(asked.values()):
             raise ComposerError("no spec is named: say which one to show; `compose show` alone lists the shipped ones")
         _list_shipped(as_json)
         return
-    if source is not None and fresh:
-        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
-    if out is not None and (source is not None or fresh or not expanded):
-        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
+    _check(asked)
     on = "its own trunk" if fresh else source
-    size = None if source is None else dimensions(describe_model(source, revision).trunk)
+    trunk = None if source is None else describe_model(source, revision).trunk
+    size = None if trunk is None else dimensions(trunk)
+    if code:
+        kind = dtype or (trunk.dtype if trunk else "float32")
+        resolved = resolve_spec(load_spec(spec, settings or ()), size)
+        print_code(resolved, str(on), backend=backend or AUTO, device=device or "cpu", dtype=kind, as_json=as_json)
+        return
     specs = expand(spec, settings or ()) if expanded else {}
     if not expanded:
         _print_one(load_spec(spec, settings or ()), on, size, as_json)
@@ -68,6 +85,17 @@ def show(
         print_json({name: _document(variant, on, size) for name, variant in specs.items()})
     else:
         typer.echo("---\n".join(_text(variant, on, size, named=True) for variant in specs.values()), nl=False)
+
+
+def _check(asked: Mapping[str, Any]) -> None:
+    """Whether options go together. asked: of each, whether it is there. Raises ComposerError."""
+    on_something = asked["--from"] or asked["--fresh"]
+    if asked["--from"] and asked["--fresh"]:
+        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
+    if asked["-o"] and (on_something or not asked["--expand"]):
+        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
+    if asked["--code"] and (asked["--expand"] or not on_something):
+        raise ComposerError("--code shows what one spec computes: it needs --from or --fresh, and goes without --expand")
 
 
 def _list_shipped(as_json: bool) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from composer.cli.distill import print_run
-from composer.cli.options import Anew, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
+from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
 from composer.cli.screen import one_voice, steps, without_bars
 from composer.data.loading import SHARE
+from composer.graph.lowering import AUTO
 
 
 def train(
@@ -25,6 +26,7 @@ def train(
     settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the data.")] = 0,
     device: RunsOn = "cpu",
+    backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
     checkpointing: Checkpointing = False,
     resume: Resume = False,
@@ -50,6 +52,7 @@ def train(
             share=share,
             seed=seed,
             device=device,
+            backend=backend,
             autocast=bfloat16,
             gradient_checkpointing=checkpointing,
             resume=resume,

@@ -11,6 +11,7 @@ from typing import Any
 from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import Judged, Key, Setting
+from composer.graph.lowering import AUTO
 from composer.locks import alone, inside
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
@@ -99,6 +100,8 @@ def check_same(folder: Path, setting: Setting) -> None:
         raise EvaluationError(
             f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
         ) from error
+    if isinstance(begun, dict):
+        begun.setdefault("backend", AUTO)  # begun before it could be said
     differ = list(differences(begun, json.loads(json.dumps(setting.identity()))))
     if differ:
         more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer.graph.lowering import AUTO
 from converters.trunk import Dtype
 
 SAMPLES = 100
@@ -34,6 +35,7 @@ class Options:
     - text, haystack, babi: files for the tasks that take one and do not name their own.
     - device: where the models run.
     - dtype: of all weights; None leaves them as they are.
+    - backend: which forms run the heads of built models.
     - batch_tokens: tokens of the samples that are scored together; changes nothing but speed.
     - harness: tasks of lm-eval; include_path: a folder with such tasks of one's own.
     - force: replace the evaluation in `out`.
@@ -48,6 +50,7 @@ class Options:
     babi: Path | None = None
     device: str = "cpu"
     dtype: Dtype | None = None
+    backend: str = AUTO
     batch_tokens: int = BATCH_TOKENS
     harness: Sequence[str] = ()
     include_path: Path | None = None

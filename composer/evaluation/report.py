@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import JsonValue
 
 from blocks.part import Closed
+from composer.graph.lowering import AUTO
 from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
@@ -122,6 +123,8 @@ class Setting(Closed):
     samples: int
     seed: int
     device: str
+    backend: str = AUTO
+    """Which forms ran the heads of built models. Evaluations of before do not say it, and had this one."""
     harness: HarnessFacts | None
     versions: dict[str, str]
 

@@ -35,8 +35,8 @@ def evaluate(
     """Scores every model on every task at every length. models: folders that were built or distilled, or whatever a model can be
     built from, by labels of one's own if it is a mapping.
 
-    Raises EvaluationError, SourceError and TaskError before anything is loaded or written; what fails in a cell stands in the
-    report.
+    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written; what fails in a cell stands
+    in the report.
     """
     options = options or Options()
     check_device(options.device)
@@ -47,6 +47,7 @@ def evaluate(
     lengths = read_lengths(lengths) if asked else ()
     manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
+    check_backends(options.backend, subjects)
     _check_room(subjects, asked, lengths)
     for subject in subjects:
         check_texts(subject.tokenizer, subject.source.trunk.vocabulary_size, asked, lengths)
@@ -105,7 +106,7 @@ class _Run:
         keys = [Key(subject.label, one.label, length) for one, length in self._cells]
         missing = any(len(self.standing.judged(key)) < self._counts[key] for key in keys)
         harness = self.manager is not None and self.standing.harness(subject.label) is None
-        model = subject.load(self.options.dtype, self.options.device) if missing or harness else None
+        model = subject.load(self.options.dtype, self.options.device, self.options.backend) if missing or harness else None
         cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
         if harness:
             self.standing.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options, self.manager))
@@ -185,6 +186,7 @@ def _setting(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Seque
         samples=options.samples or SAMPLES,
         seed=options.seed,
         device=options.device,
+        backend=options.backend,
         harness=harness_facts(options) if options.harness else None,
         versions=versions_of((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
     )

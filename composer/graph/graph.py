@@ -180,6 +180,12 @@ def reads_of(graph: HeadGraph, name: str) -> list[Read]:
     return [part for part in ends if isinstance(part, Read)]
 
 
+def falls_together(graph: HeadGraph, name: str) -> bool:
+    """Whether several pairs may fall out of this node at a token."""
+    part = graph.nodes[name].part
+    return isinstance(part, Memory) and part.falls_together
+
+
 def sees_every_pair(graph: HeadGraph, name: str) -> bool:
     """Whether this memory is handed each token's pair as it comes."""
     return any(edge.start == "pairs" for edge in graph.into(name, "pairs"))

@@ -1,79 +1,127 @@
-"""A program as text: one line a step, with names, shapes and the form."""
+"""A program as text: a line a step, as a reader of transformers' modeling code knows it, with shapes and forms behind.
+
+``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. Where several edges
+go into one input, an argument is the bare name of what flows where that is what the edge says, and has a keyword otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from blocks.operation import Kind
+from blocks.operation import EVERY, Kind, Setting
+from blocks.part import Closed
 from composer.graph.graph import INPUTS, OUTPUT
+from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.graph.program import Covered, Program, Step, Value
+from composer.spec.resolve import Resolved
 
 SHAPES = {
     Kind.HIDDEN: "B T {dim}",
-    Kind.QUERY: "B T {heads} {dim}",
-    Kind.KEY: "B T {heads} {dim}",
-    Kind.VALUE: "B T {heads} {dim}",
     Kind.NUMBERS: "B T {heads}",
-    Kind.PAIRS: "B · {heads} {dim}",
-    Kind.FEATURES: "B T {heads} {dim}",
-    Kind.DECAY: "B T {heads} {dim}",
-    Kind.WEIGHT: "{heads}",
-    Kind.PARTIAL: "B T {heads} {dim}",
-    Kind.OUTPUT: "B T {heads} {dim}",
+    Kind.WEIGHT: "… {heads}",
 }
+"""Of what is not B T, heads, numbers of a head."""
+FARTHEST = 56
+"""Where comments stand at the latest; a longer line has its own behind it."""
+DECODE = "# In decode, a token at a time, otherwise:"
+Row = tuple[str, str, str]
+"""A line: the code, the shape of the first thing that it gives, and the form."""
+
+
+class Code(Closed):
+    """One head's listing. decode: the lines that are others there; each takes the place of the one that gives the same."""
+
+    head: str
+    layers: tuple[int, ...]
+    heads: int
+    key_heads: int
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+
+
+def code_of(resolved: Resolved, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> tuple[Code, ...]:
+    """The listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for layer, group, _, _ in resolved.groups():
+        alike.setdefault((group.head, group.heads), []).append(layer)
+    found = []
+    for (name, heads), layers in alike.items():
+        made, setting = compiled(resolved.heads[name], resolved.shape(heads)), Setting(device=device, dtype=dtype)
+        found.append((name, layers, made, setting))
+    check_backend(backend, (made.graph for _, _, made, _ in found))
+    return tuple(
+        Code(
+            head=name,
+            layers=tuple(layers),
+            heads=made.shape.heads,
+            key_heads=made.shape.key_heads,
+            prefill=tuple(listing(made.program(backend, setting))),
+            decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
+        )
+        for name, layers, made, setting in found
+    )
 
 
 def listing(program: Program) -> list[str]:
-    """One line a step; a step that covers several operations has a line for each, joined at the side."""
+    """One line an operation; those of a step that covers several are joined at the side."""
+    return [*_lines(_rows(program)), f"return {OUTPUT}"]
+
+
+def otherwise(program: Program, decode: Program) -> list[str]:
+    """The lines of decode that the other program does not have."""
+    said = set(_rows(program))
+    return _lines([row for row in _rows(decode) if row not in said])
+
+
+def _lines(rows: list[Row]) -> list[str]:
+    left = max((len(code) for code, *_ in rows if len(code) <= FARTHEST), default=0)
+    shape = max((len(size) for _, size, _ in rows), default=0)
+    return [f"{code:<{left}}  # {size:<{shape}}  {form}".rstrip(" #") for code, size, form in rows]
+
+
+def _rows(program: Program) -> list[Row]:
     names = _names(program)
-    rows = [row for step in program.before for row in _rows(step, names)]
+    rows = [row for step in program.before for row in _of_step(step, names)]
     if program.before:
-        rows.append(("query, key, value", f"projections({names[program.mixed]}, {names[program.mixed]}, hidden)", "", ""))
-    rows += [row for step in program.after for row in _rows(step, names)]
-    rows.append(("return", names[program.output], "", ""))
-    left = max(len(gives) for gives, *_ in rows[:-1]) if len(rows) > 1 else 0
-    middle = max(len(call) for _, call, *_ in rows)
-    shape = max(len(size) for *_, size, _ in rows)
-    lines = []
-    for gives, call, size, form in rows:
-        start = f"return {call}" if gives == "return" else f"{gives:<{left}} = {call:<{middle}}  {size:<{shape}}  {form}"
-        lines.append(start.rstrip())
-    return lines
+        mixed = names[program.mixed]
+        rows.append((f"query, key, value = projections({mixed}, {mixed}, hidden)", "", ""))
+    return rows + [row for step in program.after for row in _of_step(step, names)]
 
 
-def _rows(step: Step, names: Mapping[Value, str]) -> list[tuple[str, str, str, str]]:
-    rows = []
+def _of_step(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
+    last = len(step.covers) - 1
+    says = step.form.says if step.form.backend == EVERY else f"{step.form.backend}: {step.form.says}"
     for index, one in enumerate(step.covers):
-        together = "" if len(step.covers) == 1 else ("┌ " if index == 0 else "└ " if index == len(step.covers) - 1 else "├ ")
-        form = f"{step.form.backend}: {step.form.says}" if index == 0 else "in the same step"
-        rows.append((", ".join(names[value] for value in one.gives), _call(one, names), _size(one), together + form))
-    return rows
+        together = "" if last == 0 else "┌ " if index == 0 else "└ " if index == last else "├ "
+        gives = ", ".join(names[value] for value in one.gives)
+        yield f"{gives} = {_call(one, names)}", _size(one), together + (says if index == 0 else "in the same step")
 
 
 def _call(one: Covered, names: Mapping[Value, str]) -> str:
     given = {**dict(one.single), **dict(one.inside)}
     arguments = [names[given[port.name]] for port in one.node.operation.reads if port.name in given]
     for port, sources in one.many:
-        arguments += [names[source] if port == "partial" else f"{port}[{label}]={names[source]}" for label, source in sources]
-    return f"{_function(one)}({', '.join(arguments)})"
-
-
-def _function(one: Covered) -> str:
+        for label, source in sources:
+            plain = names[source] in (label, f"{label}_{port}") or port == "partial"
+            arguments.append(names[source] if plain else f"{label}_{port}={names[source]}")
     node = one.node
-    return node.module if node.main or node.name == node.module else node.name
+    function = node.module if node.main or node.name == node.module else node.name
+    return f"{function}({', '.join(arguments)})"
 
 
 def _size(one: Covered) -> str:
     port = one.node.operation.gives[0]
-    return SHAPES[port.kind].format(heads=port.heads, dim=port.dim)
+    return SHAPES.get(port.kind, "B T {heads} {dim}").format(heads=port.heads, dim=port.dim)
 
 
 def _names(program: Program) -> dict[Value, str]:
     """What each value is called: as its node, with the port behind it where a node gives several."""
+    nodes = {one.node.name for step in program.steps for one in step.covers}
     names: dict[Value, str] = {(name, name): name for name in INPUTS}
     for one in (one for step in program.steps for one in step.covers):
+        own = one.node.name.replace(".", "_")
+        own = one.node.name if own in nodes else own
         for port in one.gives:
-            alone = len(one.gives) == 1 or port[1] == "partial"
-            names[port] = one.node.name if alone else f"{one.node.name}_{port[1]}"
+            names[port] = own if len(one.gives) == 1 or port[1] == "partial" else f"{own}_{port[1]}"
     names[program.output] = OUTPUT
     return names

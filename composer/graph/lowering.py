@@ -20,7 +20,7 @@ from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, once, reads_of, sees_every_pair
+from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, reads_of, sees_every_pair
 from composer.graph.program import Program, Step, covered
 
 AUTO = "auto"
@@ -66,6 +66,10 @@ class Compiled:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
 
+    def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
+        """What runs there, and what runs where it is one token."""
+        return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
+
     def __deepcopy__(self, memo: object) -> Compiled:
         return self
 
@@ -89,9 +93,8 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None)
         names = tuple(node.name for node in nodes)
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
-        chosen = (
-            _chosen(pattern.forms({own: _part(graph, name) for own, name in found.items()}), backend, setting) if free else None
-        )
+        forms = pattern.forms({own: _part(graph, name) for own, name in found.items()}) if free else ()
+        chosen = _chosen(forms, backend, _of_node(graph, nodes[0], setting))
         if chosen is None or _order(graph, joined) is None:
             continue
         steps[names], units = _step(graph, nodes, tuple(found), *chosen), joined
@@ -149,6 +152,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     return replace(
         setting,
         every_pair=sees_every_pair(graph, node.name),
+        one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         mass_asked=any(not read.leaves_masses_out for read in reads),
         maximum_asked=any(read.asks_maximum for read in reads),
     )
@@ -163,13 +167,13 @@ def _chosen(forms: Iterable[Form], backend: str, setting: Setting) -> tuple[Form
     forms, reasons = tuple(forms), []
     wanted = PREFERRED if backend == AUTO else (backend, *(other for other in PREFERRED if other != backend))
     for place, one in enumerate(wanted):
-        found = [form for form in forms if form.backend in (one, EVERY)]
+        found = [form for form in forms if form.backend in (one, EVERY) and (setting.one_token or not form.decode)]
         for form in found:
             problem = form.fits(setting)
             if problem is None:
                 return form, _why(form, forms, backend, setting, reasons)
             reasons.append(f"{form.says}: {problem}")
-        if not found and place == 0 and backend != AUTO:
+        if place == 0 and backend != AUTO and not any(form.backend in (one, EVERY) for form in forms):
             reasons.append(f"it has no {one} form")
     return None
 

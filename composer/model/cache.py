@@ -26,9 +26,7 @@ class StateLayer(CacheLayerMixin):
 
     def keep(self, state: State, columns: int) -> None:
         """Take what a call of so many columns hands on. A part of a larger tensor is copied: it would keep all of that alive."""
-        self.tensors = {
-            name: tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor for name, tensor in state.items()
-        }
+        self.tensors = {name: _own(tensor) for name, tensor in state.items()}
         self.columns += columns
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
@@ -70,6 +68,12 @@ class StateLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # A compiler cannot look at storages, and copies parts of larger tensors where it has to.
+    larger = not torch.compiler.is_compiling() and tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if larger else tensor
 
 
 class ComposedCache(Cache):

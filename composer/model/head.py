@@ -13,7 +13,7 @@ from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
-from composer.graph.listing import listing
+from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
 
@@ -78,6 +78,8 @@ class Head(nn.Module):
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self._compiled, self._place = compiled(head, shape), place
+        self._printed: str = AUTO
+        """The backend whose program ``print`` shows."""
         self._slots = self._compiled.graph.slots
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
@@ -130,5 +132,7 @@ class Head(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The program, as it runs on a CPU in training and prefill."""
-        return "\n".join(listing(self._compiled.program(AUTO, Setting())))
+        """The program, as it runs on a CPU in prefill, and where decode is otherwise."""
+        program, decode = self._compiled.both(self._printed, Setting())
+        differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
+        return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])

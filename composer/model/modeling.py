@@ -17,14 +17,14 @@ from transformers.utils.hub import cached_file
 
 from blocks.flow import Tokens
 from blocks.part import State
-from composer.graph.graph import build_graph
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import ComposedAttention
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.configuration import ComposedConfig
-from composer.model.head import PartModule, precise_parameters
+from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.rows import Rows
 from composer.model.trunk import make_dropout, make_mlp, make_norm, make_positions
+from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.trust import code_in_adapter
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_folder
@@ -74,8 +74,14 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
     def set_backend(self, backend: str) -> None:
         """Which forms run its heads from now on: auto, reference, torch, or another that a part has. Raises BuildError."""
-        graphs = (build_graph(head, shape) for _, _, head, shape in self.config.resolved().groups())
-        cast("ComposedModel", self.base_model).backend = check_backend(backend, graphs)
+        self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
+
+    def run_on(self, backend: str) -> None:
+        """The same for a backend that somebody has checked, and that none of these heads need have a form on."""
+        cast("ComposedModel", self.base_model).backend = backend
+        for module in self.modules():
+            if isinstance(module, Head):
+                module._printed = backend
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

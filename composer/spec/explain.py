@@ -12,7 +12,7 @@ from blocks.part import Closed, Slot
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
-from composer.spec.parameters import head_parameters
+from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved
 from converters.shard import BYTES
 
@@ -70,7 +70,7 @@ def explain_resolved(
     resolved: Resolved, *, sequence: int = 4096, backend: str = AUTO, device: str = "cpu", dtype: str = "float32"
 ) -> Explanation:
     """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them."""
-    check_backend(backend, (build_graph(head, shape) for _, _, head, shape in resolved.groups()))
+    check_backend(backend, graphs_of(resolved))
     alike: dict[tuple[str, int], list[int]] = {}
     for layer, group, _, _ in resolved.groups():
         alike.setdefault((group.head, group.heads), []).append(layer)

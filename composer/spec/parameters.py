@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from blocks.legend import Shape
 from blocks.part import Fresh, Part
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import build_graph
+from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.resolve import Resolved
 
 PREFIX = "model.layers.{layer}.self_attn.composed.{head}."
@@ -34,3 +34,8 @@ def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
         for layer, group, head, shape in resolved.groups()
         for name, fresh in head_parameters(head, shape).items()
     }
+
+
+def graphs_of(*models: Resolved) -> Iterator[HeadGraph]:
+    """The graph of every head of some models, as often as layers have it."""
+    return (build_graph(head, shape) for resolved in models for _, _, head, shape in resolved.groups())

@@ -60,7 +60,7 @@ def _in_memory(run: Run) -> RunReport:
     """All stages, with both models in memory."""
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
-    student, teacher = load_student(run.student, options.device), run.teacher.load(loaded_on(options.device))
+    student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
     shard(teacher, computing_alone(teacher.model), options.device)
     with run.standing():
         setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
@@ -89,7 +89,7 @@ def _in_memory(run: Run) -> RunReport:
 
 def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
-    student = load_student(run.student, run.options.device)
+    student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():
             student.get_parameter(name).copy_(tensor)

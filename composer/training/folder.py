@@ -11,6 +11,7 @@ from typing import Any
 
 from composer.errors import TrainingError
 from composer.files import write_whole
+from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.weights.record import known_sha256, record_of
 from converters.bounded import MOST_CONFIG, read_json
@@ -19,6 +20,8 @@ from converters.source import Source
 IDENTITY = "run.json"
 Identity = Mapping[str, Any]
 """By what a user calls it: all that decides a run's numbers, as JSON has it."""
+UNSAID: Identity = {"--backend": AUTO}
+"""What runs had that do not say it: they were begun before it could be said."""
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
@@ -67,7 +70,8 @@ def check_same(folder: Path, identity: Identity) -> None:
         raise TrainingError(
             f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
         ) from error
-    different = [what for what, now in identity.items() if not isinstance(begun, dict) or begun.get(what) != now]
+    then = {**UNSAID, **begun} if isinstance(begun, dict) else {}
+    different = [what for what, now in identity.items() if then.get(what) != now]
     if different:
         raise TrainingError(
             f"The run at {folder} was begun with another {' and another '.join(different)}. Say the same as then, or begin anew "

@@ -17,8 +17,10 @@ from blocks.part import Closed
 from composer.data.loading import SHARE, load_rows
 from composer.data.packing import Rows
 from composer.errors import TrainingError
+from composer.graph.lowering import AUTO, check_backend
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
+from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Recipe, Stage
 from composer.training.folder import Identity, check_same, check_standing, fingerprint, taken
 from composer.training.journal import CURVE, LOG, Journal, draw
@@ -54,6 +56,8 @@ class Options:
     teacher: str | None = None
     seed: int = 0
     device: str = "cpu"
+    backend: str = AUTO
+    """Which forms run the heads, the student's and the teacher's."""
     autocast: bool = False
     """Let projections compute in bfloat16."""
     checkpoint_seconds: float = 60.0
@@ -141,6 +145,7 @@ class Run:
                 data=data,
                 teacher=None if self.teacher is None else self.teacher.reference,
                 seed=self.options.seed,
+                backend=self.options.backend,
                 **outcome.model_dump(),
             )
             for outcome in outcomes
@@ -178,6 +183,7 @@ def open_run(
 
     Raises TrainingError, DataError and BuildError.
     """
+    check_backend(options.backend, graphs_of(student.record.resolved))
     target = Path(out).expanduser()
     check_held_out(stages, held_out=bool(options.held_out or options.share))
     check_output(target, student.source, force=options.force)
@@ -194,6 +200,7 @@ def open_run(
         "seed": options.seed,
         "kind of device": options.device.partition(":")[0],
         "--bfloat16": options.autocast,
+        "--backend": options.backend,
         "--stream": options.stream,
     }
     if options.resume:
@@ -201,9 +208,9 @@ def open_run(
     return Run(student, teacher, stages, target, options, rows, held_out, folder, identity)
 
 
-def load_student(student: Student, device: str) -> ComposedForCausalLM:
+def load_student(student: Student, options: Options) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
-    loaded = load_model(student.source.folder, "float32", loaded_on(device))
+    loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
     assert isinstance(loaded, ComposedForCausalLM), "the record has been looked at"
     return loaded
 

@@ -33,7 +33,7 @@ def train(
         described = read_student(model, overrides, recipe)
         stage = _stage(described)
         run = open_run(described, None, {STAGE: stage}, out, options)
-        student, learned = load_student(described, options.device), _as_finetune(stage)
+        student, learned = load_student(described, options), _as_finetune(stage)
         prepare(student, options)
         course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
         with run.standing():

@@ -16,7 +16,6 @@ from torch import Tensor
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
 from composer.files import whole
-from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedDecoderLayer
 from composer.training.stored import StoredModel, read_rows
 from composer.training.transfer import lesson_of, tokens_of
@@ -99,7 +98,7 @@ class Spill:
         return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
 
     @torch.no_grad()
-    def advance(self, index: int, teacher: ComposedDecoderLayer, autocast: AbstractContextManager[object]) -> None:
+    def advance(self, index: int, teacher: ComposedDecoderLayer, backend: str, autocast: AbstractContextManager[object]) -> None:
         """Let all rows go through one layer of the teacher, and forget what it was handed. Raises TrainingError."""
         if self.at > index:
             return
@@ -107,7 +106,7 @@ class Spill:
         def answered(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
-                lesson = lesson_of(teacher, hidden, tokens_of(batch), AUTO)
+                lesson = lesson_of(teacher, hidden, tokens_of(batch), backend)
                 return teacher.after(hidden, lesson.attended)
 
         self._fill(index + 1, answered)

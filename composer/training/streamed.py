@@ -46,9 +46,11 @@ and two moments, in the one that is to take its place, and in the result."""
 class LayerCourse:
     """One layer of a student, with that of its teacher."""
 
-    def __init__(self, unit: Unit, student: ComposedDecoderLayer, teacher: ComposedDecoderLayer, stage: Transfer) -> None:
+    def __init__(
+        self, unit: Unit, student: ComposedDecoderLayer, teacher: ComposedDecoderLayer, stage: Transfer, backend: str = AUTO
+    ) -> None:
         self.units = [unit]
-        self._student, self._teacher, self._stage = student, teacher, stage
+        self._student, self._teacher, self._stage, self._backend = student, teacher, stage, backend
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -65,8 +67,8 @@ class LayerCourse:
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
         with torch.no_grad():
-            lesson = lesson_of(self._teacher, batch.hidden, tokens_of(batch), AUTO)
-        return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, AUTO)
+            lesson = lesson_of(self._teacher, batch.hidden, tokens_of(batch), self._backend)
+        return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, self._backend)
 
 
 def disk_needed(run: Run, stage: Transfer, student: StoredModel) -> int:
@@ -118,7 +120,7 @@ def transfer_streamed(
                 finished[index] = _train(run, stage, index, student, above, spills, journal)
                 _give_back()
             for spill in () if last else spills:
-                spill.advance(index, above, _autocast(setting.autocast))
+                spill.advance(index, above, run.options.backend, _autocast(setting.autocast))
             del above  # before the next one comes
             _give_back()
     layers = [layer for layer in finished if layer is not None]
@@ -143,7 +145,7 @@ def _train(
     own, outcome = student.layer(index, attention_alone=True), None
     unit = layer_unit(index, own.self_attn, stage)
     if unit is not None:
-        course = LayerCourse(unit, own, teacher, stage)
+        course = LayerCourse(unit, own, teacher, stage, run.options.backend)
         rows, *held_out = (spill.rows() for spill in spills)
         outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
     parameters = {} if unit is None else unit.parameters

@@ -10,6 +10,7 @@ from typing import Any
 
 from composer.api import build, load
 from composer.errors import TrainingError
+from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedForCausalLM
 from composer.weights.record import Record
 from composer.weights.sources import describe_model, open_model
@@ -32,14 +33,18 @@ class Teacher:
     reference: str
     source: Source
 
-    def load(self, device: str) -> ComposedForCausalLM:
-        """In float32, frozen: a source with softmax attention in all of its heads, or a built model as it is."""
+    def load(self, device: str, backend: str = AUTO) -> ComposedForCausalLM:
+        """In float32, frozen: a source with softmax attention in all of its heads, or a built model as it is.
+
+        backend: the student's, which has been checked; where the teacher has no form on it, it falls back.
+        """
         folder = self.source.folder
         if self.source.family.model_type == "composed":
             model = load(folder, dtype="float32", device=device)
         else:
             model = build("softmax", folder, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]
         assert isinstance(model, ComposedForCausalLM), "open_language_model lets no classifier through"
+        model.run_on(backend)
         return model.requires_grad_(False).eval()
 
 

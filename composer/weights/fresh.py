@@ -97,7 +97,7 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
 
     trunk = trunk_from(resolved, dtype or "float32")
     wanted = parameters(resolved, trunk)
-    kinds = {name: dtype_of(fresh, trunk.dtype) for name, fresh in wanted.items()}
+    kinds: dict[str, Dtype] = {name: dtype_of(fresh, trunk.dtype) for name, fresh in wanted.items()}
     check_memory(sum(fresh.size * BYTES[kinds[name]] for name, fresh in wanted.items()), f"the parameters of {resolved.name}")
     weights: dict[str, torch.Tensor] = {name: filled(name, fresh, kinds[name], seed) for name, fresh in wanted.items()}
     return assembled(resolved, trunk, weights)

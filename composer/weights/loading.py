@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from composer.errors import SourceError
+from composer.graph.lowering import AUTO, check_backend
 from composer.model.classes import Composed, class_of
+from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.trust import refuse_code
 from composer.weights.check import uncovered
@@ -22,8 +24,8 @@ from converters.errors import ConverterError
 from converters.source import Source, open_source
 
 
-def check_heads(source: Source) -> None:
-    """Whether the parameters of its heads are there, before room is made for them. Raises SourceError."""
+def check_heads(source: Source) -> Resolved:
+    """Its heads, whose parameters are there, before room is made for them. Raises SourceError."""
     config = source.folder / "config.json"
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
@@ -36,10 +38,12 @@ def check_heads(source: Source) -> None:
     if problems := uncovered(source, resolved):
         more = f"`compose verify {source.folder}` says more"
         raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
+    return resolved
 
 
-def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
-    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError."""
+def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO) -> Composed:
+    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError, and BuildError for a backend that
+    none of its parts has."""
     if not (folder / "config.json").is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
     try:
@@ -53,7 +57,7 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     refuse_code(folder, SourceError)
     if (folder / ADAPTER_CONFIG).exists():
         raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
-    check_heads(source)
+    check_backend(backend, graphs_of(check_heads(source)))
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
         answer: Any = class_of(source.trunk.labels).from_pretrained(
@@ -65,5 +69,6 @@ def load_model(folder: Path, dtype: str | None, device: str) -> Composed:
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+    loaded.run_on(backend)
     torch.nn.Module.to(loaded, device)
     return loaded.eval()

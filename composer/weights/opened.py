@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blocks.part import Closed
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
+from composer.graph.lowering import AUTO, check_backend
+from composer.spec.parameters import graphs_of
 from composer.trust import refuse_code
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
@@ -18,6 +20,9 @@ from converters.composed import ADAPTER_KEY
 from converters.hub import cached_sha256
 from converters.source import Source
 from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from composer.spec.resolve import Resolved
 
 COMPOSED = "composed"
 
@@ -47,8 +52,18 @@ class Opened:
     source: Source
     refusal: type[ComposerError]
 
-    def load(self, dtype: Dtype | None, device: str) -> Any:
-        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises ``refusal``."""
+    @property
+    def composed(self) -> Resolved | None:
+        """The heads of a built model; None of a source, which transformers runs. Raises SourceError where it lacks any."""
+        from composer.weights.loading import check_heads
+
+        return check_heads(self.source) if self.source.family.model_type == COMPOSED else None
+
+    def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
+        """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises ``refusal``.
+
+        backend: of a built model, looked at by ``check_backends``.
+        """
         from transformers import AutoModelForCausalLM
 
         from composer.weights.loading import load_model
@@ -56,7 +71,9 @@ class Opened:
         folder = self.source.folder
         try:
             if self.source.family.model_type == COMPOSED:
-                return load_model(folder, dtype, device).requires_grad_(False)
+                built = load_model(folder, dtype, device).requires_grad_(False)
+                built.run_on(backend)
+                return built
             import torch
 
             refuse_code(folder, self.refusal)
@@ -103,6 +120,11 @@ def open_models(models: Sequence[str | Path] | Mapping[str, str | Path], refusal
     sources = [_open(reference, refusal) for reference in references]
     labels = list(models) if isinstance(models, Mapping) else labels_of(sources)
     return tuple(Opened(*named, refusal) for named in zip(labels, references, sources, strict=True))
+
+
+def check_backends(backend: str, models: Sequence[Opened]) -> None:
+    """Whether it is built in, or any part of these models has a form on it. Raises BuildError."""
+    check_backend(backend, graphs_of(*(heads for one in models if (heads := one.composed) is not None)))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:

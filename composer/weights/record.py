@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError
+from composer.graph.lowering import AUTO
 from composer.spec.resolve import Resolved
 from composer.versions import versions_of
 from composer.weights.names import FileName
@@ -66,6 +67,8 @@ class TrainedStage(Closed):
     teacher: str | None
     """Where the teacher stands, if there was one."""
     seed: int
+    backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
+    """Which forms ran the heads."""
     steps: int
     tokens: int
     """Seen in training, as often as they were."""

@@ -50,7 +50,8 @@ def empty(part: Part, shape: Shape, batch: int, dtype: torch.dtype = torch.float
 def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None) -> Form:
     """The first that runs on this backend in this setting."""
     setting = setting or Setting()
-    return next(form for form in forms if form.backend in {backend, EVERY} and form.fits(setting) is None)
+    fitting = (form for form in forms if setting.one_token or not form.decode)
+    return next(form for form in fitting if form.backend in {backend, EVERY} and form.fits(setting) is None)
 
 
 def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:

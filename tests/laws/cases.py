@@ -5,6 +5,7 @@ Nothing here names a part, beyond what stands around the one that is looked at.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,15 +79,29 @@ def _alone(kind: str, **said: Any) -> dict[str, Any]:
     return head
 
 
+@functools.cache
 def every_part() -> dict[str, HeadSpec]:
     """One head a part of the catalogue."""
-    return {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
+    heads = {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
+    return heads | {f"memory: {kind} above a state": complete(_above_a_state(kind)) for kind in _held_alone()}
+
+
+def _held_alone() -> list[str]:
+    """The bounded memories that may stand alone, so that nothing of theirs has fallen anywhere yet."""
+    return [kind for kind in CATALOGUE["memory"] if _alone(kind)["memory"][0].get("evict") == "drop"]
+
+
+def _above_a_state(kind: str) -> dict[str, Any]:
+    """What falls out of it falls into a state, whose feature map sees convolved keys."""
+    memory = {"kind": kind, "size": 5}
+    return {"position": "rope", "conv": "causal", "feature_map": "hedgehog", "memory": [memory, "state"]}
 
 
 def _field(role: str) -> str:
     return role.replace(" ", "_")
 
 
+@functools.cache
 def every_spec() -> dict[str, Resolved]:
     """Every shipped spec on the small dimensions, its windows made small enough to overflow; of sweeps, every variant.
 
@@ -109,7 +124,7 @@ def every_spec() -> dict[str, Resolved]:
 
 def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
     """All of the above that look this way, by a name that a failing test shows."""
-    heads = every_part() if direction == "causal" else {}
+    heads = dict(every_part()) if direction == "causal" else {}
     for name, resolved in every_spec().items():
         if resolved.direction == direction:
             heads |= {f"{name}.yaml: {head}": spec for head, spec in resolved.heads.items()}

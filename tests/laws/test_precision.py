@@ -63,6 +63,6 @@ def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
     gate.fill(torch.Generator().manual_seed(0))
     hidden = inputs(shape, 1, LENGTH).hidden.to(torch.bfloat16)
     with torch.no_grad():
-        expected = gate("log_decay", hidden.double(), shape).sum(1)
-        found = gate.bfloat16()("log_decay", hidden, shape).sum(1, dtype=torch.float64)
+        expected = gate(part.log_decay, hidden.double(), shape).sum(1)
+        found = gate.bfloat16()(part.log_decay, hidden, shape).sum(1, dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=0.005, atol=0)

@@ -111,7 +111,7 @@ def test_features_that_peak_apart_have_a_small_product() -> None:
     query, key = (torch.tensor([[[[30.0, -30.0]]]], dtype=torch.float64) * sign for sign in (1, -1))
     asked = compared("absolute_error", query, key, logarithm=True)
     nothing, seen = torch.zeros(1, 1, 1, 4, dtype=torch.float64), everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    found = error_sums(asked, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
+    found = error_sums(*asked, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
     assert found.item() == pytest.approx(1.0, rel=1e-12)
 
 

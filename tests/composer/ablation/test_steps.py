@@ -145,5 +145,5 @@ def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, mon
 def test_what_is_kept_and_damaged_is_told(steps: Steps, folder: Path, text: str) -> None:
     path = folder / f"{steps['build'].name}.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(AblationError, match=r"Remove it, and the step is done again"):
+    with pytest.raises(AblationError, match=r"Remove it: the step is then done again"):
         found(steps["build"], folder)

@@ -71,7 +71,7 @@ def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
 def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What processes of their own say stands in the cells; what they cannot, is said beside."""
 
-    def peaks(folder: Path, dtype: Any, threads: int, trial: Any, tell: Any) -> dict[Place, int | None]:
+    def peaks(folder: Path, options: Options, trial: Any, tell: Any) -> dict[Place, int | None]:
         known = list(trial.places())[: 1 if folder.name == "lawcat" else 2]
         for place in known:
             tell(place)

@@ -10,7 +10,7 @@ from tests.composer.benching.made_up import facts, report
 
 def test_tables() -> None:
     models, *rest = tables(report())
-    assert models.title == "An Abacus (cpu), 1 thread"
+    assert models.title == "An Abacus (cpu), 1 thread, backend auto"
     assert models.rows == (("teacher", "1,000", "3.91 KiB", "float32", "sdpa"), ("a|b", "1,000", "3.91 KiB", "float32", "composed"))
     assert [table.title for table in rest] == [
         "prefill, batch 1: one pass over a prompt of so many tokens",

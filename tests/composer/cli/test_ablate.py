@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import rich.console
 
+from composer.ablation import runner
 from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE
 from composer.ablation.plan import Step, Variant
 from composer.cli import ablate as module
@@ -63,12 +64,17 @@ def titles(report: dict[str, Any]) -> list[str]:
     return ["perplexity before stage 2", "perplexity", "attention MSE", "attention KL", "mqar,pairs=2 12"]
 
 
-def test_options_reach_the_steps(compose: Compose, inputs: Path) -> None:
+def test_options_reach_the_steps(compose: Compose, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --jobs, a step for each core at a time. What several processes come to is the runner's test."""
+    counts: list[int] = []
+    monkeypatch.setattr(runner, "processes", lambda count: (counts.append(count), runner.one_process)[1])
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     text = inputs / "text.jsonl"
     text.write_text("once upon a time there was a cat " * 30)
     options = ["--tasks", "perplexity", "--text", text, "--lengths", "8", "--samples", 3, "--seeds", "2,5", "--teacher", "teacher"]
     result = compose("ablate", f"{SWEEP}:fast", "--from", "teacher", *DATA, *options, "--bfloat16", "-o", "out", "--json")
     assert result.exit_code == 0, result.output
+    assert counts == [3]
     report = json.loads(result.stdout)
     request = report["request"]
     assert (request["seeds"], request["autocast"], request["teacher"], request["files"]) == (

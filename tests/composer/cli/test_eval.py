@@ -95,19 +95,20 @@ def test_a_mistake(compose: Compose, name: str) -> None:
     assert os.listdir() == ["wordless"]
 
 
-def test_killed_from_outside(tmp_path: Path) -> None:
-    """A program of its own, killed when its first line is on the disk, and started again, comes to what it would have come to."""
+def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
+    """A program of its own, killed when its first line is on the disk, and said again, comes to what it would have come to."""
     script = "from composer.cli.entry import main; main()"
     tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
-    command = [sys.executable, "-c", script, "eval", str(TEACHER), *tasks, "-o"]
+    arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def start(out: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*command, out], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    process, lines = start("killed"), tmp_path / "killed" / SAMPLES
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    lines = tmp_path / "killed" / SAMPLES
     until = time.monotonic() + 120
     while not (lines.is_file() and lines.stat().st_size) and time.monotonic() < until:
         time.sleep(0.005)
@@ -115,7 +116,7 @@ def test_killed_from_outside(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     assert 0 < lines.read_bytes().count(b"\n") < 96
     assert not (tmp_path / "killed" / RESULTS).exists()
-    assert start("killed").wait(timeout=120) == 0
+    assert compose(*arguments).exit_code == 0
     whole = evaluate([TEACHER], ["passkey,stories"], [128, 256], Options(samples=24, batch_tokens=256))
     assert timeless(json.loads((tmp_path / "killed" / RESULTS).read_text())) == timeless(whole.model_dump(mode="json"))
 

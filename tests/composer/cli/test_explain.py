@@ -27,7 +27,8 @@ def test_text(compose: Compose, teacher: Path) -> None:
     result = compose("explain", "mixed.yaml", "--from", teacher)
     assert result.exit_code == 0
     answer = composer.explain("mixed.yaml", teacher)
-    assert f"4,096 tokens, torch on cpu, float32, spec {answer.hash[:12]}…" in result.stdout
+    assert f"4,096 tokens, auto on cpu, float32, spec {answer.hash[:12]}…" in result.stdout
+    assert "in decode one query against the ring of pairs" in " ".join(result.stdout.split())
     assert "head: 4 query heads (2 key heads) in layer 0" in result.stdout
     assert "exact: 2 query heads (1 key head) in layer 1" in result.stdout
     words = " ".join(result.stdout.split())

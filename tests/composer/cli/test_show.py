@@ -170,3 +170,32 @@ def test_help_says_where_the_names_are_and_not_all_of_them(compose: Compose, com
     words = " ".join(compose(command, "--help").stdout.split())
     assert "`compose show` lists them" in words
     assert "lawcat" not in words
+
+
+def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
+    result = compose("show", "lolcats", "--from", teacher, "--code")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == f"# lolcats on {teacher}: backend auto on cpu, float32. Shapes: B rows, T tokens."
+    assert "def head(hidden, query, key, value):" in lines
+    assert any(line.startswith("output = read(window, state, window_weight) # B T 4 ") for line in lines)
+    assert lines[-2:-1] == ["# In decode, a token at a time, otherwise:"]
+    assert "one query against the ring of pairs" in lines[-1]
+    slow = compose("show", "lolcats", "--from", teacher, "--code", "--backend", "reference", "--dtype", "bfloat16").stdout
+    assert "backend reference on cpu, bfloat16" in slow
+    assert "reference: all pairs of a call, masked" in slow
+    (one,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
+    assert [line.strip() for line in one["prefill"]] == [line.strip() for line in result.stdout.splitlines()[4:11]]
+
+
+def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
+    for arguments, said in (
+        (["lolcats", "--code"], "needs --from or --fresh"),
+        (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "goes without --expand"),
+        (["--code"], "no spec is named"),
+        (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),
+        (["lolcats", "--from", teacher, "--code", "--backend", "tritn"], 'no backend "tritn"; there are auto, reference, torch'),
+    ):
+        result = compose("show", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in " ".join(result.stderr.split())

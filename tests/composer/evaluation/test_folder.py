@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import PLOTS, RUN, SAMPLES, Standing, differences, open_standing
+from composer.evaluation.folder import PLOTS, RUN, SAMPLES, Standing, differences, open_standing, write_whole
 from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
 from tests.composer.training.processes import ending, forked
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
+from blocks.flow import Mapped, Pairs, Partial
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.recurrences import additive
+from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, HeadGraph, build_graph
-from composer.graph.listing import listing
-from composer.graph.lowering import BACKENDS, lower, lowered
+from composer.graph.listing import code_of, listing, otherwise
+from composer.graph.lowering import BACKENDS, compiled, lower, lowered
+from composer.graph.program import Covered
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, graph_of, shipped
+from tests.laws.cases import built, inputs, run
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
@@ -63,29 +68,68 @@ def squeezed(lines: list[str]) -> list[str]:
 def test_lolcats() -> None:
     (fast,) = (form for form in additive.FORMS if form.backend == "torch")
     assert squeezed(listing(lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))))) == [
-        "pairs = pairs(key, value) B · 2 8 every: as they are",
-        "window, window_fallen = window(query, pairs) B T 4 8 torch: blocks of queries against their own and the previous window",
-        "window.weight = window.weight(hidden) 4 every: as defined",
-        "state_features = feature_map(query) B T 4 128 every: as defined",
-        f"state = state(state_features, window_fallen) B T 4 8 torch: {fast.says}",
-        "output = read(window, state, weight[window]=window.weight) B T 4 8 every: as defined",
+        "pairs = pairs(key, value) # B T 2 8 key and value of each token",
+        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries against their own and the previous window",
+        "window_weight = window.weight(hidden) # … 4 as defined",
+        "state_features = feature_map(query) # B T 4 128 as defined",
+        f"state = state(state_features, window_fallen) # B T 4 8 torch: {fast.says}",
+        "output = read(window, state, window_weight) # B T 4 8 as defined",
         "return output",
     ]
+
+
+def test_the_lines_of_decode_are_those_that_differ() -> None:
+    """Here the window's alone; the others are the same line, and stand once."""
+    program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
+    assert squeezed(otherwise(program, decode)) == [
+        "window, window_fallen = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs"
+    ]
+    assert otherwise(program, program) == []
+
+
+def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
+    """LoLA's cache has the window's weight; the write strength of gated delta is called as its edge says."""
+    (*_, read, _) = listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4))))
+    assert read.startswith("output = read(window, sparse, state, window_weight, sparse_weight=window_weight)  #")
+    lines = listing(lower(build_graph(shipped("gated-delta").heads["head"], SIZE.shape(4))))
+    assert any(line.startswith("pairs = pairs(key, conv_key, value, delta_rate) ") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["lola", "latte-macchiato", "gated-delta", "gla"])
+def test_what_is_given_has_the_shape_that_the_line_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step's first tensor, on 2 rows of 7 tokens."""
+    shape, spec, given = SIZE.shape(4), shipped(name).heads["head"], []
+
+    def kept(self: Covered, outputs: Any, *rest: Any) -> None:
+        first = outputs[0][0]
+        of = {Partial: "output", Pairs: "value", Mapped: "query"}.get(type(first))
+        given.append(first if of is None else getattr(first, of))
+        keep(self, outputs, *rest)
+
+    keep = Covered.keep
+    monkeypatch.setattr(Covered, "keep", kept)
+    run(built(spec, shape), inputs(shape, 2, 7))
+    lines = listing(lower(build_graph(spec, shape)))[:-1]
+    assert len(given) == len(lines)
+    for tensor, line in zip(given, lines, strict=True):
+        said = re.split(r"  +", line.partition("# ")[2])[0].replace("B", "2").replace("T", "7").removeprefix("… ")
+        found = " ".join(map(str, tensor.shape))
+        assert found in {said, said.removesuffix(" 1")} or (line.startswith("window_weight") and found.split()[-1] == said), line
 
 
 def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
     lines = squeezed(listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4)))))
     (first,) = (index for index, line in enumerate(lines) if "┌" in line)
     assert lines[first].startswith(
-        "sparse, sparse_fallen = sparse(query, window_fallen) B T 4 8 ┌ torch: one fall after the other; "
+        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one fall after the other; "
     )
-    assert lines[first + 1] == "state = state(state_features, sparse_fallen) B T 4 8 └ in the same step"
+    assert lines[first + 1] == "state = state(state_features, sparse_fallen) # B T 4 8 └ in the same step"
 
 
 def test_what_is_mixed_for_queries_and_keys_is_projected() -> None:
     head = {"feature_map": "elu", "memory": ["state"], "mix_input": {"kind": "conv", "feeds": "qk"}}
     lines = squeezed(listing(lower(graph_of(head))))
-    assert lines[0].startswith("mix_input = mix_input(hidden) B T 24 ")
+    assert lines[0].startswith("mix_input = mix_input(hidden) # B T 24 ")
     assert lines[1] == "query, key, value = projections(mix_input, mix_input, hidden)"
 
 
@@ -94,3 +138,18 @@ def test_a_head_is_printed_as_its_program() -> None:
     head = Head(spec, SIZE.shape(4))
     for line in listing(lower(build_graph(spec, SIZE.shape(4)))):
         assert line in repr(head)
+    assert "In decode" in repr(head)
+    head.printed = "reference"
+    assert "all pairs of a call, masked" in repr(head)
+
+
+def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> None:
+    (only,) = code_of(shipped("lolcats"))
+    assert (only.head, only.heads, only.layers) == ("head", 4, (0, 1, 2, 3))
+    assert only.prefill[-1] == "return output"
+    assert [line.split(" = ")[0] for line in only.decode] == ["window, window_fallen"]
+    mixed = code_of(shipped("mixed-heads"), backend="reference")
+    assert len(mixed) == len({(one.head, one.heads) for one in mixed})
+    with pytest.raises(BuildError, match='no backend "tritn"'):
+        code_of(shipped("lolcats"), backend="tritn")
+    assert all(one.decode == () for one in code_of(shipped("latte-bidirectional"))), "nothing is decoded there"

@@ -51,8 +51,7 @@ def wanted(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
     found = weights(out)
-    assert found.keys() == wanted.keys()
-    assert not out.with_name("out.run").exists()
+    assert found.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
     return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
 

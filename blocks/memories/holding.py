@@ -1,0 +1,60 @@
+"""What the memories share that hold pairs as they are, for every key head, and let them fall one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, Self
+
+from blocks.flow import Pairs
+from blocks.legend import Bool, Shape, Tensor
+from blocks.memories.base import Memory
+from blocks.operation import Kind
+from blocks.part import Slot, State
+
+PAIR = frozenset({"key", "value", "position", "convolved"})
+"""The tensors of a state that are its pairs; the others are numbers that travel with them."""
+
+
+class Holding(Memory):
+    """Softmax over some pairs; those that it evicts fall into the memory below, or go nowhere. Keys are kept turned."""
+
+    bounded: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    reads: ClassVar[Kind] = Kind.PAIRS
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "evict"}
+    evict: Literal["fall", "drop"] = "fall"
+    """Where evicted pairs go: into the memory below, or nowhere."""
+
+    @property
+    def drops(self) -> bool:
+        return self.evict == "drop"
+
+    def dropping(self) -> Self:
+        return self.model_copy(update={"evict": "drop"})
+
+    def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
+        """The state of so many pairs, with all that goes with them where they fall on."""
+        pair = (count, shape.key_heads, shape.head_dim)
+        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((count,), "int64", -1)}
+        if self.evict == "fall":
+            if shape.convolved_heads:
+                slots["convolved"] = Slot((count, shape.convolved_heads, shape.head_dim), "pairs")
+            slots |= {number.name: Slot((count, number.heads), "state") for number in shape.numbers}
+        return slots
+
+    def pairs_of(self, state: Mapping[str, Tensor]) -> Pairs:
+        """What a state holds, or some of it, as pairs."""
+        key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
+        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.turn)
+
+
+def state_of(pairs: Pairs, like: State) -> State:
+    """Of the pairs, what such a state holds."""
+    every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
+    return {name: every[name] for name in like}
+
+
+def only(pairs: Pairs, there: Bool[Tensor, "B E"]) -> Pairs:
+    """The pairs, where some of them are none."""
+    return replace(pairs, position=pairs.position.masked_fill(~there, -1))

@@ -1,0 +1,97 @@
+"""`--backend` means the same in every command that runs a model: it reaches the heads, and a name that nobody has is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.training.folder import IDENTITY, check_same
+from composer.weights.record import read_record
+from tests.composer.cli.conftest import Compose
+from tests.composer.graph.backends import NAME, own_backend
+from tests.composer.training.runs import write_texts
+
+STEPS = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1", "--set", "recipe.sequence=16")
+TRAIN = ("--set", "recipe.train.lr=1e-3", "--set", "recipe.train.steps=1", "--set", "recipe.sequence=16")
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "generate": ("generate", "STUDENT", "--prompt", "once", "--max-new-tokens", 2),
+    "eval": (
+        "eval",
+        "STUDENT",
+        "TEACHER",
+        "--tasks",
+        "perplexity",
+        "--text",
+        "text.txt",
+        "--lengths",
+        16,
+        "--samples",
+        1,
+        "-o",
+        "out",
+    ),
+    "bench": ("bench", "STUDENT", "TEACHER", "--decode", 4, "--repeats", 1, "--steps", 1, "-o", "out"),
+    "distill": ("distill", "STUDENT", "--data", "texts.jsonl", *STEPS, "-o", "out"),
+    "streamed": ("distill", "STUDENT", "--data", "texts.jsonl", *STEPS, "--stage", "transfer", "--stream", "-o", "out"),
+    "train": ("train", "STUDENT", "--data", "texts.jsonl", *TRAIN, "-o", "out"),
+}
+
+
+@pytest.fixture
+def asked(compose: Compose, teacher: Path, student: Path) -> Any:
+    """Runs one of the commands, with more behind."""
+    write_texts(Path("texts.jsonl"))
+    Path("text.txt").write_text("once upon a time there was a cat and it slept " * 20, encoding="utf-8")
+    models = {"STUDENT": student, "TEACHER": teacher}
+    return lambda name, *more: compose(*(models.get(word, word) for word in COMMANDS[name]), *more)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_backend_is_refused_before_anything_is_written(asked: Any, name: str) -> None:
+    result = asked(name, "--backend", "tritn")
+    assert result.exit_code == 2, result.output
+    assert 'there is no backend "tritn"; there are auto, reference, torch' in " ".join(result.stderr.split())
+    assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "texts.jsonl"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_reaches_the_heads(asked: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a teacher that has no form on it; and what is written says it."""
+    with own_backend(monkeypatch) as calls:
+        result = asked(name, "--backend", NAME)
+        assert result.exit_code == 0, result.output
+        assert calls
+    written = {"eval": "results.json", "bench": "bench.json"}.get(name)
+    if written:
+        assert json.loads((Path("out") / written).read_text())["setting"]["backend"] == NAME
+    elif name != "generate":
+        record = read_record(Path("out"))
+        assert record is not None
+        assert {stage.backend for stage in record.training} == {NAME}
+    if name == "bench":
+        assert f"backend {NAME}" in result.stdout
+
+
+def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(asked: Any) -> None:
+    """One that was begun before it could be said had `auto`."""
+    assert asked("eval").exit_code == 0
+    path = Path("out/run.json")
+    begun = json.loads(path.read_text())
+    assert begun.pop("backend") == "auto"
+    path.write_text(json.dumps(begun))
+    assert asked("eval").exit_code == 0
+    result = asked("eval", "--backend", "reference")
+    assert result.exit_code == 2
+    assert "backend: auto then, reference now" in result.stderr
+
+
+def test_a_run_of_training_does_too(tmp_path: Path) -> None:
+    from composer.errors import TrainingError
+
+    (tmp_path / IDENTITY).write_text(json.dumps({"seed": 0}))
+    check_same(tmp_path, {"seed": 0, "--backend": "auto"})
+    with pytest.raises(TrainingError, match="was begun with another --backend"):
+        check_same(tmp_path, {"seed": 0, "--backend": "torch"})
