@@ -6,7 +6,8 @@ import typer
 
 from composer.cli.screen import plural, print_json, ranges
 from composer.graph.graph import INPUTS
-from composer.graph.listing import DECODE, code_of
+from composer.graph.listing import DECODE
+from composer.spec.code import code_of
 from composer.spec.resolve import Resolved
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from blocks.feature_maps.exponential import Exponential
-from blocks.flow import Features, Partial, Tokens
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
 from tests.blocks import support
-from tests.blocks.support import close, counted, documents, empty, owner, random
+from tests.blocks.support import close, computed, counted, documents, empty, owner, random
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=4)
 SHARED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
@@ -113,9 +114,10 @@ def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
         found, same = recalled(scaled, shape, (query, key, value), form)
         close(found.output, wanted.output / 4)
         close(same["state"], state["state"])
-        close(scaled.predict({}, key, state), plain.predict({}, key, state) / 4)
-    pairs = Features(key, value, torch.ones(2, 7, dtype=torch.bool))
-    one, other = (part.recall_both_ways({}, query, pairs, counted(2, 7), shape) for part in (plain, scaled))
+        close(scaled.predict(key, state), plain.predict(key, state) / 4)
+    tokens, both_ways = counted(2, 7), replace(shape, both_ways=True)
+    inputs = {"features": Mapped(query, lambda _: key, False), "pairs": Pairs(value, value, value, tokens.position)}
+    one, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
     close(other.output, one.output / 4)
     with pytest.raises(ValidationError, match="normalise: false"):
         StateMemory(scale="root")

@@ -15,10 +15,11 @@ from blocks.recurrences import additive
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, HeadGraph, build_graph
-from composer.graph.listing import code_of, listing, otherwise
+from composer.graph.listing import listing, otherwise
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
 from composer.graph.program import Covered
 from composer.model.head import Head
+from composer.spec.code import code_of
 from tests.composer.graph.heads import SIZE, graph_of, shipped
 from tests.laws.cases import built, inputs, run
 from tests.laws.draw import random_heads
@@ -139,7 +140,7 @@ def test_a_head_is_printed_as_its_program() -> None:
     for line in listing(lower(build_graph(spec, SIZE.shape(4)))):
         assert line in repr(head)
     assert "In decode" in repr(head)
-    head.printed = "reference"
+    head._printed = "reference"
     assert "all pairs of a call, masked" in repr(head)
 
 
