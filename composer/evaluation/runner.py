@@ -21,6 +21,7 @@ from composer.tasks.base import Task
 from composer.tasks.writer import Writer
 from composer.versions import versions_of
 from composer.weights.contents import sha256
+from composer.weights.opened import check_backends
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
 HARNESS_PACKAGE = "lm-eval"
