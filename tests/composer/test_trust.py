@@ -151,7 +151,6 @@ def test_adapters_have_nothing_imported(
     answer = yes("generate", out, *WRITE)
     assert answer.exit_code == 2
     assert "adapter_config.json" in answer.stderr
-    assert "ever run here" in answer.stderr
     with pytest.raises(ValueError, match="ever run here"):
         AutoModelForCausalLM.from_pretrained(out)
     assert not yes.mark.exists()

@@ -61,7 +61,7 @@ def test_references_are_frozen_and_closed() -> None:
         ("a.txt,by=word", "by = \"word\": expected 'document', 'paragraph' or 'line'"),
         ("hub:a/b,by=line", 'unknown option "by"'),
         ("hub:", "name"),
-        ("echo,sample=3", 'unknown option "sample"; did you mean "samples"? Options: samples, length, seed, skip, limit'),
+        ("echo,sample=3", 'unknown option "sample"; did you mean "samples"? Options: samples, length, seed, learn, skip, limit'),
         ("echo,samples=many", 'samples = "many": expected a valid integer'),
         ("quote,samples=3", "quote,samples=3: needs book: quote,samples=3,book=…"),
         ("echo,limit=-1", 'limit = "-1"'),

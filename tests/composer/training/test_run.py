@@ -26,7 +26,9 @@ STAGES = {
 def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, batch, found, calls = STAGES[name], whole(rows_of()), [], []
     original = ComposedAttention.heads
-    monkeypatch.setattr(ComposedAttention, "heads", lambda self, *given: calls.append(self) or original(self, *given))
+    monkeypatch.setattr(
+        ComposedAttention, "heads", lambda self, *given, **more: calls.append(self) or original(self, *given, **more)
+    )
     for twice in (False, True):
         student = student_of(small_llama().float())
         if stage.lora is not None:
