@@ -8,27 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from matplotlib.figure import Figure
 
 from tests.composer.training.runs import make_student, make_teacher, write_texts
 from tests.composer.training.stages import STAGES, log, run
-
-DOT = b"\x89PNG\r\n\x1a\n"
-"""How a picture begins."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
-
-
-@pytest.fixture(autouse=True)
-def _pictures_unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses' picture, a good part of a tiny run, is put together and written as every time; what its dots are is of no
-    concern where it is not the thing tested."""
-    if request.path.name == "test_journal.py":
-        return
-    monkeypatch.setattr(Figure, "savefig", lambda figure, target, **_: Path(target).write_bytes(DOT))
 
 
 @pytest.fixture(scope="session")
