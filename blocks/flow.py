@@ -202,6 +202,6 @@ def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
     return index + entries * torch.arange(index.shape[0], device=index.device)[:, None]
 
 
-def repeat_heads(states: Tensor, heads: int) -> Tensor:
-    """Give every query head its key head's entry: ``B T K ...`` to ``B T H ...``, head h from h // (H // K)."""
-    return states if states.shape[2] == heads else states.repeat_interleave(heads // states.shape[2], dim=2)
+def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
+    """Give every query head its key head's entry: ``B T K ...`` to ``B T H ...``, head h from h // (H // K). dim: that of heads."""
+    return states if states.shape[dim] == heads else states.repeat_interleave(heads // states.shape[dim], dim=dim)

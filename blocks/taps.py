@@ -22,8 +22,7 @@ def filtered(
     if length == 1 and segment is None and tokens.valid is None:
         return _one(extended, weight.to(inputs.dtype)), extended[:, 1:]
     heads = max(weight.shape[0], inputs.shape[2])
-    weight = weight.to(inputs.dtype)
-    weight = weight if weight.shape[0] == heads else weight.repeat_interleave(heads // weight.shape[0], dim=0)
+    weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
     output = None
     for tap in range(past + 1):
         seen = extended[:, tap : tap + length]

@@ -143,16 +143,11 @@ class FeatureMap(Part):
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         heads = max(weight.shape[0], inputs.shape[2])
         inputs = repeat_heads(inputs, heads)
-        weight = _for_heads(weight.to(inputs.dtype), heads)
+        weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
         if inputs.shape[1] == 1:
             mapped = (inputs.squeeze(1).transpose(0, 1) @ weight).transpose(0, 1).unsqueeze(1)
         else:
             mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
         if bias is not None:
-            mapped = mapped + _for_heads(bias.to(inputs.dtype), heads)
+            mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
         return mapped + inputs if self.skip else mapped
-
-
-def _for_heads(own: Tensor, heads: int) -> Tensor:
-    """One for each of so many heads, of those that share one the same."""
-    return own if own.shape[0] == heads else own.repeat_interleave(heads // own.shape[0], dim=0)

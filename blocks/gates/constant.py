@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
+from blocks.flow import accumulating
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Parameters
@@ -24,4 +25,4 @@ class Constant(Gate):
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         heads = torch.arange(shape.state_heads, device=hidden.device, dtype=torch.float64)
         log_decay = torch.log1p(-torch.exp2(-self.exponent - heads))
-        return log_decay.to(torch.promote_types(hidden.dtype, torch.float32)).expand(*hidden.shape[:2], -1)
+        return log_decay.to(accumulating(hidden.dtype)).expand(*hidden.shape[:2], -1)

@@ -125,7 +125,7 @@ class Head(nn.Module):
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
-        kinds = {"pairs": dtype, "state": torch.promote_types(dtype, torch.float32), "int64": torch.int64}
+        kinds = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
         return {
             name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype], device=device)
             for name, slot in self._slots.items()
