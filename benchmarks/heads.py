@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
 from blocks.flow import Tokens
-from composer.model.attention import ComposedHeads
+from composer.model.heads import ComposedHeads
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH, WINDOW = 8, 64, 64
