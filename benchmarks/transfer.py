@@ -36,7 +36,7 @@ from composer.data.document import Document
 from composer.data.packing import Batch, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
-from composer.training.transfer import TransferCourse, lessons
+from composer.training.transfer import TransferCourse, teach
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "transfer_cpu.json"
@@ -152,7 +152,7 @@ def in_turn(course: TransferCourse, quadratic: QuadraticStep, teacher: ComposedF
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: course.learn(batch, course.count(batch)),
         "quadratic": lambda: quadratic.learn(batch.ids),
-        "teacher": lambda: list(lessons(teacher, batch)),
+        "teacher": lambda: teach(teacher, batch, lambda index, attention, lesson: None),
     }
     parameters = [*quadratic.parameters(), *(parameter for unit in course.units for parameter in unit.parameters.values())]
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contestants} for clock in CLOCKS}

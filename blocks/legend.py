@@ -61,6 +61,8 @@ class Shape:
     numbers: what else travels with the pairs that a memory holds.
     exponential: the features are given by their logarithms. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
+    window, softcap: what the model around asks of softmax attention, None where it does not: the tokens that a query sees, its own
+    among them, and the c of logits c·tanh(logit / c).
     """
 
     hidden_size: int
@@ -73,3 +75,5 @@ class Shape:
     numbers: tuple[Number, ...] = ()
     exponential: bool = False
     both_ways: bool = False
+    window: int | None = None
+    softcap: float | None = None

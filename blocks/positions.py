@@ -12,6 +12,7 @@ from blocks.part import Closed, Part, bare, kinds
 
 if TYPE_CHECKING:
     from blocks.flow import Tokens
+    from blocks.rotation import Turning
 
 
 class Llama3Scaling(Closed):
@@ -34,12 +35,16 @@ class Position(Part):
         """Why it cannot stand on these sizes, in words for its user; None where it can."""
         return None
 
-    def on(self, theta: float, scaling: Llama3Scaling | None) -> Self:
-        """The same, with what it leaves to the source model written out."""
+    def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
+        """The same, with what it leaves to the source model written out. theta None: the model turns in a way of its own."""
+        return self
+
+    def within(self, turning: Turning | None) -> Position:
+        """The same in a layer that turns so itself; None: it does not turn."""
         return self
 
     @property
-    def base(self) -> tuple[float, ...]:
+    def base(self) -> tuple[object, ...]:
         """What tells turns from each other: two positions of one base turn alike, and one of none turns nothing."""
         return ()
 
@@ -87,8 +92,19 @@ class Rope(Position):
             return None
         return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`"
 
-    def on(self, theta: float, scaling: Llama3Scaling | None) -> Self:
-        return self if self.theta is not None else self.model_copy(update={"theta": theta, "scaling": self.scaling or scaling})
+    def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
+        return (
+            self
+            if self.theta is not None or theta is None
+            else self.model_copy(update={"theta": theta, "scaling": self.scaling or scaling})
+        )
+
+    def within(self, turning: Turning | None) -> Position:
+        if self.theta is not None:
+            return self
+        from blocks.rotation import HostRotation
+
+        return NoPosition() if turning is None else HostRotation(turning=turning)
 
     def frequencies(self, head_dim: int) -> Float[Tensor, " half"]:
         """Radians per position, in float32 as the checkpoints' own code computes them."""
@@ -134,7 +150,7 @@ class Rope(Position):
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     @property
-    def base(self) -> tuple[float, ...]:
+    def base(self) -> tuple[object, ...]:
         s = self.scaling
         scaled = () if s is None else (s.factor, s.low_frequency_factor, s.high_frequency_factor, float(s.original_length))
         return (self.theta or 0.0, *scaled)

@@ -20,7 +20,7 @@ MODEL_TYPE = "composed"
 
 def _configuration() -> Any:
     """Our configuration itself, registered in its name's place; its models come with it."""
-    from composer.model.classification import ComposedConfig
+    from composer.model.classes import ComposedConfig
 
     sys.modules[AUTO].AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)
     return ComposedConfig

@@ -47,7 +47,7 @@ def generate(
     )  # Any: transformers types `generate` for its own models alone
     if loaded.config.labels is not None:
         raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
-    if loaded.model.both_ways:
+    if loaded.base.both_ways:
         raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
     tokenizer = _tokenizer(model)
     tokens = tokenizer(text, return_tensors="pt").to(device)

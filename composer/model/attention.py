@@ -1,63 +1,202 @@
-"""The attention of one layer: the trunk's four projections around groups of composed heads."""
+"""Composed heads behind the attention of a host: a transformers decoder, or this project's own.
+
+A host's attention keeps its own forward: its projections, its norms of queries and keys, its gates, its output projection. In
+between it asks transformers' attention interface for what the heads answer, and there the composed heads stand. They are handed
+queries and keys that are not turned: each part turns them as it needs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 from blocks.flow import Tokens
 from blocks.part import State
+from composer.model.cache import ComposedCache, StateLayer
 from composer.model.heads import ComposedHeads
-from composer.spec.resolve import Resolved
 
-if TYPE_CHECKING:
-    from composer.model.configuration import ComposedConfig
+INTERFACE = "composed"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a model hands to each of its layers in the place of a mask."""
+
+    tokens: Tokens
+    backend: str
+
+    def to(self, *_: Any, **__: Any) -> Passed:
+        """For device maps, which move what layers are called with: tables are made where they are asked for."""
+        return self
+
+
+PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
+
+
+class Unturned(tuple[Tensor, ...]):
+    """Cosine and sine of no rotation, which notice whether the host turns by them: some layers of some hosts do not."""
+
+    used = False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.used = True
+        return super().__iter__()
+
+
+@dataclass
+class Question:
+    """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
+
+    values: B T K D, in place of the layer's own. heads: the answer, B T H D. carried: the new state.
+    """
+
+    hidden: Tensor
+    passed: Passed
+    state: State
+    in_place: bool = False
+    values: Tensor | None = None
+    heads: Tensor | None = None
+    carried: State = field(default_factory=dict)
+    unturned: Unturned | None = None
 
 
 class ComposedAttention(nn.Module):
-    """Llama's four projections around groups of composed heads."""
+    """Stands in front of a host's class of attention, which is the next one in the order of its bases."""
 
-    def __init__(self, config: ComposedConfig, resolved: Resolved, layer: int) -> None:
-        super().__init__()
-        size, bias = resolved.dimensions, config.attention_bias
-        self.head_dim = size.head_dim
-        self.q_proj = nn.Linear(size.hidden_size, size.heads * size.head_dim, bias=bias)
-        self.k_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
-        self.v_proj = nn.Linear(size.hidden_size, size.key_heads * size.head_dim, bias=bias)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden_size, bias=bias)
-        self.composed = ComposedHeads(resolved, layer)
+    composed: ComposedHeads
+    layer: int
+    listener: Callable[[Question, Mapping[str, Any], Tensor], None] | None = None
+    """Told of every call: the question, what else the host has called it with, and what it gives back."""
 
-    def forward(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
-        """hidden ``B T C``, and the layer's state (empty at the start), to the attention's output and the new state.
+    def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+        """As the host has it. Where a mask would be there is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
+        held = self._held(options)
+        state = held.tensors if held is not None else {}
+        question = Question(hidden_states, _passed(arguments, options), state, held is not None and not torch.is_grad_enabled())
+        answer = self._ask(question, arguments, options)
+        if held is not None:
+            held.keep(question.carried, hidden_states.shape[1])
+        if self.listener is not None:
+            self.listener(question, options, _attended(answer))
+        return answer
 
-        in_place: nobody else holds the state, so it may be written over.
+    def answers(
+        self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the heads answer from an empty state, ``B T H D``, and what becomes of it, ``B T C``.
+
+        options: what the host calls this layer with. values: ``B T K D``, in place of the layer's own.
         """
-        heads, state = self.heads(hidden, tokens, state, backend, in_place=in_place)
-        return self.o_proj(heads.flatten(2)), state
+        question = Question(hidden, passed, {}, values=values)
+        answer = self._ask(question, (), options)
+        assert question.heads is not None, "the host has asked"
+        return question.heads, _attended(answer)
 
-    def heads(
-        self,
-        hidden: Tensor,
-        tokens: Tokens,
-        state: State,
-        backend: str,
-        values: Tensor | None = None,
-        *,
-        in_place: bool = False,
-    ) -> tuple[Tensor, State]:
-        """What each head answers, ``B T H D``, before the output projection. values: ``B T K D``, in place of the layer's own."""
-        value = self.v_proj(hidden).unflatten(2, (-1, self.head_dim)) if values is None else values
-        state = state or self.composed.empty_state(hidden.shape[0], value.dtype, hidden.device)
-        inputs, mixed = self.composed.mix(hidden, tokens, state, backend, in_place)
-        query, key = (self._projected(projection, inputs) for projection in (self.q_proj, self.k_proj))
-        output, carried = self.composed(hidden, query, key, value, tokens, state, backend, in_place)
-        return output, carried | mixed
+    def _ask(self, question: Question, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        hidden, passed = question.hidden, question.passed
+        if not question.state:
+            question.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
+        inputs, question.carried = self.composed.mix(hidden, passed.tokens, question.state, passed.backend, question.in_place)
+        given = {**options, "attention_mask": None, "composed": question}
+        for name in ("past_key_values", "layer_past"):
+            if name in given:
+                given[name] = None
+        if given.get("position_embeddings") is not None:
+            cosine, sine = given["position_embeddings"]
+            given["position_embeddings"] = question.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
+        with self._projecting(hidden, inputs):
+            return super().forward(hidden, *_without_mask(arguments), **given)
 
-    def _projected(self, projection: nn.Module, inputs: list[Tensor]) -> Tensor:
-        """Queries or keys ``B T (all heads) D``, those of each group from what the group's projections look at."""
-        if all(one is inputs[0] for one in inputs):
-            return projection(inputs[0]).unflatten(2, (-1, self.head_dim))
-        whole = [projection(one).unflatten(2, (-1, self.head_dim)) for one in inputs]
-        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(whole)], dim=2)
+    def answer(self, question: Question, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``."""
+        value = value if question.values is None else question.values
+        passed = question.passed
+        heads, carried = self.composed(
+            question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place
+        )
+        question.heads, question.carried = heads, question.carried | carried
+        return heads
+
+    @contextmanager
+    def _projecting(self, hidden: Tensor, inputs: list[Tensor]) -> Iterator[None]:
+        """Queries and keys of each group are projected from what the group mixes of the hidden states, where it does."""
+        with ExitStack() as stack:
+            if any(one is not hidden for one in inputs):
+                alike = all(one is inputs[0] for one in inputs)
+                for projection in (self.get_submodule("q_proj"), self.get_submodule("k_proj")):
+                    if alike:
+                        handle = projection.register_forward_pre_hook(lambda *_: (inputs[0],))
+                    else:
+                        handle = projection.register_forward_hook(partial(self._projected, inputs))
+                    stack.callback(handle.remove)
+            yield
+
+    def _projected(self, inputs: list[Tensor], projection: nn.Module, *_: Any) -> Tensor:
+        """Each group's own columns of the projection of what the group mixes."""
+        whole = [type(projection).forward(projection, one).unflatten(2, (-1, self.composed.head_dim)) for one in inputs]
+        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(whole)], dim=2).flatten(2)
+
+    def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
+        cache = options.get("past_key_values", options.get("layer_past"))
+        assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
+        return None if cache is None else cache.state(self.layer)
+
+
+def _attended(answer: Any) -> Tensor:
+    """Hosts give it alone, or with what else they have."""
+    return answer[0] if isinstance(answer, tuple) else answer
+
+
+def _kind(hidden: Tensor) -> torch.dtype:
+    """What projections of the hidden states come in."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def _passed(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed:
+    for one in (*arguments, options.get("attention_mask")):
+        if isinstance(one, Passed):
+            return one
+    raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
+
+
+def _without_mask(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if isinstance(one, Passed) else one for one in arguments)
+
+
+def _interface(
+    module: ComposedAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    composed: Question,
+    **said: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query ``B H T D``, key and value ``B K T D``, to ``B T H D``."""
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
+    if abs(factor - 1.0) > 1e-9:
+        query = query * factor
+    return module.answer(composed, query, key, value).contiguous(), None
+
+
+def _mask(*_: Any, **__: Any) -> Passed | None:
+    """What a host makes of a mask: the tokens of the call, which so reach every layer, also where it is computed anew."""
+    return PASSED.get()
+
+
+AttentionInterface.register(INTERFACE, _interface)
+AttentionMaskInterface.register(INTERFACE, _mask)

@@ -1,15 +1,56 @@
-"""The classes of composed models."""
+"""The classes of composed models, by their hosts, and their places among transformers' Auto classes."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from functools import cache
+from typing import Any, TypeAlias, cast
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from composer.model import own
 from composer.model.classification import ComposedForSequenceClassification
-from composer.model.modeling import ComposedForCausalLM
+from composer.model.configuration import OWN, PREFIX, ComposedConfig, configuration_of
+from composer.model.modeling import ComposedForCausalLM, composed_causal, composed_model
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 
+OwnModel = composed_model(own.Model)
+OwnForCausalLM = composed_causal(own.ForCausalLM)
 
-def class_of(labels: int | None) -> type[ComposedForCausalLM] | type[ComposedForSequenceClassification]:
-    """A language model, or a classifier where its trunk has labels."""
-    return ComposedForCausalLM if labels is None else ComposedForSequenceClassification
+AutoModel.register(ComposedConfig, cast("Any", OwnModel), exist_ok=True)
+AutoModelForCausalLM.register(ComposedConfig, cast("Any", OwnForCausalLM), exist_ok=True)
+AutoModelForSequenceClassification.register(ComposedConfig, cast("Any", ComposedForSequenceClassification), exist_ok=True)
+
+
+def class_of(config: Any) -> Any:
+    """The class of the models that have this configuration: a language model, or a classifier where its trunk has labels."""
+    if config.model_type == OWN:
+        return OwnForCausalLM if config.labels is None else ComposedForSequenceClassification
+    return hosted(config.model_type.removeprefix(PREFIX))[1]
+
+
+@cache
+def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
+    """The configuration and the language model of composed models whose host has this model type."""
+    configuration = configuration_of(host)
+    plain = CONFIG_MAPPING[host]
+    bare: Any = MODEL_MAPPING[plain]
+    language: Any = MODEL_FOR_CAUSAL_LM_MAPPING[plain]
+    base, model = cast("Any", composed_model(bare)), cast("Any", composed_causal(language))
+    base.config_class = model.config_class = configuration
+    # Without these, weights that transformers joins or renames as it loads them would stay random.
+    for theirs, ours in ((host, configuration.model_type), (bare.__name__, base.__name__), (language.__name__, model.__name__)):
+        conversion = get_checkpoint_conversion_mapping(theirs)
+        if conversion is not None:
+            register_checkpoint_conversion_mapping(ours, conversion, overwrite=True)
+    AutoModel.register(configuration, base, exist_ok=True)
+    AutoModelForCausalLM.register(configuration, model, exist_ok=True)
+    return configuration, model

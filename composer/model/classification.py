@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.models.auto.modeling_auto import AutoModelForSequenceClassification
 
 from blocks.flow import accumulating
 from composer.model.configuration import ComposedConfig
-from composer.model.modeling import ComposedModel, ComposedPreTrainedModel, check_passed
+from composer.model.modeling import ComposedPreTrainedModel, composed_model
+from composer.model.own import Model, Pretrained
 
 
-class ComposedForSequenceClassification(ComposedPreTrainedModel):
+class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
     """One document a row, one answer a document; the number of classes is transformers' ``num_labels``."""
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)
         self.num_labels = config.labels = config.num_labels or 2
-        self.model = ComposedModel(config)
+        self.model: Any = composed_model(Model)(config)
         self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
         self.post_init()
 
@@ -35,13 +35,13 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel):
         **passed: Any,
     ) -> SequenceClassifierOutput:
         """attention_mask: ``B T``, 1 for real tokens. labels: as transformers has them, ``B`` of whole numbers for classes."""
-        check_passed(passed)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
+            **passed,
         )
         logits = self.score(_mean(outputs.last_hidden_state, attention_mask))
         loss = None
@@ -60,6 +60,3 @@ def _mean(hidden: Tensor, mask: Tensor | None) -> Tensor:
     real = mask[:, -hidden.shape[1] :].bool()[..., None]
     total = torch.where(real, hidden, 0.0).sum(1, dtype=kind)
     return (total / real.sum(1).clamp(min=1)).to(hidden.dtype)
-
-
-AutoModelForSequenceClassification.register(ComposedConfig, ComposedForSequenceClassification, exist_ok=True)

@@ -1,32 +1,30 @@
-"""The configuration of a composed model: its trunk, in Llama's fields and a few of our own, and a resolved spec."""
+"""The configuration of a composed model: its host's, with a resolved spec beside it."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar, Literal
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.spec.resolve import Resolved
 
+OWN = "composed"
+"""The model type of this project's own host."""
+PREFIX = f"{OWN}_"
+"""What the model types of others begin with."""
 
-class ComposedConfig(LlamaConfig):
-    """Llama's fields, with the resolved spec beside them, and what a trunk of our own may have that Llama's has not.
+
+class Composition:
+    """Stands in front of a host's configuration.
 
     spec: the resolved document, as ``composer.spec.resolve.Resolved`` writes it. spec_hash: its hash, what the heads mean.
-    norm_type, mlp_type, position_embedding, residual_dropout: as ``composer.spec.trunk.TrunkSpec`` has them; ``rms_norm_eps`` is
-    the epsilon of either norm, and ``max_position_embeddings`` the number of positions that are learned. labels: the classes of
-    a classifier; None for a language model. adapter: the folder, inside the model's own, of adapters that belong to the weights.
+    adapter: the folder, inside the model's own, of adapters that belong to the weights.
     """
-
-    model_type: ClassVar[str] = "composed"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     spec: dict[str, Any] | None = None
     spec_hash: str | None = None
-    norm_type: Literal["rms", "layer"] = "rms"
-    mlp_type: Literal["gated", "plain"] = "gated"
-    position_embedding: Literal["none", "sinusoidal", "learned"] = "none"
-    residual_dropout: float = 0.0
-    labels: int | None = None
     adapter: str | None = None
 
     def resolved(self) -> Resolved:
@@ -37,3 +35,40 @@ class ComposedConfig(LlamaConfig):
         if self.spec_hash is not None and resolved.hash != self.spec_hash:
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, and it says {self.spec_hash}")
         return resolved
+
+
+class ComposedConfig(Composition, LlamaConfig):
+    """Llama's fields, and what a trunk of our own may have that Llama's has not.
+
+    norm_type, mlp_type, position_embedding, residual_dropout: as ``composer.spec.trunk.TrunkSpec`` has them; ``rms_norm_eps`` is
+    the epsilon of either norm, and ``max_position_embeddings`` the number of positions that are learned. labels: the classes of
+    a classifier; None for a language model.
+    """
+
+    model_type: ClassVar[str] = OWN  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    spec: dict[str, Any] | None = None
+    spec_hash: str | None = None
+    norm_type: Literal["rms", "layer"] = "rms"
+    mlp_type: Literal["gated", "plain"] = "gated"
+    position_embedding: Literal["none", "sinusoidal", "learned"] = "none"
+    residual_dropout: float = 0.0
+    labels: int | None = None
+    adapter: str | None = None
+
+
+@cache
+def configuration_of(host: str) -> type[Any]:
+    """The configuration of composed models whose host has this model type."""
+    plain = CONFIG_MAPPING[host]
+    fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
+    own = {
+        "__module__": __name__,
+        "__annotations__": {"model_type": ClassVar[str], **fields},
+        "__doc__": Composition.__doc__,
+        "model_type": PREFIX + host,
+        **dict.fromkeys(fields),
+    }
+    made = type(f"Composed{plain.__name__}", (Composition, plain), own)
+    AutoConfig.register(PREFIX + host, made, exist_ok=True)
+    return made

@@ -78,7 +78,7 @@ class Head(nn.Module):
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self._compiled, self._place = compiled(head, shape), place
-        self._printed: str = AUTO
+        self.printed: str = AUTO
         """The backend whose program ``print`` shows."""
         self._slots = self._compiled.graph.slots
         for node in self._compiled.graph.parts:
@@ -133,6 +133,6 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """The program, as it runs on a CPU in prefill, and where decode is otherwise."""
-        program, decode = self._compiled.both(self._printed, Setting())
+        program, decode = self._compiled.both(self.printed, Setting())
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])

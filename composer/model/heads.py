@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -9,18 +10,48 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.part import State
+from blocks.rotation import Turning
+from composer.graph.composition import HeadSpec
 from composer.model.head import Head
 from composer.spec.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a host's layer asks of its heads. scale: of the logits. window: tokens that a query sees, its own among them; None: all.
+    softcap: c of c·tanh(logit / c). turns: whether it turns queries and keys. sinks: whether its softmax has some."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    turns: bool
+    sinks: bool
+
+
+def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
+    """The head in a layer that turns so."""
+    memories = ((memory, memory.turn.within(turning)) for memory in head.memory)
+    if all(position is memory.turn for memory, position in memories):
+        return head
+    turned = (memory.model_copy(update={"position": memory.turn.within(turning)}) for memory in head.memory)
+    return head.model_copy(update={"memory": tuple(turned)})
 
 
 class ComposedHeads(nn.Module):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
 
-    def __init__(self, resolved: Resolved, layer: int) -> None:
+    def __init__(self, resolved: Resolved, layer: int, asked: Asked, turning: Turning | None) -> None:
+        """asked, turning: what the host's layer asks of its heads, and how it turns queries and keys, if it does."""
         super().__init__()
+        self.key_heads, self.head_dim = asked.key_heads, asked.head_dim
         self._groups, first = resolved.layers[layer], 0
         for group in self._groups:
-            self.add_module(group.head, Head(resolved.heads[group.head], resolved.shape(group.heads), (layer, first)))
+            shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap)
+            self.add_module(group.head, Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first)))
             first += group.heads
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:

@@ -61,7 +61,7 @@ def _in_memory(run: Run) -> RunReport:
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
     student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
-    shard(teacher, computing_alone(teacher.model), options.device)
+    shard(teacher, computing_alone(teacher), options.device)
     with run.standing():
         setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
         finetune = stages.get("finetune")
@@ -111,7 +111,8 @@ def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
 def _streamed(run: Run) -> RunReport:
     """Attention transfer alone, with one layer in memory at a time."""
     assert run.teacher is not None, "it has been opened"
-    stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source)
+    options = run.options
+    stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source, options.backend)
     assert isinstance(stage, Transfer), "it has been looked at"
     check_disk(run, stage, student)
     with run.standing():
@@ -137,7 +138,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
 
 def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Course:
     if isinstance(stage, Transfer):
-        shard(student, computing_alone(student.model), options.device)
+        shard(student, computing_alone(student), options.device)
         return TransferCourse(student.eval(), teacher, stage)
     assert isinstance(stage, Finetune), "there are two"
     if stage.lora is not None:

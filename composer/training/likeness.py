@@ -12,13 +12,15 @@ from torch import Tensor
 from blocks.part import Closed
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
+from composer.model.attention import ComposedAttention
+from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
 from composer.training.rules import without_weights
 from composer.training.run import Options, load_student, read_student, rows_of
 from composer.training.teacher import open_teacher
-from composer.training.transfer import attention_of, attention_weights, lessons
+from composer.training.transfer import Lesson, answers, attention_weights, teach
 
 ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
@@ -74,23 +76,25 @@ def likeness_of(
 @torch.no_grad()
 def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: Rows) -> tuple[Attention, ...]:
     """Layer by layer, on the first ``ROWS`` rows."""
-    layers = len(student.model.layers)
+    own = [attention for _, attention in attentions(student)]
+    layers, backend = len(own), student.base.backend
     errors, divergences, tokens = [0.0] * layers, [0.0] * layers, 0
     known = [has_weights(student, index) and has_weights(teacher, index) for index in range(layers)]
     for part in islice(rows.in_order(1), ROWS):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
-        for index, lesson in enumerate(lessons(teacher, batch)):
-            own, theirs = (attention_of(one.model, index) for one in (student, teacher))
-            found, _ = own.heads(lesson.hidden, lesson.tokens, {}, student.model.backend)
+
+        def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
+            found, _ = answers(own[index], lesson, backend)
             errors[index] += _total((found - lesson.heads).float().square().flatten(2).mean(-1), batch)
-            if not known[index]:
-                continue
-            wanted = attention_weights(theirs, lesson.hidden, lesson.tokens, teacher.model.backend)
-            weights = attention_weights(own, lesson.hidden, lesson.tokens, student.model.backend)
-            tiny = torch.finfo(weights.dtype).tiny
-            ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
-            divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
+            if known[index]:
+                wanted = attention_weights(theirs, lesson, teacher.base.backend)
+                weights = attention_weights(own[index], lesson, backend)
+                tiny = torch.finfo(weights.dtype).tiny
+                ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
+                divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
+
+        teach(teacher, batch, compared)
     return tuple(
         Attention(mse=error / tokens, divergence=divergence / tokens if weighed else None)
         for error, divergence, weighed in zip(errors, divergences, known, strict=True)

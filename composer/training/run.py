@@ -18,6 +18,7 @@ from composer.data.loading import SHARE, load_rows
 from composer.data.packing import Rows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
+from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.parameters import graphs_of
@@ -221,7 +222,7 @@ def prepare(student: ComposedForCausalLM, options: Options) -> None:
         # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
-    shard(student, student.model.layers, options.device)
+    shard(student, layers_of(student.base)[1], options.device)
 
 
 def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
 from composer.files import whole
-from composer.model.modeling import ComposedDecoderLayer
 from composer.training.stored import StoredModel, read_rows
-from composer.training.transfer import lesson_of, tokens_of
 
 TOKENS = 1024
 """Tokens that go through a layer of the teacher at a time, on their way to the next; one row at least."""
@@ -90,7 +88,7 @@ class Spill:
     def begin(self, teacher: StoredModel) -> None:
         """The embeddings, where nothing is there yet. Raises TrainingError."""
         if self.at < 0:
-            self._fill(0, lambda batch, _: teacher.embedded(batch.ids))
+            self._fill(0, lambda batch, _: teacher.handed(batch).hidden)
 
     def rows(self) -> HiddenRows:
         """The rows with what the next layer is handed."""
@@ -98,7 +96,7 @@ class Spill:
         return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
 
     @torch.no_grad()
-    def advance(self, index: int, teacher: ComposedDecoderLayer, backend: str, autocast: AbstractContextManager[object]) -> None:
+    def advance(self, index: int, teacher: StoredModel, layer: nn.Module, autocast: AbstractContextManager[object]) -> None:
         """Let all rows go through one layer of the teacher, and forget what it was handed. Raises TrainingError."""
         if self.at > index:
             return
@@ -106,8 +104,8 @@ class Spill:
         def answered(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
-                lesson = lesson_of(teacher, hidden, tokens_of(batch), backend)
-                return teacher.after(hidden, lesson.attended)
+                answer = layer(hidden, **teacher.handed(batch).options[index])
+                return answer[0] if isinstance(answer, tuple) else answer
 
         self._fill(index + 1, answered)
         self._path(index).unlink(missing_ok=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.api import resolve_spec
-from composer.errors import TrainingError
+from composer.data.packing import Batch
+from composer.graph.lowering import AUTO
+from composer.model.attention import ComposedAttention
+from composer.model.classes import class_of
 from composer.model.configuration import ComposedConfig
-from composer.model.modeling import ComposedDecoderLayer
+from composer.model.hosts import attentions, layers_of
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict
 from composer.weights.dimensions import dimensions
@@ -25,39 +32,70 @@ from converters.canonical import EMBEDDING
 from converters.source import Source
 
 
+@dataclass(frozen=True)
+class Handed:
+    """What each layer is called with on one batch: hidden B T C, of the first layer, and the options of every layer."""
+
+    hidden: Tensor
+    options: tuple[Mapping[str, Any], ...]
+
+
 class StoredModel:
     """A folder's tensors by their canonical names; those that are asked for come in float32. fresh: numbers in its heads' own."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, backend: str = AUTO) -> None:
         check_merged(source)
-        if source.trunk.position_embedding != "none":
-            raise TrainingError(
-                f"{source.folder} adds positions to its embeddings, and such a model is not streamed: leave --stream out."
-            )
         self.trunk = source.trunk
-        self.resolved = _resolved(source)
-        self.config = ComposedConfig(**config_dict(source.trunk, self.resolved, "float32"))
         self.fresh = sum(math.prod(source.tensors[name].shape) for name in source.covered.composed.values())
         self._tensors: Mapping[str, shard.Tensor] = {
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
-
-    def layer(self, index: int, *, attention_alone: bool = False) -> ComposedDecoderLayer:
-        """One layer with its weights; of a layer whose attention alone is wanted, the rest has none."""
+        config = ComposedConfig(**config_dict(source.trunk, _resolved(source), "float32"))
         with torch.device("meta"):
-            layer = ComposedDecoderLayer(self.config, self.resolved, index)
-        prefix = f"model.layers.{index}."
-        wanted = [name for name in layer.state_dict() if not attention_alone or name.startswith("self_attn.")]
-        layer.load_state_dict({name: self._read(prefix + name) for name in wanted}, strict=not attention_alone, assign=True)
-        return layer.requires_grad_(False).eval()
+            model = class_of(config)(config).requires_grad_(False).eval()
+        model.run_on(backend)
+        self._base, self._prefix = model.base, f"{model.base_model_prefix}."
+        self._path, self._layers = layers_of(self._base)
+        self._names = {index: name for index, (name, _) in enumerate(attentions(model))}
+        self._calls: dict[int, Mapping[str, Any]] = {}
+        for index, layer in enumerate(self._layers):
+            layer.forward = partial(self._called, index)
+        for name in self._base.state_dict():
+            if not name.startswith(f"{self._path}.") and f"{self._prefix}{name}" != EMBEDDING:
+                self._put(self._base, name, self._read(self._prefix + name))
 
-    def embedded(self, ids: Tensor) -> Tensor:
-        """The embeddings of ids, B T C: their rows alone are read."""
+    def layer(self, index: int, *, attention_alone: bool = False) -> tuple[nn.Module, str, ComposedAttention]:
+        """One layer with its weights, its attention and the full name of that; where the attention alone is wanted, the rest of the
+        layer has no weights."""
+        layer = copy.deepcopy(self._layers[index])
+        del layer.forward
+        own, prefix = self._names[index], f"{self._prefix}{self._path}.{index}."
+        wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
+        layer.load_state_dict({name: self._read(prefix + name) for name in wanted}, strict=not attention_alone, assign=True)
+        return layer.requires_grad_(False).eval(), own, next(attention for _, attention in attentions(layer))
+
+    @torch.no_grad()
+    def handed(self, batch: Batch) -> Handed:
+        """What the layers are called with. Of the embeddings, the rows of this batch's tokens alone are read."""
         stored = self._tensors[EMBEDDING]
-        kinds, where = np.unique(ids.numpy(), return_inverse=True)
+        kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
         rows = as_tensor(read_rows(stored.file, stored.start, table, kinds).reshape(-1).data, stored.dtype).view(len(kinds), -1)
-        return rows.float()[torch.from_numpy(where).view(ids.shape)]
+        self._put(self._base, EMBEDDING.removeprefix(self._prefix), rows.float())
+        ids = torch.from_numpy(where).view(batch.ids.shape)
+        self._base(**{**batch.inputs(mask=True), "input_ids": ids}, use_cache=False)
+        calls, self._calls = self._calls, {}
+        return Handed(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
+
+    def _called(self, index: int, hidden: Tensor, **options: Any) -> Tensor:
+        """In the place of a layer: hand on what it is handed."""
+        self._calls[index] = {"hidden": hidden, "options": options}
+        return hidden
+
+    def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        """A parameter in the place of one that has no numbers."""
+        path, _, own = name.rpartition(".")
+        module.get_submodule(path).register_parameter(own, nn.Parameter(tensor, requires_grad=False))
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]

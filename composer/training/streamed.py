@@ -12,19 +12,20 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
 from composer.files import whole
-from composer.graph.lowering import AUTO
-from composer.model.modeling import ComposedDecoderLayer
+from composer.model.attention import ComposedAttention
+from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
 from composer.training.journal import Journal
@@ -32,7 +33,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.run import Run
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
-from composer.training.transfer import layer_unit, lesson_of, tokens_of, transfer_loss
+from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
 from composer.training.unit import Unit
 from composer.weights.stream import as_bytes
 
@@ -43,14 +44,24 @@ SAVED = 10
 and two moments, in the one that is to take its place, and in the result."""
 
 
+class _Heard(Exception):
+    """The attention has answered."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        super().__init__()
+        self.lesson = lesson
+
+
 class LayerCourse:
     """One layer of a student, with that of its teacher."""
 
     def __init__(
-        self, unit: Unit, student: ComposedDecoderLayer, teacher: ComposedDecoderLayer, stage: Transfer, backend: str = AUTO
+        self, unit: Unit, student: ComposedAttention, teacher: StoredModel, layer: nn.Module, stage: Transfer, backend: str
     ) -> None:
         self.units = [unit]
         self._student, self._teacher, self._stage, self._backend = student, teacher, stage, backend
+        self._layer = layer
+        self._attention = next(attention for _, attention in attentions(layer))
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -66,9 +77,24 @@ class LayerCourse:
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
-        with torch.no_grad():
-            lesson = lesson_of(self._teacher, batch.hidden, tokens_of(batch), self._backend)
-        return transfer_loss(self._student.self_attn, self._teacher.self_attn, lesson, self._stage, total, self._backend)
+        lesson = self._lesson(batch)
+        return transfer_loss(self._student, self._attention, lesson, self._stage, total, self._backend)
+
+    @torch.no_grad()
+    def _lesson(self, batch: HiddenBatch) -> Lesson:
+        """What the teacher's attention answers; the rest of its layer need not be computed."""
+
+        def heard(*said: Any) -> None:
+            raise _Heard(lesson_of(*said))
+
+        self._attention.listener = heard
+        try:
+            self._layer(batch.hidden, **self._teacher.handed(batch).options[self._attention.layer])
+        except _Heard as answer:
+            return answer.lesson
+        finally:
+            self._attention.listener = None
+        raise AssertionError("the layer has not asked its attention")
 
 
 def disk_needed(run: Run, stage: Transfer, student: StoredModel) -> int:
@@ -115,12 +141,12 @@ def transfer_streamed(
             spill.begin(teacher)
         last = index == count - 1
         if done is None or not (last or all(spill.at > index for spill in spills)):
-            above = teacher.layer(index)
+            above, _, _ = teacher.layer(index)
             if done is None:
-                finished[index] = _train(run, stage, index, student, above, spills, journal)
+                finished[index] = _train(run, stage, index, student, teacher, above, spills, journal)
                 _give_back()
             for spill in () if last else spills:
-                spill.advance(index, above, run.options.backend, _autocast(setting.autocast))
+                spill.advance(index, teacher, above, _autocast(setting.autocast))
             del above  # before the next one comes
             _give_back()
     layers = [layer for layer in finished if layer is not None]
@@ -137,15 +163,16 @@ def _train(
     stage: Transfer,
     index: int,
     student: StoredModel,
-    teacher: ComposedDecoderLayer,
+    teacher: StoredModel,
+    layer: nn.Module,
     spills: list[Spill],
     journal: Journal,
 ) -> Layer:
     """One layer, if it has anything to train."""
-    own, outcome = student.layer(index, attention_alone=True), None
-    unit = layer_unit(index, own.self_attn, stage)
+    (_, name, own), outcome = student.layer(index, attention_alone=True), None
+    unit = layer_unit(index, name, own, stage)
     if unit is not None:
-        course = LayerCourse(unit, own, teacher, stage, run.options.backend)
+        course = LayerCourse(unit, own, teacher, layer, stage, run.options.backend)
         rows, *held_out = (spill.rows() for spill in spills)
         outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
     parameters = {} if unit is None else unit.parameters

@@ -84,7 +84,7 @@ def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]
 
     config = ComposedConfig(**config_dict(trunk, resolved, trunk.dtype))
     with torch.device("meta"):
-        model = class_of(trunk.labels)(config)
+        model = class_of(config)(config)
     if trunk.tied_embeddings and trunk.labels is None:
         weights = weights | {OUTPUT: weights[EMBEDDING]}
     model.load_state_dict(weights, strict=True, assign=True)

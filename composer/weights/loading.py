@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
+from transformers.models.auto.configuration_auto import AutoConfig
 
 from composer.errors import SourceError
 from composer.graph.lowering import AUTO, check_backend
@@ -60,7 +61,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     check_backend(backend, graphs_of(check_heads(source)))
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = class_of(source.trunk.labels).from_pretrained(
+        answer: Any = class_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ConverterError, SafetensorError) as error:

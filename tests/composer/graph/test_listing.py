@@ -140,7 +140,7 @@ def test_a_head_is_printed_as_its_program() -> None:
     for line in listing(lower(build_graph(spec, SIZE.shape(4)))):
         assert line in repr(head)
     assert "In decode" in repr(head)
-    head._printed = "reference"
+    head.printed = "reference"
     assert "all pairs of a call, masked" in repr(head)
 
 

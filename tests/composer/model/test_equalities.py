@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import composer
 from blocks.flow import Tokens
-from composer.model.attention import ComposedAttention
+from composer.model.attention import ComposedAttention, Passed
 from composer.model.classes import Composed
 from composer.model.classification import ComposedForSequenceClassification
 from tests.composer.model.models import llama, student, tokens
@@ -53,7 +53,8 @@ class Layer:
     def __init__(self, model: Composed, batch: int = 2) -> None:
         attention = model.model.layers[1].self_attn
         assert isinstance(attention, ComposedAttention)
-        self.attention, self.hidden = attention, torch.randn(batch, LENGTH, 64, dtype=torch.float64)
+        self.attention: Any = attention
+        self.hidden = torch.randn(batch, LENGTH, 64, dtype=torch.float64)
         self.query, self.key, self.value = self.projected(self.hidden)
         place = torch.arange(LENGTH)
         self.back = place[:, None] - place
@@ -89,7 +90,8 @@ class Layer:
 
     def answer(self) -> Tensor:
         """What the model computes."""
-        return self.attention(self.hidden, Tokens(torch.arange(LENGTH).expand(len(self.hidden), -1)), {}, "torch")[0]
+        tokens = Tokens(torch.arange(LENGTH).expand(len(self.hidden), -1))
+        return self.attention.answers(self.hidden, Passed(tokens, "torch"), {})[1]
 
 
 def hedgehog(mapped: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 import composer
+from blocks.flow import Tokens
 from composer.errors import SpecError
+from composer.model.attention import Passed
 from tests.composer.model.models import VARIANTS, llama, student, tokens
 
 
@@ -80,11 +82,9 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
         first, second = states.chunk(2, -1)
         return states * cos + torch.cat((-second, first), -1) * sin
 
-    from blocks.flow import Tokens
-
-    attention = built.model.layers[1].self_attn
+    attention, passed = built.model.layers[1].self_attn, Passed(Tokens(torch.arange(50).expand(2, -1)), "torch")
     with torch.no_grad():
-        found, _ = attention(hidden, Tokens(torch.arange(50).expand(2, -1)), {}, "torch")
+        _, found = attention.answers(hidden, passed, {})
         torch.testing.assert_close(found, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 

@@ -10,6 +10,21 @@ from torch import Tensor
 
 from composer.data.packing import Batch
 from composer.model.attention import ComposedAttention
+from composer.model.hosts import attentions
+from composer.model.rows import Rows
+from composer.training.transfer import Lesson
+
+
+def attention_of(model: Any, index: int) -> ComposedAttention:
+    """The attention of one layer of a composed model."""
+    return list(attentions(model))[index][1]
+
+
+def asked(hidden: Tensor, batch: Batch) -> Lesson:
+    """A layer that is handed these hidden states, on the tokens of a batch."""
+    mask = batch.inputs(mask=True)["attention_mask"]
+    rows = Rows(*batch.ids.shape, hidden.device, seen=None, mask=mask, positions=batch.position, cu_seqlens=None)
+    return Lesson(hidden, rows.tokens, {}, hidden, hidden)
 
 
 def documents(batch: Batch) -> list[tuple[int, int, int]]:
@@ -70,7 +85,7 @@ def softmax_weights(attention: Any, hidden: Tensor, width: int) -> Tensor:
 def lolcats_weights(attention: ComposedAttention, hidden: Tensor, size: int) -> Tensor:
     """``H T T`` of one document: σ exp(q·k/√D) in the window and φ(q)·φ(k) behind it, over one denominator (LoLA, eq. 13)."""
     fresh = {name.split(".", 1)[1]: parameter for name, parameter in attention.composed.named_parameters()}
-    width, length = attention.head_dim, len(hidden)
+    width, length = attention.composed.head_dim, len(hidden)
     query, key, _ = projections(attention, hidden, width)
     near = torch.einsum("thd,shd->hts", query, key) / width**0.5
     near = near.exp() * fresh["window.weight"].sigmoid()[:, None, None]

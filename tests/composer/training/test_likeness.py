@@ -13,8 +13,7 @@ from composer.errors import TrainingError
 from composer.spec.recipe import Recipe
 from composer.training.likeness import ROWS, attention_likeness, has_weights, likeness_of
 from composer.training.run import Options
-from composer.training.transfer import attention_of
-from tests.composer.training.by_hand import documents, lolcats_weights, projected, projections, softmax_weights
+from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, projected, projections, softmax_weights
 from tests.composer.training.runs import make_student, rows_of, run, small_llama, student_of, teacher_of, whole
 
 WINDOW = 4
@@ -23,11 +22,11 @@ WINDOW = 4
 def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
     """For each layer, the mean squared error of the heads' answers and the mean of Σ a log(a / â), over real tokens."""
     batch = whole(rows)
-    width = attention_of(student.model, 0).head_dim
+    width = attention_of(student, 0).composed.head_dim
     sums = [[0.0, 0.0] for _ in source.model.layers]
     for row, start, end in documents(batch):
         for index, own in enumerate(projected(source, batch.ids[row, start:end][None])):
-            hidden, attention = own["hidden"][0], attention_of(student.model, index)
+            hidden, attention = own["hidden"][0], attention_of(student, index)
             wanted = softmax_weights(source.model.layers[index].self_attn, hidden, width)
             found = lolcats_weights(attention, hidden, WINDOW)
             value = projections(attention, hidden, width)[2]

@@ -11,8 +11,8 @@ from torch import Tensor
 from composer.data.packing import Batch, How, Rows
 from composer.spec.recipe import Transfer
 from composer.training.rules import check_transfer
-from composer.training.transfer import TransferCourse, attention_of, attention_weights, lessons, tokens_of
-from tests.composer.training.by_hand import documents, lolcats_weights, projected, softmax_weights
+from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
+from tests.composer.training.by_hand import asked, attention_of, documents, lolcats_weights, projected, softmax_weights
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
 WINDOW = 4
@@ -32,7 +32,7 @@ def answered(student: Any, index: int, hidden: Tensor) -> Tensor:
     """``1 T H D`` of the student's heads, for one document's hidden states."""
     place = torch.arange(hidden.shape[1])[None]
     alone = Batch(place, place, place, torch.ones_like(place).bool())
-    return attention_of(student.model, index).heads(hidden, tokens_of(alone), {}, "torch")[0]
+    return answers(attention_of(student, index), asked(hidden, alone), "torch")[0]
 
 
 def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, float]:
@@ -54,7 +54,8 @@ def test_lessons_are_a_llamas_own_numbers(how: How) -> None:
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
-    found = list(lessons(teacher_of(source), batch))
+    found: list[Lesson] = []
+    teach(teacher_of(source), batch, lambda index, attention, lesson: found.append(lesson))
     for (row, start, end), layers in by_document(source, batch):
         for lesson, own in zip(found, layers, strict=True):
             for name in ("hidden", "heads", "attended"):
@@ -91,12 +92,12 @@ def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> Non
     batch = whole(rows_of(length, lengths=(length,)))
     own = projected(source, batch.ids)
     for index, layer in enumerate(source.model.layers):
-        hidden, tokens = own[index]["hidden"], tokens_of(batch)
-        found = attention_weights(attention_of(teacher.model, index), hidden, tokens, "torch")
+        hidden = own[index]["hidden"]
+        found = attention_weights(attention_of(teacher, index), asked(hidden, batch), "torch")
         wanted = softmax_weights(layer.self_attn, hidden[0], 8)
         torch.testing.assert_close(found[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
-        found = attention_weights(attention_of(student.model, index), hidden, tokens, "torch")
-        wanted = lolcats_weights(attention_of(student.model, index), hidden[0], WINDOW)
+        found = attention_weights(attention_of(student, index), asked(hidden, batch), "torch")
+        wanted = lolcats_weights(attention_of(student, index), hidden[0], WINDOW)
         torch.testing.assert_close(found[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
 
 
@@ -121,11 +122,11 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
     """Of all that the rules let through: had it been otherwise, there would be no weights to compare."""
     student = student_of(small_llama(), spec, "recipe=null", *overrides)
     check_transfer(student.config.resolved(), transfer(mse=0.0, cross_entropy=1.0))
-    batch, attention = whole(rows_of(19)), attention_of(student.model, 1)
-    hidden, tokens = torch.randn(*batch.ids.shape, 32, dtype=torch.float64), tokens_of(batch)
-    weights = attention_weights(attention, hidden, tokens, "torch")
-    value = attention.v_proj(hidden).unflatten(2, (-1, 8)).repeat_interleave(2, dim=2).float()
-    answer = attention.heads(hidden, tokens, {}, "torch")[0].float()
+    batch, attention = whole(rows_of(19)), attention_of(student, 1)
+    hidden = torch.randn(*batch.ids.shape, 32, dtype=torch.float64)
+    weights = attention_weights(attention, asked(hidden, batch), "torch")
+    value = attention.get_submodule("v_proj")(hidden).unflatten(2, (-1, 8)).repeat_interleave(2, dim=2).float()
+    answer = answers(attention, asked(hidden, batch), "torch")[0].float()
     found = torch.einsum("bths,bshd->bthd", weights, value)
     torch.testing.assert_close(found[batch.valid], answer[batch.valid], rtol=0, atol=2e-6)
 
@@ -144,7 +145,7 @@ def test_cross_entropy_of_the_weights(how: How) -> None:
         for _, layers in by_document(source, batch):
             hidden = layers[index]["hidden"][0]
             wanted = softmax_weights(source.model.layers[index].self_attn, hidden, 8).detach()
-            given = lolcats_weights(attention_of(student.model, index), hidden, WINDOW)
+            given = lolcats_weights(attention_of(student, index), hidden, WINDOW)
             seen = wanted > 0
             loss = loss - (wanted[seen] * given[seen].log()).sum() / len(wanted)
         loss = 2 * loss / int(batch.valid.sum())

@@ -1,0 +1,190 @@
+"""Where a host has its layers and their attention, what each of them asks of its heads, and how heads come to stand in it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.modeling_utils import AttentionInterface
+
+from blocks.rotation import Turning
+from composer.errors import BuildError
+from composer.model.attention import INTERFACE, ComposedAttention, Unturned
+from composer.model.heads import Asked, ComposedHeads
+from composer.spec.resolve import Resolved
+
+PROBE = "composed-probe"
+"""The attention interface that only looks at what it is called with."""
+
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+"""What hosts call the attention of a layer."""
+
+TURNS: Mapping[str, Callable[[Any], bool]] = {
+    "Cohere2Attention": lambda attention: attention.sliding_window is not None,
+    "Cohere2MoeAttention": lambda attention: attention.sliding_window is not None,
+    "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
+    "ExaoneMoeAttention": lambda attention: attention.sliding_window is None or attention.is_sliding,
+}
+"""Whether a layer turns queries and keys, of hosts that look at cosine and sine before they ask themselves."""
+
+HALVES = frozenset({"GptOssAttention"})
+"""Hosts whose tables have each angle once, for both coordinates of a pair."""
+
+
+def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The layers of a host's base model, and their name in it. Raises BuildError."""
+    count = cast("Any", base).config.get_text_config().num_hidden_layers
+    for name, module in base.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count and all(attention_of(one) for one in module):
+            return name, module
+    raise BuildError(f"{type(base).__name__} has no {count} layers with an attention each, so no heads can be put into it")
+
+
+def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
+    """The attention of a layer, and its name in it; None where it has none."""
+    for name in ATTENTIONS:
+        found = getattr(layer, name, None)
+        if isinstance(found, nn.Module):
+            return name, found
+    return None
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
+    """The composed attention of each layer in turn, with its full name."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
+    return iter(sorted(found, key=lambda one: one[1].layer))
+
+
+def compose(base: nn.Module, resolved: Resolved) -> None:
+    """Put heads into every layer of a host's base model. Raises BuildError with the layer that asks for what heads cannot do."""
+    name, layers = layers_of(base)
+    rotary = getattr(base.get_submodule(name.rpartition(".")[0]), "rotary_emb", None)
+    turnings: dict[Any, Turning] = {}
+    for index, layer in enumerate(layers):
+        found = attention_of(layer)
+        assert found is not None, "layers_of has looked"
+        attention: Any = found[1]
+        host, kind = type(attention), _kind(rotary, attention, index)
+        asked = asked_by(attention, rotary)
+        if rotary is not None and asked.turns and kind not in turnings:
+            turnings[kind] = _turning(rotary, host, kind)
+        _check(base, index, asked, resolved)
+        heads = ComposedHeads(resolved, index, asked, turnings.get(kind) if asked.turns else None)
+        attention.__class__ = composed_class(host)
+        attention.config = _asking(attention.config, INTERFACE)
+        attention.layer, attention.composed = index, heads
+
+
+def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
+    """What the attention asks for: its own forward is called once, with tensors that have no numbers."""
+    meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
+    hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
+    unturned = Unturned(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
+    seen: dict[str, Any] = {}
+    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unturned})
+    config = attention.config
+    attention.config = _asking(config, PROBE)
+    try:
+        functional_call(attention, meta, (hidden,), options)
+    finally:
+        attention.config = config
+    query, key, value, scaling = (seen[name] for name in ("query", "key", "value", "scaling"))
+    return Asked(
+        heads=query.shape[1],
+        key_heads=key.shape[1],
+        head_dim=query.shape[-1],
+        value_dim=value.shape[-1],
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=seen.get("sliding_window"),
+        softcap=seen.get("softcap"),
+        turns=unturned.used and TURNS.get(type(attention).__name__, lambda _: True)(attention),
+        sinks=seen.get("s_aux") is not None,
+    )
+
+
+def _check(base: nn.Module, index: int, asked: Asked, resolved: Resolved) -> None:
+    """Whether heads can stand in a layer. Raises BuildError."""
+    size, where = resolved.dimensions, f"layer {index} of {type(base).__name__}"
+    if (asked.heads, asked.key_heads, asked.head_dim) != (size.heads, size.key_heads, size.head_dim):
+        raise BuildError(
+            f"{where} has {asked.heads} query heads, {asked.key_heads} key heads and {asked.head_dim} numbers in each; "
+            f"the spec was resolved for {size.heads}, {size.key_heads} and {size.head_dim}"
+        )
+    if asked.value_dim != asked.head_dim:
+        raise BuildError(f"{where} has values of {asked.value_dim} numbers and keys of {asked.head_dim}: heads take equal ones")
+    if asked.sinks:
+        raise BuildError(f"{where} has attention sinks, which no memory honours yet: keep such models as they are")
+
+
+def _probed(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any = None,
+    scaling: Any = None,
+    dropout: Any = 0.0,
+    *,
+    probed: Any,
+    **said: Any,
+) -> Any:
+    """transformers' attention interface, where somebody only wants to know what it is called with."""
+    probed.update(said, query=query, key=key, value=value, scaling=scaling)
+    return query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
+
+
+AttentionInterface.register(PROBE, _probed)
+
+
+def _asking(config: Any, interface: str) -> Any:
+    """A copy of the config, for one layer, that names an attention interface."""
+    config = copy.copy(config)
+    config._attn_implementation_internal = interface
+    return config
+
+
+def _width(rotary: nn.Module | None, attention: nn.Module) -> int:
+    """Of the tables that the rotation is given as."""
+    if rotary is None:
+        return 0
+    frequencies = next(buffer for _, buffer in rotary.named_buffers())
+    return frequencies.shape[-1] * (1 if type(attention).__name__ in HALVES else 2)
+
+
+def _kind(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
+    """Which of a host's rotations a layer has, where there are several."""
+    if rotary is None or "layer_type" not in inspect.signature(type(rotary).forward).parameters:
+        return None
+    return attention.config.layer_types[index]
+
+
+def _turning(rotary: nn.Module, host: type[nn.Module], kind: str | None) -> Turning:
+    """How the layers of a kind turn, by the host's own functions."""
+    function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+    both = next(iter(inspect.signature(function).parameters)) == "q"
+    halves = host.__name__ in HALVES
+    arguments = () if kind is None else (kind,)
+
+    def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary(like, position, *arguments)
+
+    def apply(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        width = cosine.shape[-1] * (2 if halves else 1)
+        turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
+        turned = (function(turned, turned, cosine, sine)[0] if both else function(turned, cosine, sine)).transpose(1, 2)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+    return Turning(tables, apply)
+
+
+@cache
+def composed_class(host: type[nn.Module]) -> type[ComposedAttention]:
+    """A host's class of attention with composed heads in it."""
+    return type(f"Composed{host.__name__}", (ComposedAttention, host), {"__module__": __name__})

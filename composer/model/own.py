@@ -1,0 +1,226 @@
+"""The small host of this project's own: a decoder like Llama's, with what Latte's models have and Llama's lack.
+
+Attributes have Llama's names, so that its weights load as they are. A rotation is the heads' affair here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from blocks.flow import Tokens, accumulating
+from composer.model.attention import Passed
+from composer.model.configuration import ComposedConfig
+
+LONGEST_WAVE = 10000.0
+
+
+class Attention(nn.Module):
+    """Four projections around heads."""
+
+    def __init__(self, config: ComposedConfig) -> None:
+        super().__init__()
+        assert config.head_dim is not None, "LlamaConfig sees to it"
+        assert config.num_key_value_heads is not None, "and to this"
+        self.config, self.head_dim = config, config.head_dim
+        bias, hidden = config.attention_bias, config.hidden_size
+        queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, queries, bias=bias)
+        self.k_proj = nn.Linear(hidden, keys, bias=bias)
+        self.v_proj = nn.Linear(hidden, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, hidden, bias=bias)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any, past_key_values: Any = None, **options: Any) -> Tensor:
+        """hidden_states ``B T C`` to the same."""
+        query, key, value = (
+            projection(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        answer = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        heads, _ = answer(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, **options)
+        return self.o_proj(heads.flatten(2))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Norm, attention, norm, MLP, each with its residual."""
+
+    def __init__(self, config: ComposedConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = make_mlp(config)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
+        self.dropout = make_dropout(config)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Passed, past_key_values: Any = None) -> Tensor:
+        """hidden_states ``B T C`` to the same."""
+        normed = self.input_layernorm(hidden_states)
+        attended = self.self_attn(normed, attention_mask=attention_mask, past_key_values=past_key_values)
+        hidden_states = hidden_states + self.dropout(attended)
+        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+
+
+class Pretrained(PreTrainedModel):
+    """What transformers asks of a family."""
+
+    config: ComposedConfig
+    config_class = ComposedConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    # Old Llama checkpoints hold these buffers, and their shards are linked as they are.
+    _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
+
+
+class Model(Pretrained):
+    """Embedding, layers and the last norm."""
+
+    takes_passed = True
+    """Its forward is handed a ``Passed`` where others make a mask, and that is it."""
+
+    def __init__(self, config: ComposedConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_positions = make_positions(config)
+        self.dropout = make_dropout(config)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = make_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Passed,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """Any number of tokens T ≥ 1, those of the padding behind the others."""
+        hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
+        if self.embed_positions is not None:
+            hidden = self.embed_positions(hidden, attention_mask.tokens)
+        hidden = self.dropout(hidden)
+        every = [hidden]
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=attention_mask, past_key_values=past_key_values)
+            every.append(hidden)
+        every[-1] = hidden = self.norm(hidden)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            hidden_states=tuple(every) if output_hidden_states else None,
+        )
+
+
+class ForCausalLM(Pretrained, GenerationMixin):
+    """The language model."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: ComposedConfig) -> None:
+        super().__init__(config)
+        self.model = Model(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """labels: ``B T``, -100 where nothing is asked; logits_to_keep: the last ones only."""
+        outputs = self.model(input_ids=input_ids, **options)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+        )
+
+
+def make_norm(config: ComposedConfig) -> nn.Module:
+    """Over the numbers of a hidden state."""
+    norm = nn.LayerNorm if config.norm_type == "layer" else LlamaRMSNorm
+    return norm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+def make_mlp(config: ComposedConfig) -> nn.Module:
+    """``B T C`` to the same."""
+    return PlainMLP(config) if config.mlp_type == "plain" else LlamaMLP(config)
+
+
+def make_dropout(config: ComposedConfig) -> nn.Module:
+    """For what is added to a hidden state (Vaswani et al. 2017, section 5.4). At 0 it draws no random numbers."""
+    return nn.Dropout(config.residual_dropout) if config.residual_dropout else nn.Identity()
+
+
+class PlainMLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, config: ComposedConfig) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden ``B T C`` to the same."""
+        return self.down_proj(self.act_fn(self.up_proj(hidden)))
+
+
+class LearnedPositions(nn.Embedding):
+    """One vector a position of a document."""
+
+    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError where there are too few."""
+        position = _real(tokens)
+        last = int(position.max())
+        if last >= self.num_embeddings:
+            raise ValueError(
+                f"token {last + 1} of a document has no position: this model has learned {self.num_embeddings} of them"
+            )
+        return hidden + super().forward(position)
+
+
+class SinusoidalPositions(nn.Module):
+    """sin(t / 10000^(2i/C)) at 2i, cos of the same at 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
+
+    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+        """hidden ``B T C`` with the waves at its tokens' positions added."""
+        width, kind = hidden.shape[-1], accumulating(hidden.dtype)
+        even = torch.arange(0, width, 2, device=hidden.device, dtype=kind)
+        angle = _real(tokens)[..., None].to(kind) * LONGEST_WAVE ** (-even / width)
+        waves = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
+        return hidden + waves[..., :width].to(hidden.dtype)
+
+
+def make_positions(config: ComposedConfig) -> LearnedPositions | SinusoidalPositions | None:
+    """What is added to the tokens' embeddings; None for nothing."""
+    if config.position_embedding == "learned":
+        return LearnedPositions(config.max_position_embeddings, config.hidden_size)
+    return SinusoidalPositions() if config.position_embedding == "sinusoidal" else None
+
+
+def _real(tokens: Tokens) -> Tensor:
+    """Positions, 0 for padding, which may stand beyond the last one that there is."""
+    return tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, 0)
