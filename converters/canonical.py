@@ -14,7 +14,7 @@ COMPOSED = "model.layers.{i}.self_attn.composed.{rest}"
 
 def is_composed(name: str) -> bool:
     """Whether a canonical name is that of a composed head's own parameter."""
-    return ".self_attn.composed." in name
+    return ".composed." in name
 
 
 def expected_tensors(trunk: Trunk) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,11 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.resolve import Resolved
 
-PREFIX = "model.layers.{layer}.self_attn.composed.{head}."
+
+def prefix(resolved: Resolved, layer: int, head: str) -> str:
+    """What the names of a head's fresh parameters begin with: ``model.layers.0.self_attn.composed.<head>.``."""
+    return f"{resolved.dimensions.attention.format(layer=layer)}.composed.{head}."
+
 
 
 def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
@@ -30,7 +34,7 @@ def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
 def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
     """All of them, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
     return {
-        PREFIX.format(layer=layer, head=group.head) + name: fresh
+        prefix(resolved, layer, group.head) + name: fresh
         for layer, group, head, shape in resolved.groups()
         for name, fresh in head_parameters(head, shape).items()
     }

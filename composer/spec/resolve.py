@@ -32,6 +32,9 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 
 
+ATTENTION = "model.layers.{layer}.self_attn"
+
+
 class Dimensions(Closed):
     """What a source model, or the spec's own trunk, brings to its heads."""
 
@@ -40,8 +43,11 @@ class Dimensions(Closed):
     heads: PositiveInt
     key_heads: PositiveInt
     head_dim: PositiveInt
-    rope_theta: float
+    rope_theta: float | None
+    """None: the source turns in a way of its own, which its own code computes."""
     rope_scaling: Llama3Scaling | None = None
+    attention: str = Field(default=ATTENTION, exclude_if=lambda said: said == ATTENTION)
+    """The name of a layer's attention in the model, with ``{layer}`` for its index."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -87,7 +93,7 @@ class Resolved(Closed):
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
         heads = {name: meaning(head) for name, head in self.heads.items()}
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
-        size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling"})
+        size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling", "attention"})
         whole = {"compose": self.compose, "dimensions": size, "layers": layers}
         if self.direction != "causal":
             whole["direction"] = self.direction

@@ -15,7 +15,7 @@ from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import HeadGraph, Node, build_graph
-from composer.spec.parameters import PREFIX
+from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from converters.composed import SPEC_KEYS
 
@@ -58,7 +58,7 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
             graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
             heads = f"heads {first} to {first + group.heads - 1}"
             for module, part, seen, beside in _modules(graph):
-                found[PREFIX.format(layer=layer, head=group.head) + module] = Meaning(_said(part), heads, seen, beside)
+                found[prefix(resolved, layer, group.head) + module] = Meaning(_said(part), heads, seen, beside)
             first += group.heads
     return found
 
