@@ -58,6 +58,7 @@ class Compiled:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
         self._programs: dict[tuple[str, Setting], Program] = {}
+        self._running: dict[tuple[Any, ...], Program] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
         """What runs on this backend in this setting."""
@@ -65,6 +66,17 @@ class Compiled:
         if key not in self._programs:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
+
+    def running(
+        self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
+    ) -> Program:
+        """The same for a call with such tokens, by plain things, which are quicker to look up. dtype: torch's own."""
+        key = backend, device, dtype, one_token, documents, padded, gradients
+        if key not in self._running:
+            said = str(dtype).removeprefix("torch.")
+            setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+            self._running[key] = self.program(backend, setting)
+        return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
         """What runs there, and what runs where it is one token."""
