@@ -50,9 +50,13 @@ class Holding(Memory):
 
 
 def state_of(pairs: Pairs, like: State) -> State:
-    """Of the pairs, what such a state holds."""
+    """Of the pairs, what such a state holds; 0 for a number that they do not bring."""
     every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
-    return {name: every[name] for name in like}
+    return {name: every[name] if name in every else _zeros(pairs, entries) for name, entries in like.items()}
+
+
+def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
+    return like.new_zeros(*pairs.value.shape[:2], *like.shape[2:])
 
 
 def only(pairs: Pairs, there: Bool[Tensor, "B E"]) -> Pairs:

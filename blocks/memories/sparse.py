@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, NonNegativeInt
@@ -16,13 +17,15 @@ from blocks.memories.falls import spans
 from blocks.memories.holding import PAIR
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, Call, Form, Kind
+from blocks.operation import EVERY, TORCH, Call, Form, Kind, Setting, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, single
+from blocks.softmax import dense, native, native_fits, single
 
+Attention = Callable[..., Partial]
+STEP = "what falls in at the token, then one query against what is kept"
 Held = dict[str, Tensor]
 """Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they
 travel, and what is computed of each once, where it enters: the key mapped for the state below."""
@@ -136,7 +139,13 @@ class Sparse(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
-        return () if shape.features else (Form(EVERY, "one fall after the other", self.answer),)
+        if shape.features:
+            return ()
+        steps = (
+            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_step_fits, decode=True),
+            Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
+        )
+        return (*steps, Form(EVERY, "one fall after the other", self.answer))
 
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
@@ -144,6 +153,13 @@ class Sparse(Memory):
         """What falls out of it goes nowhere."""
         partial, state = self.attend(parameters, query, pairs, call, below=None)
         return (partial, None), state
+
+    def answer_one(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attention
+    ) -> tuple[tuple[Partial, None], State]:
+        """The same for one token."""
+        answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
+        return (answer, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache; a score of the recall reads the state once a pair."""
@@ -190,20 +206,34 @@ class Sparse(Memory):
         return Partial(output, lse, maximum=largest), {name: held[name] for name in state}
 
     def step(
-        self, parameters: Parameters, query: Float[Tensor, "B 1 H D"], pairs: Pairs, call: Call, *, below: Below
-    ) -> tuple[Partial, Pairs, Float[Tensor, "B 1 H F"], State]:
-        """The same for one token, at which at most one pair falls: the answer, what falls on, its mapped key, and the new state."""
-        heads, state = query.shape[2], call.state
-        numbers = [name for name in state if name not in PAIR]
-        arriving = self._held(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), state, heads)
-        eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
-        if self.keep.reads == "state":
-            eligible["mapped"] = below.map(self._as_pairs(eligible, numbers))
-        held, dropped = self._choose(eligible, below, call.place, None)
-        falling = self._as_pairs(dropped, numbers)
-        mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
-        answer = single(self.turn.turn(query, call.tokens), held["key"], held["value"], held["position"] >= 0)
-        return answer, falling, mapped, {name: held[name] for name in state}
+        self,
+        parameters: Parameters,
+        query: Float[Tensor, "B 1 H D"],
+        pairs: Pairs | None,
+        call: Call,
+        *,
+        below: Below | None,
+        attention: Attention,
+    ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
+        """``attend`` for one token: its answer, what falls on, the mapped keys of that, and the new state."""
+        heads, state, falling, mapped = query.shape[2], call.state, None, None
+        if pairs is not None:
+            numbers = [name for name in state if name not in PAIR]
+            arriving = self._held(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), state, heads)
+            eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
+            if self.keep.reads == "state":
+                assert below is not None, "the graph wires a state below"
+                eligible["mapped"] = repeat_heads(below.map(self._as_pairs(eligible, numbers)), heads)
+            held, dropped = self._choose(eligible, below, call.place, None)
+            falling, state = self._as_pairs(dropped, numbers), {name: held[name] for name in state}
+            if below is not None:
+                mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
+        if self.size == 0:
+            output, lse, largest = self._answer(query, state)
+            answer = Partial(output, lse, maximum=largest)
+        else:
+            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], state["position"] >= 0)
+        return answer, falling, mapped, state
 
     def _held(self, pairs: Pairs, state: State, heads: int) -> Held:
         """Pairs as the state has them: of each query head, their keys turned."""
@@ -250,6 +280,11 @@ class Sparse(Memory):
         assert partial.lse is not None
         assert partial.maximum is not None
         return partial.output, partial.lse, partial.maximum
+
+
+def native_step_fits(setting: Setting) -> str | None:
+    """The ``fits`` of a step of decode by PyTorch's kernel."""
+    return unbroken(setting) or native_fits(setting)
 
 
 def _split(held: Held, counts: list[int]) -> list[Held]:

@@ -3,19 +3,18 @@ falls on. No form of either alone could do it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.recurrent import Recurrent
-from blocks.memories.sparse import Sparse
+from blocks.memories.recurrent import Recurrent, nothing
+from blocks.memories.sparse import STEP, Attention, Sparse, native_step_fits
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
-
-STEP = "one pair falls in, one falls on"
+from blocks.softmax import native, single
 
 
 class Falling:
@@ -55,10 +54,14 @@ class Falling:
         self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
         self.unseen.append((self.fallen[-1], columns))
 
-    def answer_one(self, pairs: Pairs, keys: Tensor) -> tuple[Partial, State]:
-        """The state's answer to the only token, at which at most one pair falls, and what it hands on."""
-        taken = self.memory.mapped(keys, pairs)
-        return self._recall(self.mapped.query, taken, self.log_decay, self.call.tokens, self.call.state)
+    def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
+        """The state's answer to the only token, at which these pairs fall, and what it hands on."""
+        taken = None
+        if pairs is not None and keys is not None:
+            taken = self.memory.mapped(keys, pairs)
+            if keys.shape[1] > 1:
+                taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
+        return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
@@ -88,14 +91,12 @@ class Falling:
     def _recall(
         self, query: Tensor, features: Features, log_decay: Tensor | None, tokens: Tokens, state: State
     ) -> tuple[Partial, State]:
-        return self.memory.recall(query, features, log_decay, tokens, state, self.recurrence)
+        call = replace(self.call, tokens=tokens, state=state, in_place=False)
+        return self.memory.recall(call, query, features, log_decay, self.recurrence)
 
     def _nothing(self, length: int) -> Features:
         """No pair at any of so many tokens."""
-        query = self.mapped.query[:, :length]
-        value = self.like.new_zeros(*query.shape[:3], self.call.shape.head_dim)
-        absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
-        return Features(torch.zeros_like(query), value, absent, rate=query.new_zeros(query.shape[:3]))
+        return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
 def _joined(fallen: list[Features]) -> Features:
@@ -108,27 +109,25 @@ def _joined(fallen: list[Features]) -> Features:
     return Features(key, value, present, torch.cat(arrivals, dim=1), torch.cat(rates, dim=1) if rates else None)
 
 
-def _answer(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form) -> list[tuple[Any, State]]:
-    """What the cache gives, and what the state does."""
-    cache, state = bound["sparse"], bound["state"]
-    assert isinstance(cache.part, Sparse)
-    query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
-    exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
-    rest, summed = state.compute(lambda _: below.answer())
-    return [((exact, None), held), ((rest,), summed)]
-
-
-def _answer_one(
-    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form
+def _answer(
+    bound: Mapping[str, Bound],
+    inputs: Mapping[str, Mapping[str, Any]],
+    *,
+    recurrence: Form,
+    attention: Attention | None = None,
 ) -> list[tuple[Any, State]]:
-    """The same for one token, at which at most one pair falls."""
+    """What the cache gives, and what the state does. attention: of a step of decode."""
     cache, state = bound["sparse"], bound["state"]
     assert isinstance(cache.part, Sparse)
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
-    exact, falling, keys, held = cache.compute(cache.part.step, query, pairs, cache.call, below=below)
-    rest, summed = state.compute(lambda _: below.answer_one(falling, keys))
+    if attention is None:
+        exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
+        rest, summed = state.compute(lambda _: below.answer())
+    else:
+        given = cache.compute(cache.part.step, query, pairs, cache.call, below=below, attention=attention)
+        exact, *falling, held = given
+        rest, summed = state.compute(lambda _: below.answer_one(*falling))
     return [((exact, None), held), ((rest,), summed)]
 
 
@@ -136,26 +135,23 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     cache, memory = parts["sparse"], parts["state"]
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
-
-    def fits_a_step(form: Form, setting: Setting) -> str | None:
-        if cache.size == 0:
-            return "an empty cache holds no pair"
-        if setting.maximum_asked:
-            return "it does not give the largest logit, and the read asks for it"
-        if not setting.one_pair:
-            return "several pairs may fall in at a token"
-        return unbroken(setting) or form.fits(setting)
-
     steps = [
-        Form(form.backend, STEP, partial(_answer_one, recurrence=form), partial(fits_a_step, form), decode=True)
-        for form in memory.recurrences
-        if form.backend != REFERENCE
-    ]
+        Form(recurrence.backend, f"{STEP}{how}; {recurrence.says}", partial(_answer, recurrence=recurrence, attention=attention),
+             partial(_both_fit, (fits, recurrence.fits)), decode=True)
+        for how, attention, fits in ((", by PyTorch's kernel", native, native_step_fits), ("", single, unbroken))
+        for recurrence in memory.recurrences
+        if recurrence.backend != REFERENCE
+    ]  # fmt: skip
     falls = [
         Form(form.backend, f"one fall after the other; {form.says}", partial(_answer, recurrence=form), form.fits)
         for form in memory.recurrences
+        if not form.decode
     ]
     return (*steps, *falls)
+
+
+def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
+    return next(filter(None, (one(setting) for one in fits)), None)
 
 
 SPARSE_ABOVE_STATE = Pattern(

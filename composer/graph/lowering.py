@@ -154,7 +154,12 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], form: Form, why: str) -> Step:
     step = frozenset(node.name for node in nodes)
-    return Step(tuple(covered(node, graph.into(node.name), step) for node in nodes), names, form, why)
+    covers = (covered(node, graph.into(node.name), step, mass_asked=_mass_asked(graph, node)) for node in nodes)
+    return Step(tuple(covers), names, form, why)
+
+
+def _mass_asked(graph: HeadGraph, node: Node) -> bool:
+    return any(not read.leaves_masses_out for read in reads_of(graph, node.name))
 
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
@@ -165,7 +170,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         setting,
         every_pair=sees_every_pair(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
-        mass_asked=any(not read.leaves_masses_out for read in reads),
+        mass_asked=_mass_asked(graph, node),
         maximum_asked=any(read.asks_maximum for read in reads),
     )
 
