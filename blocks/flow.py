@@ -94,6 +94,7 @@ class Pairs:
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
     by: Position | None = None
     of: Tokens | None = None
+    together: int = 1
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
@@ -150,7 +151,7 @@ class Features:
     """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is (None:
     everywhere).
 
-    arrival: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
+    arrival, together: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
     """
 
     key: Float[Tensor, "B E N F"]
@@ -158,6 +159,7 @@ class Features:
     present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"] | None
     arrival: Int[Tensor, "B E"] | None = None
     rate: Float[Tensor, "B E n"] | None = None
+    together: int = 1
 
     def there(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""

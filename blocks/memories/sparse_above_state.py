@@ -24,35 +24,46 @@ class Falling:
     only when it is looked at. The tokens' answers come from one call over all the pairs.
     """
 
-    def __init__(self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form) -> None:
-        """like: any tensor of the values' dtype."""
+    def __init__(
+        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, together: int = 1
+    ) -> None:
+        """like: any tensor of the values' dtype. together: how many pairs fall at once, as ``Pairs`` has it."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
-        self.mapped, self.log_decay, self.like = features, decay, like
+        self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
         self.seen = state.call.state
-        self.unseen: list[tuple[Features, slice]] = []
         self.fallen: list[Features] = []
 
     def map(self, pairs: Pairs) -> Tensor:
         """The pairs' keys as the state sees them."""
         return self.mapped.key(pairs)
 
+    def reach(self, column: Tensor) -> None:
+        """Take what fell last, and let time pass up to this column, without its decay."""
+        with torch.no_grad():
+            before = torch.full_like(column, -1)
+            if self.fallen:
+                last = self.fallen[-1]
+                assert last.arrival is not None
+                before = last.arrival[:, 0]
+                self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
+            segment = self.call.tokens.segment
+            decay = self._time(before + 1, column) if self.together > 1 else None
+            if segment is not None:
+                segment = torch.nn.functional.pad(segment, (1, 0))
+                segment = segment.gather(1, column[:, None] + 1) - segment.gather(1, before[:, None] + 1)
+            if decay is not None or segment is not None:
+                self._pass(self._nothing(1), decay, segment)
+
     def predict(self, keys: Tensor) -> Tensor:
         """What the state, as it stands, answers to each pair's own key."""
         with torch.no_grad():
-            for features, columns in self.unseen:
-                self._pass(features, columns)
-            self.unseen = []
             return self.memory.predict(keys, self.seen)
 
-    def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
-        """Let the pairs, if any, fall in at the first of these tokens, time pass, and the tokens ask."""
-        if pairs is None or keys is None:
-            self.unseen.append((self._nothing(1), columns))
-            return
-        arrival = torch.full(keys.shape[:2], columns.start, device=keys.device)
+    def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
+        """Let the pairs fall in at the token in this column."""
+        arrival = column[:, None].expand(keys.shape[:2])
         self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
-        self.unseen.append((self.fallen[-1], columns))
 
     def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """The state's answer to the only token, at which these pairs fall, and what it hands on."""
@@ -65,28 +76,29 @@ class Falling:
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
-        query = self.mapped.query
-        features = _joined(self.fallen) if self.fallen else self._nothing(query.shape[1])
-        if query.shape[1] == features.key.shape[1] == 1:
-            features = replace(features, arrival=None)
-        return self._recall(query, features, self.log_decay, self.call.tokens, self.call.state)
+        fallen = _joined(self.fallen, self.together)
+        return self._recall(self.mapped.query, fallen, self.log_decay, self.call.tokens, self.call.state)
 
-    def _pass(self, features: Features, columns: slice) -> None:
-        """Let the pairs fall in, as if each had a token of its own, and the time of the columns pass."""
-        tokens, nobody = self.call.tokens.cut(columns), torch.zeros_like(features.key)
-        once = tokens.position.new_zeros(features.key.shape[:2])
-        segment = None if tokens.segment is None else tokens.segment[:, :1].expand_as(once)
-        before = after = None
-        if self.log_decay is not None:
-            decay = self.log_decay[:, columns]
-            if tokens.valid is not None:
-                decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
-            before = torch.cat((decay[:, :1], decay.new_zeros(decay.shape[0], once.shape[1] - 1, *decay.shape[2:])), dim=1)
-            after = decay[:, 1:].sum(1, keepdim=True)
-        one_by_one = replace(features, arrival=None)
-        _, self.seen = self._recall(nobody, one_by_one, before, Tokens(once, segment), self.seen)
-        if after is not None:
-            _, self.seen = self._recall(nobody[:, :1], self._nothing(1), after, Tokens(once[:, :1]), self.seen)
+    def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
+        """Let the pairs fall in, as if each had a token of its own, of which the first has the decay."""
+        if log_decay is not None:
+            later = log_decay.new_zeros(log_decay.shape[0], features.key.shape[1] - 1, *log_decay.shape[2:])
+            log_decay = torch.cat((log_decay, later), dim=1)
+        tokens = Tokens(self.call.tokens.position.new_zeros(features.key.shape[:2]), segment)
+        nobody = torch.zeros_like(features.key)
+        _, self.seen = self._recall(nobody, features, log_decay, tokens, self.seen)
+
+    def _time(self, first: Tensor, end: Tensor) -> Tensor | None:
+        """The decay of the tokens from a column to another, B 1 N or B 1 N F. Both lie where the last group and this one fall."""
+        if self.log_decay is None:
+            return None
+        around = slice(max(len(self.fallen) - 1, 0) * self.together, (len(self.fallen) + 1) * self.together)
+        decay, valid = self.log_decay[:, around], self.call.tokens.valid
+        column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
+        inside = (column >= first[:, None]) & (column < end[:, None])
+        if valid is not None:
+            inside = inside & valid[:, around]
+        return decay.masked_fill(~inside.view(*inside.shape, *[1] * (decay.dim() - 2)), 0.0).sum(1, keepdim=True)
 
     def _recall(
         self, query: Tensor, features: Features, log_decay: Tensor | None, tokens: Tokens, state: State
@@ -99,14 +111,13 @@ class Falling:
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(fallen: list[Features]) -> Features:
-    """All that fell, in its order."""
-    key, value, present = (
-        torch.cat(of, dim=1) for of in zip(*((each.key, each.value, each.present) for each in fallen), strict=True)
+def _joined(fallen: list[Features], together: int) -> Features:
+    """All that fell, in its order; one a token, in its own column."""
+    key, value, present, arrival, rate = (
+        torch.cat(of, dim=1) if all(one is not None for one in of) else None
+        for of in zip(*((each.key, each.value, each.present, each.arrival, each.rate) for each in fallen), strict=True)
     )
-    arrivals = [each.arrival for each in fallen if each.arrival is not None]
-    rates = [each.rate for each in fallen if each.rate is not None]
-    return Features(key, value, present, torch.cat(arrivals, dim=1), torch.cat(rates, dim=1) if rates else None)
+    return Features(key, value, present, None if together == 1 else arrival, rate, together)
 
 
 def _answer(
@@ -120,7 +131,8 @@ def _answer(
     cache, state = bound["sparse"], bound["state"]
     assert isinstance(cache.part, Sparse)
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
+    together = 1 if pairs is None else pairs.together
+    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
     if attention is None:
         exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
         rest, summed = state.compute(lambda _: below.answer())

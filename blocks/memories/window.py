@@ -155,7 +155,7 @@ class Window(Holding):
         first = tokens.position // self.size % 2 * self.size
         index = first + torch.arange(self.size, device=first.device)
         fallen = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
-        return replace(only(fallen, begins), arrival=torch.zeros_like(index))
+        return replace(only(fallen, begins), arrival=torch.zeros_like(index), together=self.size)
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
@@ -200,29 +200,23 @@ class Window(Holding):
         return replace(fallen, position=position)
 
     def _chunks(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
-        """A pair falls as the second chunk begins after the one in which it entered, 2·size tokens after that one's first.
-
-        Columns 2·size apart stand at the same place of their chunks: of an entry's own column and the size - 1 before it, the
-        one that begins a chunk is where it falls.
-        """
-        length = tokens.position.shape[1]
-        begins = tokens.position % self.size == 0
+        """A chunk falls as the second after it begins. Of as many columns as a chunk has tokens, one at most begins it."""
+        length, size = tokens.position.shape[1], self.size
+        begins = (tokens.position % size == 0) & (tokens.position >= 2 * size)
         if tokens.valid is not None:
             begins = begins & tokens.valid
-        token = torch.arange(length, device=begins.device)
-        following = torch.where(begins, token, length).flip(1).cummin(1).values.flip(1)
-        entry = torch.arange(extended.position.shape[1], device=begins.device)
-        column = following[:, (entry - self.size + 1).clamp(0, length - 1)]
-        falls = extended.present & (column < length) & (entry - self.size < column) & (column <= entry)
-        column = column.clamp(max=length - 1)
+        missing, token = -length % size, torch.arange(length, device=begins.device)
+        column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
+        column = column.unflatten(1, (-1, size)).amin(2)
+        # Where none does, nothing falls at the last of them.
+        last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
+        arrival = torch.minimum(column, last)
+        entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
+        there, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
         if segment is not None:
-            falls = falls & (segment == segment[:, -length:].gather(1, column))
-        most = int(falls.sum(1).max())
-        # Those that fall, in their order, and behind them, in rows where fewer fall, some that do not.
-        order = (~falls).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-        fallen = extended.each(lambda entries: take(entries, order))
-        there = take(falls, order)
-        return replace(fallen, position=fallen.position.masked_fill(~there, -1), arrival=column.gather(1, order).cummax(1).values)
+            there = there & (take(segment, entry) == take(segment, arrival + self.held))
+        fallen = only(extended.each(lambda entries: take(entries, entry)), there)
+        return replace(fallen, arrival=arrival, together=size)
 
 
 def _native_fits(setting: Setting) -> str | None:
