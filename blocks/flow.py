@@ -212,6 +212,11 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     return (scaled * weight.to(scaled.dtype)).to(states.dtype)
 
 
+def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
+    """Values, and behind them the ones that the mass is summed of."""
+    return torch.nn.functional.pad(value, (0, 1), value=1.0)
+
+
 def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:
     """Each row's entries at ``index``."""
     # Whole entries are copied, where a gather would look each number up.

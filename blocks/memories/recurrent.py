@@ -13,6 +13,7 @@ from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
+from blocks.memories.looks import Looks
 from blocks.operation import EVERY, Call, Form, Kind, Port
 from blocks.part import Parameters, State
 from blocks.timeline import timeline
@@ -139,6 +140,10 @@ class Recurrent(Memory):
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         """What the state, as it stands, answers where a pair's own key asks (LoLA, eq. 8). Every query head has its state."""
         raise NotImplementedError
+
+    def looks(self, state: State) -> Looks | None:
+        """How to look again and again at a state that does not decay, where that takes less than looking anew."""
+        return None
 
 
 def nothing(query: Float[Tensor, "B T H F"], shape: Shape, kind: torch.dtype) -> Features:

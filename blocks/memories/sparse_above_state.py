@@ -10,6 +10,7 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
+from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, nothing
 from blocks.memories.sparse import STEP, Attention, Sparse, native_step_fits
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
@@ -32,6 +33,7 @@ class Falling:
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
         self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
         self.seen = state.call.state
+        self.looks: Looks | None = None
         self.fallen: list[Features] = []
 
     def map(self, pairs: Pairs) -> Tensor:
@@ -40,6 +42,11 @@ class Falling:
 
     def reach(self, column: Tensor) -> None:
         """Take what fell last, and let time pass up to this column, without its decay."""
+        segment = self.call.tokens.segment
+        if not self.fallen and self.log_decay is None and segment is None:
+            self.looks = self.memory.looks(self.seen)
+        if self.looks is not None:
+            return
         with torch.no_grad():
             before = torch.full_like(column, -1)
             if self.fallen:
@@ -47,7 +54,6 @@ class Falling:
                 assert last.arrival is not None
                 before = last.arrival[:, 0]
                 self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
-            segment = self.call.tokens.segment
             decay = self._time(before + 1, column) if self.together > 1 else None
             if segment is not None:
                 segment = torch.nn.functional.pad(segment, (1, 0))
@@ -58,12 +64,15 @@ class Falling:
     def predict(self, keys: Tensor) -> Tensor:
         """What the state, as it stands, answers to each pair's own key."""
         with torch.no_grad():
-            return self.memory.predict(keys, self.seen)
+            return self.memory.predict(keys, self.seen) if self.looks is None else self.looks.predict(keys)
 
     def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
         """Let the pairs fall in at the token in this column."""
         arrival = column[:, None].expand(keys.shape[:2])
         self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
+        if self.looks is not None:
+            with torch.no_grad():
+                self.looks.take(self.fallen[-1])
 
     def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """The state's answer to the only token, at which these pairs fall, and what it hands on."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Path
+from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
 from blocks.operation import REFERENCE, Call, Form
 from blocks.part import FieldError, Parameters, Slot, State
@@ -125,6 +126,18 @@ class StateMemory(Recurrent):
         output = torch.einsum("behf,bhfv->behv", key, matrix)
         return self._answer(output, None, output.dtype, key.shape[-1], mass=False).output
 
+    def looks(self, state: State) -> Looks | None:
+        if "maximum" in state:
+            return None
+
+        def asking(key: Tensor) -> Tensor:
+            return _scaled(key)[0] if self.normalise else key
+
+        def answers(numerators: Tensor) -> Tensor:
+            return self._answer(numerators, None, numerators.dtype, state["state"].shape[2], mass=False).output
+
+        return Looks(state["state"], asking, answers, mass=self.normalise)
+
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
 
@@ -161,11 +174,6 @@ class StateMemory(Recurrent):
             return Partial(answer, None)
         lse = torch.nn.functional.threshold(masses, least, 0.0).log().squeeze(-1)
         return Partial(answer, lse if log_scale is None else lse + log_scale)
-
-
-def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
-    """Values, and behind them the ones that the mass is summed of."""
-    return torch.nn.functional.pad(value, (0, 1), value=1.0)
 
 
 def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:
