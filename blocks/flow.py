@@ -34,6 +34,12 @@ class Tokens:
             segment = segment[:, columns] - before
         return Tokens(self.position[:, columns], segment, None if valid is None else valid[:, columns])
 
+    def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """What follows from the tokens alone, computed for the first who asks."""
+        if key not in self.tables:
+            self.tables[key] = compute()
+        return self.tables[key]
+
     def tail(self, extended: Shaped[Tensor, "B E ..."], count: int) -> Tensor:
         """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
         if self.valid is None:
@@ -88,6 +94,7 @@ class Pairs:
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
     by: Position | None = None
     of: Tokens | None = None
+    together: int = 1
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
@@ -110,6 +117,11 @@ class Pairs:
     @property
     def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:
         return self.position >= 0
+
+    @property
+    def every_one(self) -> bool:
+        """Each is a pair, as nobody needs to look for: they are a call's own, and it has no padding."""
+        return self.of is not None and self.of.valid is None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """The same change made to all that the pairs are; the arrival is left out."""
@@ -136,21 +148,25 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Features:
-    """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is.
+    """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is (None:
+    everywhere).
 
-    arrival: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
+    arrival, together: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
     """
 
     key: Float[Tensor, "B E N F"]
     value: Float[Tensor, "B E K D"]
-    present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]
+    present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"] | None
     arrival: Int[Tensor, "B E"] | None = None
     rate: Float[Tensor, "B E n"] | None = None
+    together: int = 1
 
     def there(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""
-        there = self.present if self.present.dim() == 3 else self.present[..., None]
-        return entries.masked_fill(~there.view(*there.shape, *[1] * (entries.dim() - 3)), absent)
+        if self.present is None:
+            return entries
+        trailing = [1] * (entries.dim() - self.present.dim())
+        return entries.masked_fill(~self.present.view(*self.present.shape, *trailing), absent)
 
 
 @dataclass(frozen=True)
@@ -179,6 +195,11 @@ class Partial:
     maximum: Float[Tensor, "B T H"] | None = None
 
 
+def seen_at_once(flags: Bool[Tensor, "*any"]) -> bool | None:
+    """Whether any is set; None where looking would make a device wait, or a compiler."""
+    return None if flags.device.type != "cpu" or torch.compiler.is_compiling() else bool(flags.any())
+
+
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
     return dtype if dtype.itemsize >= 4 else torch.float32
@@ -189,6 +210,11 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     wide = states.to(accumulating(states.dtype))
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (scaled * weight.to(scaled.dtype)).to(states.dtype)
+
+
+def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
+    """Values, and behind them the ones that the mass is summed of."""
+    return torch.nn.functional.pad(value, (0, 1), value=1.0)
 
 
 def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:

@@ -59,7 +59,8 @@ class Shape:
     hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
     on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
     numbers: what else travels with the pairs that a memory holds.
-    exponential: the features are given by their logarithms. both_ways: every token sees those after it, too, so a call holds
+    exponential: the features are given by their logarithms. even: of each query's and key's the largest is at least one in F, as
+    where they add up to 1. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
     window, softcap: what the model around asks of softmax attention, None where it does not: the tokens that a query sees, its own
     among them, and the c of logits c·tanh(logit / c).
@@ -74,6 +75,7 @@ class Shape:
     convolved_heads: int = 0
     numbers: tuple[Number, ...] = ()
     exponential: bool = False
+    even: bool = False
     both_ways: bool = False
     window: int | None = None
     softcap: float | None = None

@@ -93,6 +93,11 @@ def unbroken(setting: Setting) -> str | None:
     return "a row has padding, or several documents" if setting.documents or setting.padded else None
 
 
+def one_pair_at_most(setting: Setting) -> str | None:
+    """The ``fits`` of a form that takes the pairs one a token."""
+    return None if setting.one_pair else "several pairs may fall in at a token"
+
+
 def anywhere(setting: Setting) -> str | None:
     """The ``fits`` of a form that runs in every setting."""
     return None
@@ -127,13 +132,15 @@ class Operation:
 @dataclass(frozen=True)
 class Call:
     """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
-    its heads in it. in_place: nobody else holds the state, so it may be written over."""
+    its heads in it. in_place: nobody else holds the state, so it may be written over. mass_asked: of a memory, that a read asks for
+    its lse."""
 
     tokens: Tokens
     state: State
     shape: Shape
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
+    mass_asked: bool = True
 
 
 @dataclass(frozen=True)

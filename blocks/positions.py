@@ -137,10 +137,9 @@ class Rope(Position):
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call; what it takes of them is computed once a call, for all layers."""
-        key = (*self.base, states.shape[-1], states.dtype)
-        if key not in tokens.tables:
-            tokens.tables[key] = self._table(tokens.position, states)
-        return _turned(states, *tokens.tables[key])
+        size = states.shape[-1]
+        table = tokens.once((*self.base, size, states.dtype), lambda: self._table(tokens.position, states))
+        return _turned(states, *table)
 
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates."""

@@ -25,6 +25,8 @@ class FeatureMap(Part):
     """Features are never negative, so queries and keys have a mass."""
     exponential: ClassVar[bool] = False
     """The fast forms take the logarithms of the features."""
+    even: ClassVar[bool] = False
+    """The largest feature is at least one in F, as where they add up to 1."""
     incidental: ClassVar[frozenset[str]] = frozenset({"init"})
 
     linear: bool = False

@@ -16,6 +16,7 @@ class Hedgehog(FeatureMap):
     equation: ClassVar[str] = "φ(x) = softmax(xW) ‖ softmax(-xW)"
     source: ClassVar[str] = "Zhang et al. 2024, arXiv:2402.04347, section 4.2; LoLCATs, arXiv:2410.10254"
     incidental: ClassVar[frozenset[str]] = FeatureMap.incidental | {"floor"}
+    even: ClassVar[bool] = True
     kind: Literal["hedgehog"] = "hedgehog"
     linear: bool = True
     two_sided: bool = True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from blocks.flow import Features, Pairs, Partial, Tokens, accumulating, repeat_heads
+from blocks.flow import Features, Pairs, Partial, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.recurrent import Recurrent
-from blocks.operation import Form
+from blocks.memories.recurrent import Recurrent, run
+from blocks.operation import Call, Form
 from blocks.part import Slot, State
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
@@ -66,21 +66,14 @@ class Delta(Recurrent):
         return pairs + system + self.flops(shape, tokens)
 
     def recur(
-        self,
-        query: Float[Tensor, "B T H F"],
-        pairs: Features,
-        log_decay: Tensor | None,
-        tokens: Tokens,
-        state: State,
-        recurrence: Callable[..., tuple[Tensor, Tensor]],
-        *,
-        exact: bool,
+        self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        state_heads, kind = state["state"].shape[1], accumulating(pairs.value.dtype)
-        assert pairs.rate is not None, "the graph gives every pair its rate"
-        rate = pairs.there(repeat_heads(pairs.rate, state_heads), 0.0)
-        key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(kind)
-        output, matrix = recurrence(query, key, value, rate, log_decay, tokens.segment, state["state"])
+        key = value = rate = None
+        if pairs is not None:
+            assert pairs.rate is not None, "the graph gives every pair its rate"
+            key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
+            value, rate = pairs.value.to(accumulating(pairs.value.dtype)), pairs.there(rate, 0.0)
+        output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(output, None), {"state": matrix}
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:

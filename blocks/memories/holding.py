@@ -1,4 +1,4 @@
-"""What the memories share that hold pairs as they are, for every key head, and let them fall one by one."""
+"""What the memories share that hold pairs as they are, and let them fall one by one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Holding(Memory):
 
     def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
         """The state of so many pairs, with all that goes with them where they fall on."""
-        pair = (count, shape.key_heads, shape.head_dim)
-        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((count,), "int64", -1)}
+        own = self.per_query_head
+        pair = (count, shape.heads if own else shape.key_heads, shape.head_dim)
+        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs")}
+        slots["position"] = Slot(pair[:2] if own else pair[:1], "int64", -1)
         if self.evict == "fall":
             if shape.convolved_heads:
-                slots["convolved"] = Slot((count, shape.convolved_heads, shape.head_dim), "pairs")
-            slots |= {number.name: Slot((count, number.heads), "state") for number in shape.numbers}
+                slots["convolved"] = Slot((count, shape.heads if own else shape.convolved_heads, shape.head_dim), "pairs")
+            slots |= {number.name: Slot((count, shape.heads if own else number.heads), "state") for number in shape.numbers}
         return slots
 
     def pairs_of(self, state: Mapping[str, Tensor]) -> Pairs:
@@ -50,9 +52,13 @@ class Holding(Memory):
 
 
 def state_of(pairs: Pairs, like: State) -> State:
-    """Of the pairs, what such a state holds."""
+    """Of the pairs, what such a state holds; 0 for a number that they do not bring."""
     every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
-    return {name: every[name] for name in like}
+    return {name: every[name] if name in every else _zeros(pairs, entries) for name, entries in like.items()}
+
+
+def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
+    return like.new_zeros(*pairs.value.shape[:2], *like.shape[2:])
 
 
 def only(pairs: Pairs, there: Bool[Tensor, "B E"]) -> Pairs:

@@ -64,7 +64,7 @@ class Latents(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
-            Form(TORCH, "one step of eq. 19", partial(self.answer, means=_step), unbroken, decode=True),
+            Form(TORCH, "one step of eq. 19", self.answer_one, unbroken, decode=True),
             *(
                 Form(
                     form.backend,
@@ -73,7 +73,7 @@ class Latents(Memory):
                     form.fits,
                 )
                 for form in additive.FORMS
-                if form.backend != REFERENCE
+                if form.backend != REFERENCE and not form.decode
             ),
         )
 
@@ -127,6 +127,26 @@ class Latents(Memory):
         query, key = self._logits(parameters, hidden, call)
         output, state = means(query.softmax(-1), key, value.to(query.dtype), call.tokens.segment, call.state)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
+
+    def answer_one(
+        self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K D"]
+    ) -> tuple[tuple[Partial], State]:
+        """The same for one token: what is left of each latent's mean and what the token brings to it add up to 1."""
+        query, key = self._logits(parameters, hidden, call)
+        state, logits = call.state, key.squeeze(1)
+        maximum = torch.maximum(state["maximum"], logits.detach())
+        left, added = state["total"] * (state["maximum"] - maximum).exp(), (logits - maximum).exp()
+        total = left + added
+        mean, left = state["state"], (left / total)[..., None]
+        mean = mean.mul_(left) if call.in_place else mean * left
+        # One value a key head, for the latents of all the query heads that share it.
+        batch, _, shared, size = value.shape
+        means, new = mean.view(batch, shared, -1, size), (added / total).view(batch, shared, -1, 1)
+        brought = value.to(mean.dtype).view(batch, shared, 1, size)
+        mean = (means.addcmul_(new, brought) if call.in_place else means.addcmul(new, brought)).view_as(mean)
+        output = query.softmax(-1).flatten(0, 2)[:, None].bmm(mean.flatten(0, 1)).view(batch, 1, -1, size)
+        answer = Partial(output.to(value.dtype), None, query.logsumexp(-1))
+        return (answer,), {"maximum": maximum, "total": total, "state": mean}
 
     def problem_both_ways(self) -> None:
         return None
@@ -183,22 +203,6 @@ def _by_recurrence(
     sums = cumulate(logits, segment, state["maximum"], state["total"])
     output, mean = recurrence(query, sums.key, value, sums.log_decay, segment, state["state"])
     return output, {"maximum": sums.maximum, "total": sums.total, "state": mean}
-
-
-def _step(
-    query: Float[Tensor, "B 1 H L"],
-    logits: Float[Tensor, "B 1 H L"],
-    value: Float[Tensor, "B 1 K D"],
-    segment: None,
-    state: State,
-) -> tuple[Float[Tensor, "B 1 H D"], State]:
-    """Eq. 19 and eq. 10 once, on the mean: what is left of it and what the token brings add up to 1."""
-    logits, value = logits[:, 0], repeat_heads(value, query.shape[2])[:, 0]
-    maximum = torch.maximum(state["maximum"], logits.detach())
-    left, added = state["total"] * (state["maximum"] - maximum).exp(), (logits - maximum).exp()
-    total = left + added
-    mean = torch.addcmul(state["state"] * (left / total)[..., None], (added / total)[..., None], value[:, :, None])
-    return (query.transpose(1, 2) @ mean).transpose(1, 2), {"maximum": maximum, "total": total, "state": mean}
 
 
 def _sequential(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
+from blocks.flow import Features, Mapped, Pairs, Partial
 from blocks.gates import GateConfig, gates_of
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
-from blocks.legend import Float, Shape, Tensor
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
-from blocks.operation import EVERY, REFERENCE, Call, Form, Kind, Port
+from blocks.memories.looks import Looks
+from blocks.operation import EVERY, Call, Form, Kind, Port
 from blocks.part import Parameters, State
 from blocks.timeline import timeline
 
@@ -78,13 +79,13 @@ class Recurrent(Memory):
         call: Call,
         *,
         features: Mapped,
-        pairs: Pairs,
+        pairs: Pairs | None,
         decay: Tensor | None = None,
         recurrence: Form,
     ) -> tuple[tuple[Partial], State]:
         """Take the pairs that fall at each token, if any, and answer the token's query."""
-        taken = self.features(features, pairs)
-        answer, state = self.recall(features.query, taken, decay, call.tokens, call.state, recurrence)
+        taken = None if pairs is None else self.features(features, pairs)
+        answer, state = self.recall(call, features.query, taken, decay, recurrence)
         return (answer,), state
 
     def answer_both_ways(
@@ -99,28 +100,25 @@ class Recurrent(Memory):
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """The same, of keys that have been mapped."""
-        return Features(key, pairs.value, pairs.present, pairs.arrival)
+        return Features(key, pairs.value, None if pairs.every_one else pairs.present, pairs.arrival, together=pairs.together)
 
     def recall(
-        self,
-        query: Float[Tensor, "B T H F"],
-        pairs: Features,
-        log_decay: Tensor | None,
-        tokens: Tokens,
-        state: State,
-        recurrence: Form,
+        self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
         """Take the pairs that fall at each token, if any, and answer the token's query.
 
         query and the pairs' keys are features, as ``features_as`` wants them. Decay runs on clock time, whether a pair
         falls or not, and before it does.
         """
-        if log_decay is not None and tokens.valid is not None:
-            log_decay = log_decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
-        exact = recurrence.backend == REFERENCE
-        if pairs.arrival is None:
-            return self.recur(query, pairs, log_decay, tokens, state, recurrence.run, exact=exact)
-        line = timeline(tokens, pairs)
+        valid = call.tokens.valid
+        if log_decay is not None and valid is not None:
+            log_decay = log_decay.masked_fill(~valid.view(*valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
+        if pairs is None and not recurrence.decode:
+            pairs = nothing(query, call.shape, query.dtype)
+        if pairs is None or pairs.arrival is None or recurrence.decode:
+            return self.recur(call, query, pairs, log_decay, recurrence)
+        assert pairs.present is not None, "what falls out of a memory may lack in some rows"
+        line = timeline(call.tokens, pairs)
         one_by_one = Features(
             line.of_pairs(pairs.key),
             line.of_pairs(pairs.value),
@@ -128,25 +126,34 @@ class Recurrent(Memory):
             rate=None if pairs.rate is None else line.of_pairs(pairs.rate),
         )
         decay = None if log_decay is None else line.of_time(log_decay)
-        partial, carried = self.recur(line.of_tokens(query), one_by_one, decay, line.tokens, state, recurrence.run, exact=exact)
-        lse = None if partial.lse is None else line.at_tokens(partial.lse)
-        return replace(partial, output=line.at_tokens(partial.output), lse=lse), carried
+        along = replace(call, tokens=line.tokens)
+        answer, carried = self.recur(along, line.of_tokens(query), one_by_one, decay, recurrence)
+        lse = None if answer.lse is None else line.at_tokens(answer.lse)
+        return replace(answer, output=line.at_tokens(answer.output), lse=lse), carried
 
     def recur(
-        self,
-        query: Float[Tensor, "B T H F"],
-        pairs: Features,
-        log_decay: Tensor | None,
-        tokens: Tokens,
-        state: State,
-        recurrence: Callable[..., tuple[Tensor, Tensor]],
-        *,
-        exact: bool,
+        self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """The same for at most one pair a token, in the token's own column. exact: as the definition says, however large features
-        are."""
+        """The same for at most one pair a token, in the token's own column; in decode, for all that falls at the only one."""
         raise NotImplementedError
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         """What the state, as it stands, answers where a pair's own key asks (LoLA, eq. 8). Every query head has its state."""
         raise NotImplementedError
+
+    def looks(self, state: State) -> Looks | None:
+        """How to look again and again at a state that does not decay, where that takes less than looking anew."""
+        return None
+
+
+def nothing(query: Float[Tensor, "B T H F"], shape: Shape, kind: torch.dtype) -> Features:
+    """No pair at any of the queries' tokens. kind: the values' dtype."""
+    key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
+    value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.head_dim, dtype=kind)
+    absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
+    return Features(key, value, absent, rate=key.new_zeros(key.shape[:3]))
+
+
+def run(recurrence: Form, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the recurrence makes of inputs, the state last."""
+    return recurrence.run(*inputs, in_place=call.in_place) if recurrence.decode else recurrence.run(*inputs)

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 from blocks.flow import Tokens, in_all_rows, take
 from blocks.legend import Int, Shaped, Tensor, torch
+from blocks.part import State
 
 
 def place_of(tokens: Tokens, size: int) -> Int[Tensor, " B"]:
     """Where the only token of a call stands, all rows one behind the other: the place of the oldest entry until then."""
-    key = ("ring", size)
-    if key not in tokens.tables:
-        tokens.tables[key] = in_all_rows(tokens.position % size, size)[:, 0]
-    return tokens.tables[key]
+    return tokens.once(("ring", size), lambda: in_all_rows(tokens.position % size, size)[:, 0])
 
 
-def oldest(held: Shaped[Tensor, "B W ..."], place: Int[Tensor, " B"]) -> Shaped[Tensor, "B 1 ..."]:
-    """The entries that the only token of a call is written over."""
-    return held.flatten(0, 1).index_select(0, place).unsqueeze(1)
+def oldest(state: State, place: Int[Tensor, " B"]) -> State:
+    """The entries B 1 … that the only token of a call is written over."""
+    return {name: held.flatten(0, 1).index_select(0, place).unsqueeze(1) for name, held in state.items()}
 
 
-def written(
-    held: Shaped[Tensor, "B W ..."], place: Int[Tensor, " B"], new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
-) -> Shaped[Tensor, "B W ..."]:
-    """The entries with those of the only token of a call."""
-    flat, new = held.flatten(0, 1), new.flatten(0, 1).to(held.dtype)
-    if in_place:
-        flat.index_copy_(0, place, new)
-        return held
-    return flat.index_copy(0, place, new).unflatten(0, held.shape[:2])
+def written(state: State, place: Int[Tensor, " B"], new: State, *, in_place: bool) -> State:
+    """The entries with those of the only token of a call, B 1 …."""
+    carried: State = {}
+    for name, held in state.items():
+        flat, one = held.flatten(0, 1), new[name].flatten(0, 1).to(held.dtype)
+        carried[name] = held if in_place else flat.index_copy(0, place, one).view_as(held)
+        if in_place:
+            flat.index_copy_(0, place, one)
+    return carried
 
 
 def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
@@ -45,6 +43,4 @@ def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tenso
 
 
 def _order(tokens: Tokens, name: str, shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:
-    if (name, size) not in tokens.tables:
-        tokens.tables[name, size] = (torch.arange(size, device=shift.device) + shift) % size
-    return tokens.tables[name, size]
+    return tokens.once((name, size), lambda: (torch.arange(size, device=shift.device) + shift) % size)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Protocol, Self, runtime_checkable
+from functools import partial
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, accumulating, in_all_rows, repeat_heads
-from blocks.legend import Float, Int, Number, Shape, Tensor, torch
+from blocks.flow import Pairs, Partial, accumulating, in_all_rows, repeat_heads, take
+from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
-from blocks.memories.falls import spans
-from blocks.memories.holding import PAIR
+from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, Call, Form, Kind
+from blocks.operation import EVERY, TORCH, Call, Form, Setting, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, single
+from blocks.softmax import dense, native, native_fits, single
 
+Attention = Callable[..., Partial]
+STEP = "what falls in at the token, then one query against what is kept"
+BLOCK = 64
+"""Tokens that are answered at once: each meets what was kept before them and all that falls in among them, seen or not."""
 Held = dict[str, Tensor]
 """Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they
 travel, and what is computed of each once, where it enters: the key mapped for the state below."""
@@ -36,16 +40,20 @@ class Below(Protocol):
         """The pairs' keys as the state sees them."""
         ...
 
+    def reach(self, column: Int[Tensor, " B"]) -> None:
+        """Let time pass up to the token in this column, one a row, without its decay; a document that it starts finds nothing."""
+        ...
+
     def predict(self, keys: Float[Tensor, "B E H F"]) -> Float[Tensor, "B E H D"]:
         """What the state, as it stands, answers to each pair's own key."""
         ...
 
-    def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
-        """Let the pairs, if any, fall in at the first of these tokens, time pass, and the tokens ask."""
+    def take(self, pairs: Pairs, keys: Float[Tensor, "B E H F"], column: Int[Tensor, " B"]) -> None:
+        """Let the pairs fall in at the token in this column."""
         ...
 
 
-class Sparse(Memory):
+class Sparse(Holding):
     """Softmax over ``size`` pairs that were kept of all that fell from above, each query head its own.
 
     As pairs fall in, they and those that are here are scored against the state below, as the token before left it: neither
@@ -56,12 +64,9 @@ class Sparse(Memory):
 
     equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {fallen} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, eq. 9 to 14, table 4 and appendix D"
-    bounded: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
-    reads: ClassVar[Kind] = Kind.PAIRS
     per_query_head: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
-    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "keep", "evict"}
+    incidental: ClassVar[frozenset[str]] = Holding.incidental | {"keep"}
     kind: Literal["sparse"] = "sparse"
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""
@@ -69,23 +74,9 @@ class Sparse(Memory):
     """The score of a pair; of equals, the older stays."""
     weight: Literal["learned", "token", "same"] | Annotated[float, Field(gt=0, lt=1)] | None = None  # pyright: ignore
     """As any memory's, or the same as that of the window above."""
-    evict: Literal["fall", "drop"] = "fall"
-    """Where evicted pairs go: into the memory below, or nowhere."""
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """Keys are kept turned."""
-        pair = (self.size, shape.heads, shape.head_dim)
-        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot(pair[:2], "int64", -1)}
-        if shape.convolved_heads:
-            slots["convolved"] = Slot(pair, "pairs")
-        return slots | {number.name: Slot(pair[:2], "state") for number in shape.numbers}
-
-    @property
-    def drops(self) -> bool:
-        return self.evict == "drop"
-
-    def dropping(self) -> Self:
-        return self.model_copy(update={"evict": "drop"})
+        return self.slots(shape, self.size)
 
     @property
     def looks_below(self) -> bool:
@@ -136,7 +127,13 @@ class Sparse(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
-        return () if shape.features else (Form(EVERY, "one fall after the other", self.answer),)
+        if shape.features:
+            return ()
+        steps = (
+            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_step_fits, decode=True),
+            Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
+        )
+        return (*steps, Form(EVERY, "one fall after the other", self.answer))
 
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
@@ -144,6 +141,13 @@ class Sparse(Memory):
         """What falls out of it goes nowhere."""
         partial, state = self.attend(parameters, query, pairs, call, below=None)
         return (partial, None), state
+
+    def answer_one(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attention
+    ) -> tuple[tuple[Partial, None], State]:
+        """The same for one token."""
+        answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
+        return (answer, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache; a score of the recall reads the state once a pair."""
@@ -159,103 +163,147 @@ class Sparse(Memory):
         *,
         below: Below | None,
     ) -> tuple[Partial, State]:
-        """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, span by span between falls."""
-        heads, turn, tokens, state, place = query.shape[2], self.turn, call.tokens, call.state, call.place
-        numbers = [name for name in state if name not in PAIR]
+        """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, block by block."""
+        length, together, tokens = query.shape[1], pairs.together, call.tokens
+        column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
+        arrival = column if pairs.arrival is None else pairs.arrival
+        size = together * max(1, BLOCK // together)
+        held, arriving = self._entering(self.pairs_of(call.state), call, below), self._entering(pairs, call, below)
+        if tokens.segment is not None:
+            held["segment"] = torch.zeros_like(held["position"])
+            arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
+        blocks = {name: entries.split(size, dim=1) for name, entries in arriving.items()}
+        answers: list[Partial] = []
+        for index, (asking, at, falls) in enumerate(
+            zip(*(of.split(size, dim=1) for of in (self.turn.turn(query, tokens), column, arrival)), strict=True)
+        ):
+            eligible = {name: torch.cat((entries, blocks[name][index].to(entries.dtype)), dim=1) for name, entries in held.items()}
+            members, left = self._pass(eligible, falls, together, call, below)
+            entered = torch.nn.functional.pad(falls, (self.size, 0), value=-1)
+            visible = (entered[:, None, :, None] <= at[..., None, None]) & (at[..., None, None] < left[:, None])
+            visible = visible & (eligible["position"] >= 0)[:, None]
+            if tokens.segment is not None:
+                visible = visible & (eligible["segment"][:, None] == take(tokens.segment, at)[..., None, None])
+            visible = visible.permute(0, 3, 1, 2)
+            answers.append(dense(asking, eligible["key"], eligible["value"], visible) if self.size else _nothing(asking))
+            held = _at(eligible, members)
+        if tokens.segment is not None:
+            held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
+        return _joined(answers), {name: held[name] for name in call.state}
 
-        cut, falling = spans(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), tokens)
-        counts = [span.falls for span in cut if span.falls]
-
-        def held_as(these: Pairs) -> Held:
-            held = self._held(these, state, heads)
-            return held | {"mapped": repeat_heads(below.map(these), heads)} if below is not None and counts else held
-
-        held, falls = held_as(self._as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
-        queries = turn.turn(query, tokens).split([span.columns.stop - span.columns.start for span in cut], dim=1)
-        answers = []
-        for span, asking in zip(cut, queries, strict=True):
-            dropped = None
-            if span.begins is not None:
-                held = held | {"position": held["position"].masked_fill(span.begins[:, None, None], -1)}
-            if span.falls:
-                fallen = next(falls)
-                eligible = {name: torch.cat((entries, fallen[name]), dim=1) for name, entries in held.items()}
-                held, dropped = self._choose(eligible, below, place, span.begins)
-            if below is not None and dropped is not None:
-                below.take(self._as_pairs(dropped, numbers), dropped["mapped"], span.columns)
-            elif below is not None:
-                below.take(None, None, span.columns)
-            answers.append(self._answer(asking, held))
-        output, lse, largest = (torch.cat(of, dim=1) for of in zip(*answers, strict=True))
-        return Partial(output, lse, maximum=largest), {name: held[name] for name in state}
+    def _pass(
+        self, eligible: Held, falls: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
+    ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
+        """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
+        the column at which each falls on (T: none)."""
+        position, segment, worth = eligible["position"], call.tokens.segment, None
+        place = torch.arange(position.shape[1], device=position.device)[:, None].expand_as(position)
+        members, left = place[:, : self.size], torch.full_like(position, call.tokens.position.shape[1])
+        for first in range(0, falls.shape[1], together):
+            column, there = falls[:, first], position >= 0
+            if segment is not None:
+                there = there & (eligible["segment"] == segment.gather(1, column[:, None])[..., None])
+            if below is not None and self.keep.reads == "state":
+                below.reach(column)
+            if self.keep.reads == "state" or worth is None:
+                worth = self._worth(eligible, below, call.place)
+            contenders = torch.cat((members, place[:, self.size + first :][:, :together]), dim=1)
+            stay, fall = self._chosen(*(of.gather(1, contenders) for of in (*worth, there)))
+            members, fall = contenders.gather(1, stay), contenders.gather(1, fall)
+            left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
+            if below is not None:
+                falling = _at(eligible, fall)
+                falling["position"] = falling["position"].masked_fill(~there.gather(1, fall), -1)
+                below.take(self._falling(falling, call), falling["mapped"], column)
+        return members, left
 
     def step(
-        self, parameters: Parameters, query: Float[Tensor, "B 1 H D"], pairs: Pairs, call: Call, *, below: Below
-    ) -> tuple[Partial, Pairs, Float[Tensor, "B 1 H F"], State]:
-        """The same for one token, at which at most one pair falls: the answer, what falls on, its mapped key, and the new state."""
-        heads, state = query.shape[2], call.state
-        numbers = [name for name in state if name not in PAIR]
-        arriving = self._held(pairs if "convolved" in state else replace(pairs, convolved=pairs.key), state, heads)
-        eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
-        if self.keep.reads == "state":
-            eligible["mapped"] = below.map(self._as_pairs(eligible, numbers))
-        held, dropped = self._choose(eligible, below, call.place, None)
-        falling = self._as_pairs(dropped, numbers)
-        mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
-        answer = single(self.turn.turn(query, call.tokens), held["key"], held["value"], held["position"] >= 0)
-        return answer, falling, mapped, {name: held[name] for name in state}
+        self,
+        parameters: Parameters,
+        query: Float[Tensor, "B 1 H D"],
+        pairs: Pairs | None,
+        call: Call,
+        *,
+        below: Below | None,
+        attention: Attention,
+    ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
+        """``attend`` for one token: its answer, what falls on, the mapped keys of that, and the new state."""
+        state, falling, mapped = call.state, None, None
+        if pairs is not None:
+            arriving = self._held(pairs, call)
+            eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
+            if self.keep.reads == "state":
+                assert below is not None, "the graph wires a state below"
+                eligible["mapped"] = repeat_heads(below.map(self._falling(eligible, call)), query.shape[2])
+            stay, fall = self._chosen(*self._worth(eligible, below, call.place), eligible["position"] >= 0)
+            held, dropped = _at(eligible, stay), _at(eligible, fall)
+            falling, state = self._falling(dropped, call), {name: held[name] for name in state}
+            if below is not None:
+                mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
+        visible = state["position"] >= 0
+        if self.size == 0:
+            answer = _nothing(query)
+        else:
+            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], visible)
+        return answer, falling, mapped, state
 
-    def _held(self, pairs: Pairs, state: State, heads: int) -> Held:
+    def _held(self, pairs: Pairs, call: Call) -> Held:
         """Pairs as the state has them: of each query head, their keys turned."""
-        held = {name: entries for name, entries in pairs.numbers.items() if name in state}
+        held = {name: entries for name, entries in pairs.numbers.items() if name in call.state}
         held |= {"key": pairs.turned(self.turn), "value": pairs.value}
-        if "convolved" in state:
+        if "convolved" in call.state:
             held["convolved"] = pairs.convolved
-        held = {name: repeat_heads(entries, heads) for name, entries in held.items()}
-        position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, heads)
+        held = {name: repeat_heads(entries, call.shape.heads) for name, entries in held.items()}
+        position = pairs.position if pairs.position.dim() == 3 else pairs.position[..., None].expand(-1, -1, call.shape.heads)
         return held | {"position": position}
 
-    def _as_pairs(self, held: Held, numbers: list[str]) -> Pairs:
+    def _entering(self, pairs: Pairs, call: Call, below: Below | None) -> Held:
+        """The same, with what is computed of each once."""
+        held = self._held(pairs, call)
+        if below is not None:
+            pairs = pairs if "convolved" in call.state else replace(pairs, convolved=pairs.key)
+            held["mapped"] = repeat_heads(below.map(pairs), call.shape.heads)
+        return held
+
+    def _falling(self, held: Held, call: Call) -> Pairs:
         """What is held, as it falls on."""
-        brought = {name: held[name] for name in numbers}
-        convolved = held.get("convolved", held["key"])
-        return Pairs(held["key"], convolved, held["value"], held["position"], numbers=brought, by=self.turn)
+        return self.pairs_of({name: held[name] for name in call.state})
 
-    def _choose(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> tuple[Held, Held]:
-        """Those that stay and those that fall on, each in the order of their age."""
+    def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Each pair's score, and its resolution: B E H."""
         with torch.no_grad():
-            contenders = self._contenders(eligible, below, place, begins)
+            value, answered = eligible["value"].to(accumulating(eligible["value"].dtype)), None
+            if self.keep.reads == "state":
+                assert below is not None, "the graph wires a state below"
+                answered = below.predict(eligible["mapped"]).to(value.dtype)
+            contenders = Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
             score = self.keep.score(contenders)
-            resolution = self.keep.resolution(contenders, score)
-            first = order(score.masked_fill(eligible["position"] < 0, -math.inf), resolution, self.size)
-            stay, fall = first[:, : self.size].sort(dim=1).values, first[:, self.size :].sort(dim=1).values
-        return _at(eligible, stay), _at(eligible, fall)
+            return score, self.keep.resolution(contenders, score)
 
-    def _contenders(self, eligible: Held, below: Below | None, place: tuple[int, int], begins: Tensor | None) -> Contenders:
-        value = eligible["value"].to(accumulating(eligible["value"].dtype))
-        answered = None
-        if self.keep.reads == "state":
-            assert below is not None, "the graph wires a state below"
-            answered = below.predict(eligible["mapped"]).to(value.dtype)
-            if begins is not None:
-                answered = answered.masked_fill(begins[:, None, None, None], 0.0)
-        return Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
-
-    def _answer(self, query: Tensor, held: Held) -> tuple[Tensor, Tensor, Tensor]:
-        if self.size == 0:
-            nothing = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
-            return torch.zeros_like(query), nothing, nothing
-        visible = (held["position"] >= 0).transpose(1, 2)[:, :, None].expand(-1, -1, query.shape[1], -1)
-        partial = dense(query, held["key"], held["value"], visible)
-        assert partial.lse is not None
-        assert partial.maximum is not None
-        return partial.output, partial.lse, partial.maximum
+    def _chosen(
+        self, score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], there: Bool[Tensor, "B E H"]
+    ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E-M H"]]:
+        """Those that stay and those that fall on, each in the order of their age."""
+        first = order(score.masked_fill(~there, -math.inf), resolution, self.size)
+        return first[:, : self.size].sort(dim=1).values, first[:, self.size :].sort(dim=1).values
 
 
-def _split(held: Held, counts: list[int]) -> list[Held]:
-    """So many of them after the other."""
-    pieces = {name: entries.split(counts, dim=1) for name, entries in held.items()}
-    return [{name: of[index] for name, of in pieces.items()} for index in range(len(counts))]
+def _nothing(query: Tensor) -> Partial:
+    """The answer of a cache without room."""
+    empty = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
+    return Partial(torch.zeros_like(query), empty, maximum=empty)
+
+
+def _joined(answers: list[Partial]) -> Partial:
+    """The answers to tokens one behind the other."""
+    parts = ((each.output, each.lse, each.maximum) for each in answers)
+    output, lse, largest = (torch.cat(of, dim=1) for of in zip(*parts, strict=True))
+    return Partial(output, lse, maximum=largest)
+
+
+def native_step_fits(setting: Setting) -> str | None:
+    """The ``fits`` of a step of decode by PyTorch's kernel."""
+    return unbroken(setting) or native_fits(setting)
 
 
 def _at(held: Held, index: Int[Tensor, "B M H"]) -> Held:

@@ -3,19 +3,19 @@ falls on. No form of either alone could do it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.recurrent import Recurrent
-from blocks.memories.sparse import Sparse
+from blocks.memories.looks import Looks
+from blocks.memories.recurrent import Recurrent, nothing
+from blocks.memories.sparse import STEP, Attention, Sparse, native_step_fits
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
-
-STEP = "one pair falls in, one falls on"
+from blocks.softmax import native, single
 
 
 class Falling:
@@ -25,110 +25,130 @@ class Falling:
     only when it is looked at. The tokens' answers come from one call over all the pairs.
     """
 
-    def __init__(self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form) -> None:
-        """like: any tensor of the values' dtype."""
+    def __init__(
+        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, together: int = 1
+    ) -> None:
+        """like: any tensor of the values' dtype. together: how many pairs fall at once, as ``Pairs`` has it."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
-        self.mapped, self.log_decay, self.like = features, decay, like
+        self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
         self.seen = state.call.state
-        self.unseen: list[tuple[Features, slice]] = []
+        self.looks: Looks | None = None
         self.fallen: list[Features] = []
 
     def map(self, pairs: Pairs) -> Tensor:
         """The pairs' keys as the state sees them."""
         return self.mapped.key(pairs)
 
+    def reach(self, column: Tensor) -> None:
+        """Take what fell last, and let time pass up to this column, without its decay."""
+        segment = self.call.tokens.segment
+        if not self.fallen and self.log_decay is None and segment is None:
+            self.looks = self.memory.looks(self.seen)
+        if self.looks is not None:
+            return
+        with torch.no_grad():
+            before = torch.full_like(column, -1)
+            if self.fallen:
+                last = self.fallen[-1]
+                assert last.arrival is not None
+                before = last.arrival[:, 0]
+                self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
+            decay = self._time(before + 1, column) if self.together > 1 else None
+            if segment is not None:
+                segment = torch.nn.functional.pad(segment, (1, 0))
+                segment = segment.gather(1, column[:, None] + 1) - segment.gather(1, before[:, None] + 1)
+            if decay is not None or segment is not None:
+                self._pass(self._nothing(1), decay, segment)
+
     def predict(self, keys: Tensor) -> Tensor:
         """What the state, as it stands, answers to each pair's own key."""
         with torch.no_grad():
-            for features, columns in self.unseen:
-                self._pass(features, columns)
-            self.unseen = []
-            return self.memory.predict(keys, self.seen)
+            return self.memory.predict(keys, self.seen) if self.looks is None else self.looks.predict(keys)
 
-    def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
-        """Let the pairs, if any, fall in at the first of these tokens, time pass, and the tokens ask."""
-        if pairs is None or keys is None:
-            self.unseen.append((self._nothing(1), columns))
-            return
-        arrival = torch.full(keys.shape[:2], columns.start, device=keys.device)
+    def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
+        """Let the pairs fall in at the token in this column."""
+        arrival = column[:, None].expand(keys.shape[:2])
         self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
-        self.unseen.append((self.fallen[-1], columns))
+        if self.looks is not None:
+            with torch.no_grad():
+                self.looks.take(self.fallen[-1])
 
-    def answer_one(self, pairs: Pairs, keys: Tensor) -> tuple[Partial, State]:
-        """The state's answer to the only token, at which at most one pair falls, and what it hands on."""
-        taken = self.memory.mapped(keys, pairs)
-        return self._recall(self.mapped.query, taken, self.log_decay, self.call.tokens, self.call.state)
+    def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
+        """The state's answer to the only token, at which these pairs fall, and what it hands on."""
+        taken = None
+        if pairs is not None and keys is not None:
+            taken = self.memory.mapped(keys, pairs)
+            if keys.shape[1] > 1:
+                taken = replace(taken, arrival=torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device))
+        return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
-        query = self.mapped.query
-        features = _joined(self.fallen) if self.fallen else self._nothing(query.shape[1])
-        if query.shape[1] == features.key.shape[1] == 1:
-            features = replace(features, arrival=None)
-        return self._recall(query, features, self.log_decay, self.call.tokens, self.call.state)
+        fallen = _joined(self.fallen, self.together)
+        return self._recall(self.mapped.query, fallen, self.log_decay, self.call.tokens, self.call.state)
 
-    def _pass(self, features: Features, columns: slice) -> None:
-        """Let the pairs fall in, as if each had a token of its own, and the time of the columns pass."""
-        tokens, nobody = self.call.tokens.cut(columns), torch.zeros_like(features.key)
-        once = tokens.position.new_zeros(features.key.shape[:2])
-        segment = None if tokens.segment is None else tokens.segment[:, :1].expand_as(once)
-        before = after = None
-        if self.log_decay is not None:
-            decay = self.log_decay[:, columns]
-            if tokens.valid is not None:
-                decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
-            before = torch.cat((decay[:, :1], decay.new_zeros(decay.shape[0], once.shape[1] - 1, *decay.shape[2:])), dim=1)
-            after = decay[:, 1:].sum(1, keepdim=True)
-        one_by_one = replace(features, arrival=None)
-        _, self.seen = self._recall(nobody, one_by_one, before, Tokens(once, segment), self.seen)
-        if after is not None:
-            _, self.seen = self._recall(nobody[:, :1], self._nothing(1), after, Tokens(once[:, :1]), self.seen)
+    def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
+        """Let the pairs fall in, as if each had a token of its own, of which the first has the decay."""
+        if log_decay is not None:
+            later = log_decay.new_zeros(log_decay.shape[0], features.key.shape[1] - 1, *log_decay.shape[2:])
+            log_decay = torch.cat((log_decay, later), dim=1)
+        tokens = Tokens(self.call.tokens.position.new_zeros(features.key.shape[:2]), segment)
+        nobody = torch.zeros_like(features.key)
+        _, self.seen = self._recall(nobody, features, log_decay, tokens, self.seen)
+
+    def _time(self, first: Tensor, end: Tensor) -> Tensor | None:
+        """The decay of the tokens from a column to another, B 1 N or B 1 N F. Both lie where the last group and this one fall."""
+        if self.log_decay is None:
+            return None
+        around = slice(max(len(self.fallen) - 1, 0) * self.together, (len(self.fallen) + 1) * self.together)
+        decay, valid = self.log_decay[:, around], self.call.tokens.valid
+        column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
+        inside = (column >= first[:, None]) & (column < end[:, None])
+        if valid is not None:
+            inside = inside & valid[:, around]
+        return decay.masked_fill(~inside.view(*inside.shape, *[1] * (decay.dim() - 2)), 0.0).sum(1, keepdim=True)
 
     def _recall(
         self, query: Tensor, features: Features, log_decay: Tensor | None, tokens: Tokens, state: State
     ) -> tuple[Partial, State]:
-        return self.memory.recall(query, features, log_decay, tokens, state, self.recurrence)
+        call = replace(self.call, tokens=tokens, state=state, in_place=False)
+        return self.memory.recall(call, query, features, log_decay, self.recurrence)
 
     def _nothing(self, length: int) -> Features:
         """No pair at any of so many tokens."""
-        query = self.mapped.query[:, :length]
-        value = self.like.new_zeros(*query.shape[:3], self.call.shape.head_dim)
-        absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
-        return Features(torch.zeros_like(query), value, absent, rate=query.new_zeros(query.shape[:3]))
+        return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(fallen: list[Features]) -> Features:
-    """All that fell, in its order."""
-    key, value, present = (
-        torch.cat(of, dim=1) for of in zip(*((each.key, each.value, each.present) for each in fallen), strict=True)
+def _joined(fallen: list[Features], together: int) -> Features:
+    """All that fell, in its order; one a token, in its own column."""
+    key, value, present, arrival, rate = (
+        torch.cat(of, dim=1) if all(one is not None for one in of) else None
+        for of in zip(*((each.key, each.value, each.present, each.arrival, each.rate) for each in fallen), strict=True)
     )
-    arrivals = [each.arrival for each in fallen if each.arrival is not None]
-    rates = [each.rate for each in fallen if each.rate is not None]
-    return Features(key, value, present, torch.cat(arrivals, dim=1), torch.cat(rates, dim=1) if rates else None)
+    return Features(key, value, present, None if together == 1 else arrival, rate, together)
 
 
-def _answer(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form) -> list[tuple[Any, State]]:
-    """What the cache gives, and what the state does."""
-    cache, state = bound["sparse"], bound["state"]
-    assert isinstance(cache.part, Sparse)
-    query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
-    exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
-    rest, summed = state.compute(lambda _: below.answer())
-    return [((exact, None), held), ((rest,), summed)]
-
-
-def _answer_one(
-    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form
+def _answer(
+    bound: Mapping[str, Bound],
+    inputs: Mapping[str, Mapping[str, Any]],
+    *,
+    recurrence: Form,
+    attention: Attention | None = None,
 ) -> list[tuple[Any, State]]:
-    """The same for one token, at which at most one pair falls."""
+    """What the cache gives, and what the state does. attention: of a step of decode."""
     cache, state = bound["sparse"], bound["state"]
     assert isinstance(cache.part, Sparse)
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence)
-    exact, falling, keys, held = cache.compute(cache.part.step, query, pairs, cache.call, below=below)
-    rest, summed = state.compute(lambda _: below.answer_one(falling, keys))
+    together = 1 if pairs is None else pairs.together
+    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
+    if attention is None:
+        exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
+        rest, summed = state.compute(lambda _: below.answer())
+    else:
+        given = cache.compute(cache.part.step, query, pairs, cache.call, below=below, attention=attention)
+        exact, *falling, held = given
+        rest, summed = state.compute(lambda _: below.answer_one(*falling))
     return [((exact, None), held), ((rest,), summed)]
 
 
@@ -136,26 +156,23 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     cache, memory = parts["sparse"], parts["state"]
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
-
-    def fits_a_step(form: Form, setting: Setting) -> str | None:
-        if cache.size == 0:
-            return "an empty cache holds no pair"
-        if setting.maximum_asked:
-            return "it does not give the largest logit, and the read asks for it"
-        if not setting.one_pair:
-            return "several pairs may fall in at a token"
-        return unbroken(setting) or form.fits(setting)
-
     steps = [
-        Form(form.backend, STEP, partial(_answer_one, recurrence=form), partial(fits_a_step, form), decode=True)
-        for form in memory.recurrences
-        if form.backend != REFERENCE
-    ]
+        Form(recurrence.backend, f"{STEP}{how}; {recurrence.says}", partial(_answer, recurrence=recurrence, attention=attention),
+             partial(_both_fit, (fits, recurrence.fits)), decode=True)
+        for how, attention, fits in ((", by PyTorch's kernel", native, native_step_fits), ("", single, unbroken))
+        for recurrence in memory.recurrences
+        if recurrence.backend != REFERENCE
+    ]  # fmt: skip
     falls = [
         Form(form.backend, f"one fall after the other; {form.says}", partial(_answer, recurrence=form), form.fits)
         for form in memory.recurrences
+        if not form.decode
     ]
     return (*steps, *falls)
+
+
+def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
+    return next(filter(None, (one(setting) for one in fits)), None)
 
 
 SPARSE_ABOVE_STATE = Pattern(

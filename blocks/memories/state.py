@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, repeat_heads
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Path
-from blocks.memories.recurrent import Recurrent
-from blocks.operation import Call, Form
+from blocks.memories.looks import Looks
+from blocks.memories.recurrent import Recurrent, run
+from blocks.operation import REFERENCE, Call, Form
 from blocks.part import FieldError, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
-from blocks.recurrences.stabilised import stabilise
+from blocks.recurrences.stabilised import stabilise, stabilise_one
 
 if TYPE_CHECKING:
     from blocks.feature_maps.base import FeatureMap
@@ -83,51 +84,59 @@ class StateMemory(Recurrent):
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
     def recur(
-        self,
-        query: Float[Tensor, "B T H F"],
-        pairs: Features,
-        log_decay: Tensor | None,
-        tokens: Tokens,
-        state: State,
-        recurrence: Callable[..., tuple[Tensor, Tensor]],
-        *,
-        exact: bool,
+        self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        exponential = "maximum" in state
-        state_heads, dtype = state["state"].shape[1], pairs.value.dtype
-        key, value = repeat_heads(pairs.key, state_heads), pairs.value.to(accumulating(dtype))
-        if self.normalise:
-            value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
-        # A pair that is not there enters nothing: with a value (and a one) of 0, the smaller of the two to fill, unless its key
-        # could move the maximum.
-        key, value = (pairs.there(key, -math.inf), value) if exponential else (key, pairs.there(value, 0.0))
+        shape, segment, state = call.shape, call.tokens.segment, call.state
+        key = value = None
+        dtype = query.dtype
+        if pairs is not None:
+            dtype = pairs.value.dtype
+            key, value = pairs.key, pairs.value.to(accumulating(dtype))
+            if not recurrence.decode:
+                key = repeat_heads(key, shape.state_heads)
+            if self.normalise:
+                value = with_ones(value)
+            # A pair that is not there enters nothing: with a value (and a one) of 0, the smaller of the two to fill, unless its
+            # key could move the maximum.
+            key, value = (pairs.there(key, -math.inf), value) if shape.exponential else (key, pairs.there(value, 0.0))
 
         carried: State = {}
         matrix, log_scale = state["state"], None
-        if exponential and exact:
+        if shape.exponential and recurrence.backend == REFERENCE:
+            assert key is not None
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
-        elif exponential:
-            stable = stabilise(query, key, log_decay, tokens.segment, state["maximum"])
+        elif shape.exponential:
+            stable = (stabilise_one if recurrence.decode else stabilise)(query, key, log_decay, segment, state["maximum"])
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
-        elif self.normalise:
+        elif self.normalise and not shape.even:
             query, log_scale = _scaled(query)
-        output, carried["state"] = recurrence(query, key, value, log_decay, tokens.segment, matrix)
-        return self._answer(output, log_scale, dtype, query.shape[-1]), carried
+        output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
+        return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.mass_asked), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         matrix = state["state"]
-        log_scale = None
         if "maximum" in state:
             exponents = key + state["maximum"][:, None]
-            log_scale = exponents.amax(-1)
-            log_scale = log_scale.masked_fill(log_scale.isneginf(), 0.0)
-            key = (exponents - log_scale[..., None]).exp()
+            largest = exponents.amax(-1, keepdim=True)
+            key = (exponents - largest.masked_fill(largest.isneginf(), 0.0)).exp()
         elif self.normalise:
-            key, log_scale = _scaled(key)
+            key, _ = _scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._answer(output, log_scale, output.dtype, key.shape[-1]).output
+        return self._answer(output, None, output.dtype, key.shape[-1], mass=False).output
+
+    def looks(self, state: State) -> Looks | None:
+        if "maximum" in state:
+            return None
+
+        def asking(key: Tensor) -> Tensor:
+            return _scaled(key)[0] if self.normalise else key
+
+        def answers(numerators: Tensor) -> Tensor:
+            return self._answer(numerators, None, numerators.dtype, state["state"].shape[2], mass=False).output
+
+        return Looks(state["state"], asking, answers, mass=self.normalise)
 
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
@@ -141,7 +150,7 @@ class StateMemory(Recurrent):
         key = taken.there(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
-            value = torch.cat((value, torch.ones_like(value[..., :1])), dim=-1)
+            value = with_ones(value)
         segment = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
         output = query.new_zeros(*query.shape[:3], value.shape[-1])
         log_scale = query.new_zeros(query.shape[:3])
@@ -152,18 +161,19 @@ class StateMemory(Recurrent):
             log_scale = log_scale + scale * inside[..., None]
         return (self._answer(output, log_scale, dtype, query.shape[-1]),), {}
 
-    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int) -> Partial:
-        """log_scale: of what the output is to be multiplied by; None: nothing."""
+    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True) -> Partial:
+        """log_scale: of what the output is to be multiplied by; None: nothing. mass: whether anybody asks for it."""
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        numerator, mass = output[..., :-1], output[..., -1]
+        numerator, masses = output.split((output.shape[-1] - 1, 1), dim=-1)
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
-        empty = mass < 1e8 * torch.finfo(mass.dtype).tiny
-        mass = mass.masked_fill(empty, 1.0)
-        lse = mass.log() if log_scale is None else mass.log() + log_scale
-        lse = lse.masked_fill(empty, -math.inf)
-        return Partial((numerator / mass[..., None]).masked_fill_(empty[..., None], 0.0).to(dtype), lse)
+        least = 1e8 * torch.finfo(masses.dtype).tiny
+        answer = (numerator / torch.nn.functional.threshold(masses, least, math.inf)).to(dtype)
+        if not mass:
+            return Partial(answer, None)
+        lse = torch.nn.functional.threshold(masses, least, 0.0).log().squeeze(-1)
+        return Partial(answer, lse if log_scale is None else lse + log_scale)
 
 
 def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, seen_at_once, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
-from blocks.memories.holding import Holding, state_of
+from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
 from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, single, windowed
+from blocks.softmax import dense, native, native_fits, single, windowed
 
 
 class Window(Holding):
@@ -67,11 +67,11 @@ class Window(Holding):
         return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        summing = any(number.error for number in shape.numbers)
-        step = Form(TORCH, "one query against the ring of pairs", self.answer_one, _fits_a_step, decode=True)
+        step = "one query against the ring of pairs"
         return (
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            *([] if summing or self.shape == "terraced" else [step]),
+            Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), _native_fits, decode=True),
+            Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
             Form(TORCH, "blocks of queries against their own and the previous window", partial(self.answer, attention=_blocks)),
         )
 
@@ -130,14 +130,32 @@ class Window(Holding):
         query: Float[Tensor, "B 1 H D"],
         pairs: Pairs,
         features: Mapping[str, Mapped],
+        attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """The same for one token, which takes the place of the pair that falls."""
-        place, state = place_of(call.tokens, self.size), call.state
-        fallen = None if self.drops else self.pairs_of({name: oldest(entries, place) for name, entries in state.items()})
-        new = state_of(pairs.kept(self.turn), state)
-        carried = {name: written(held, place, new[name], in_place=call.in_place) for name, held in state.items()}
-        turned = self.turn.turn(query, call.tokens)
-        return (single(turned, carried["key"], carried["value"], carried["position"] >= 0), fallen), carried
+        """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
+        tokens, state = call.tokens, call.state
+        sliding, place = self.shape == "sliding", place_of(tokens, self.held)
+        fallen = None if self.drops else self.pairs_of(oldest(state, place)) if sliding else self._chunk_that_falls(state, tokens)
+        carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
+        query, visible = self.turn.turn(query, tokens), carried["position"] >= 0
+        if not sliding:
+            visible = visible & _of_two_chunks(tokens, self.size)
+        for number in call.shape.numbers:
+            if number.error is not None:
+                every = self.pairs_of(carried)
+                sums = error_sums(number.error, features[number.name], query, every.key, every, tokens, lambda *_: visible[:, None])
+                carried[number.name] = carried[number.name] + sums
+        return (attention(query, carried["key"], carried["value"], visible), fallen), carried
+
+    def _chunk_that_falls(self, state: State, tokens: Tokens) -> Pairs | None:
+        """The chunk before the last, where the only token of a call begins one: position -1 in the other rows."""
+        begins, any_begins = tokens.once(("begins", self.size), lambda: _looked_at(tokens.position % self.size == 0))
+        if any_begins is False:
+            return None
+        first = tokens.position // self.size % 2 * self.size
+        index = first + torch.arange(self.size, device=first.device)
+        fallen = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
+        return replace(only(fallen, begins), arrival=torch.zeros_like(index), together=self.size)
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
@@ -182,35 +200,41 @@ class Window(Holding):
         return replace(fallen, position=position)
 
     def _chunks(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
-        """A pair falls as the second chunk begins after the one in which it entered, 2·size tokens after that one's first.
-
-        Columns 2·size apart stand at the same place of their chunks: of an entry's own column and the size - 1 before it, the
-        one that begins a chunk is where it falls.
-        """
-        length = tokens.position.shape[1]
-        begins = tokens.position % self.size == 0
+        """A chunk falls as the second after it begins. Of as many columns as a chunk has tokens, one at most begins it."""
+        length, size = tokens.position.shape[1], self.size
+        begins = (tokens.position % size == 0) & (tokens.position >= 2 * size)
         if tokens.valid is not None:
             begins = begins & tokens.valid
-        token = torch.arange(length, device=begins.device)
-        following = torch.where(begins, token, length).flip(1).cummin(1).values.flip(1)
-        entry = torch.arange(extended.position.shape[1], device=begins.device)
-        column = following[:, (entry - self.size + 1).clamp(0, length - 1)]
-        falls = extended.present & (column < length) & (entry - self.size < column) & (column <= entry)
-        column = column.clamp(max=length - 1)
+        missing, token = -length % size, torch.arange(length, device=begins.device)
+        column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
+        column = column.unflatten(1, (-1, size)).amin(2)
+        # Where none does, nothing falls at the last of them.
+        last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
+        arrival = torch.minimum(column, last)
+        entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
+        there, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
         if segment is not None:
-            falls = falls & (segment == segment[:, -length:].gather(1, column))
-        most = int(falls.sum(1).max())
-        # Those that fall, in their order, and behind them, in rows where fewer fall, some that do not.
-        order = (~falls).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-        fallen = extended.each(lambda entries: take(entries, order))
-        there = take(falls, order)
-        return replace(fallen, position=fallen.position.masked_fill(~there, -1), arrival=column.gather(1, order).cummax(1).values)
+            there = there & (take(segment, entry) == take(segment, arrival + self.held))
+        fallen = only(extended.each(lambda entries: take(entries, entry)), there)
+        return replace(fallen, arrival=arrival, together=size)
 
 
-def _fits_a_step(setting: Setting) -> str | None:
-    if setting.maximum_asked:
-        return "it does not give the largest logit, and the read asks for it"
-    return unbroken(setting) if setting.one_pair else "several pairs may fall in at a token"
+def _native_fits(setting: Setting) -> str | None:
+    return unbroken(setting) or native_fits(setting)
+
+
+def _looked_at(flags: Tensor) -> tuple[Tensor, bool | None]:
+    return flags, seen_at_once(flags)
+
+
+def _of_two_chunks(tokens: Tokens, size: int) -> Bool[Tensor, "B W"]:
+    """Which places of a ring of two chunks belong to the only token's own, up to it, and to the one before."""
+
+    def places() -> Tensor:
+        place, stands = tokens.position % (2 * size), torch.arange(2 * size, device=tokens.position.device)
+        return (place - stands) % (2 * size) <= place % size + size
+
+    return tokens.once(("two chunks", size), places)
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:

@@ -22,7 +22,7 @@ class Stabilised:
     """What the recurrence takes instead, what its outputs are multiplied by (``log_scale``, B T H), and the last M (B N F)."""
 
     query: Float[Tensor, "B T H F"]
-    key: Float[Tensor, "B T N F"]
+    key: Float[Tensor, "B T N F"] | None
     log_decay: Float[Tensor, "B T N F"]
     log_scale: Float[Tensor, "B T H"]
     maximum: Float[Tensor, "B N F"]
@@ -46,6 +46,29 @@ def stabilise(
         log_scale = exponents.amax(-1)
     query = (log_query + repeat_heads(finite, log_query.shape[2]) - log_scale[..., None]).exp()
     return Stabilised(query, (log_key - finite).exp(), decay + shift, log_scale, running[:, -1])
+
+
+def stabilise_one(
+    log_query: Float[Tensor, "B 1 H F"],
+    log_key: Float[Tensor, "B E n F"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B 1"] | None,
+    maximum: Float[Tensor, "B N F"],
+) -> Stabilised:
+    """The same for one token and the E keys that enter at it, of N heads or of fewer that are shared."""
+    with torch.no_grad():
+        before = maximum if log_decay is None else maximum + log_decay.view(*maximum.shape[:2], -1)
+        if segment is not None:
+            before = before.masked_fill((segment != 0)[..., None], -math.inf)
+        running = before
+        if log_key is not None:
+            running = torch.maximum(before, repeat_heads(log_key.amax(1), maximum.shape[1], dim=1))
+        finite = running.masked_fill(running.isneginf(), 0.0)[:, None]
+    exponents = log_query + repeat_heads(finite, log_query.shape[2])
+    log_scale = exponents.detach().amax(-1)
+    key = None if log_key is None else (repeat_heads(log_key, maximum.shape[1]) - finite).exp()
+    # Where there was no key yet, there is nothing that could be left.
+    return Stabilised((exponents - log_scale[..., None]).exp(), key, before[:, None] - finite, log_scale, running)
 
 
 def _running_maximum(

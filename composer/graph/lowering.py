@@ -58,6 +58,7 @@ class Compiled:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
         self._programs: dict[tuple[str, Setting], Program] = {}
+        self._running: dict[tuple[Any, ...], Program] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
         """What runs on this backend in this setting."""
@@ -65,6 +66,17 @@ class Compiled:
         if key not in self._programs:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
+
+    def running(
+        self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
+    ) -> Program:
+        """The same for a call with such tokens, by plain things, which are quicker to look up. dtype: torch's own."""
+        key = backend, device, dtype, one_token, documents, padded, gradients
+        if key not in self._running:
+            said = str(dtype).removeprefix("torch.")
+            setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+            self._running[key] = self.program(backend, setting)
+        return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
         """What runs there, and what runs where it is one token."""
@@ -142,7 +154,12 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], form: Form, why: str) -> Step:
     step = frozenset(node.name for node in nodes)
-    return Step(tuple(covered(node, graph.into(node.name), step) for node in nodes), names, form, why)
+    covers = (covered(node, graph.into(node.name), step, mass_asked=_mass_asked(graph, node)) for node in nodes)
+    return Step(tuple(covers), names, form, why)
+
+
+def _mass_asked(graph: HeadGraph, node: Node) -> bool:
+    return any(not read.leaves_masses_out for read in reads_of(graph, node.name))
 
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
@@ -153,7 +170,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         setting,
         every_pair=sees_every_pair(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
-        mass_asked=any(not read.leaves_masses_out for read in reads),
+        mass_asked=_mass_asked(graph, node),
         maximum_asked=any(read.asks_maximum for read in reads),
     )
 

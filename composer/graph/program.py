@@ -45,6 +45,7 @@ class Covered:
     """What comes from another operation of its step, which the step's form passes on by itself."""
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
+    mass_asked: bool
 
     def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
         """The arguments of a form, by name."""
@@ -57,7 +58,7 @@ class Covered:
     def call(self, around: Around) -> Call:
         """What the operation knows beside its inputs."""
         state = {name: around.state[full] for name, full in self.slots}
-        return Call(around.tokens, state, self.node.shape, around.place, around.in_place)
+        return Call(around.tokens, state, self.node.shape, around.place, around.in_place, self.mass_asked)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write what the operation has given, and its new state."""
@@ -122,9 +123,9 @@ class Program:
         return values[self.output], carried
 
 
-def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset()) -> Covered:
+def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, mass_asked: bool = True) -> Covered:
     """An operation with these edges into it; an input that takes several and has none is handed an empty mapping. step: the
-    names of the operations that are computed with it."""
+    names of the operations that are computed with it. mass_asked: of a memory, that a read asks for its lse."""
     inside = tuple((edge.input, (edge.start, edge.output)) for edge in edges if edge.start in step)
     edges = tuple(edge for edge in edges if edge.start not in step)
     single, many = [], []
@@ -135,6 +136,5 @@ def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozense
         else:
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
-    return Covered(
-        node, tuple(single), tuple(many), inside, gives, tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    )
+    slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
+    return Covered(node, tuple(single), tuple(many), inside, gives, slots, mass_asked)

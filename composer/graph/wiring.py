@@ -134,6 +134,7 @@ class _Wiring:
             features=mapping.features(shape) if mapping else 0,
             state_heads=gate.key_heads(shape, mapped) if gate else mapped,
             exponential=bool(mapping and mapping.exponential and memory.features_as is None),
+            even=bool(mapping and mapping.even),
         )
 
     def _incoming(self, name: str) -> int:

@@ -26,7 +26,8 @@ class StateLayer(CacheLayerMixin):
 
     def keep(self, state: State, columns: int) -> None:
         """Take what a call of so many columns hands on. A part of a larger tensor is copied: it would keep all of that alive."""
-        self.tensors = {name: _own(tensor) for name, tensor in state.items()}
+        before = self.tensors
+        self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
         self.columns += columns
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:

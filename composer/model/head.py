@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class PartModule(nn.Module):
         return function(self._parameters, *inputs, **options)
 
 
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Within, nothing is cast by autocast."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def precise_parameters(model: nn.Module) -> set[str]:
     """The full names of those that are never narrower than float32."""
     return {
@@ -80,29 +86,25 @@ class Head(nn.Module):
         self._compiled, self._place = compiled(head, shape), place
         self.printed: str = AUTO
         """The backend whose program ``print`` shows."""
-        self._slots = self._compiled.graph.slots
+        self.slots = self._compiled.graph.slots
+        """The tensors of its state, for one batch row."""
+        self.mixes = bool(self._compiled.graph.before_projections())
+        """Something stands before the projections of queries and keys."""
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """What a call with such values and tokens runs."""
-        setting = Setting(
-            device=value.device.type,
-            dtype=str(value.dtype).removeprefix("torch."),
-            one_token=value.shape[1] == 1,
-            documents=tokens.segment is not None,
-            padded=tokens.valid is not None,
-            gradients=torch.is_grad_enabled(),
-        )
-        return self._compiled.program(backend, setting)
+        plain = value.shape[1] == 1, tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
+        return self._compiled.running(backend, value.device.type, value.dtype, *plain)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
-        program = self._program(hidden, tokens, backend)
-        if not program.before:
+        if not self.mixes:
             return hidden, {}
-        with torch.autocast(hidden.device.type, enabled=False):
+        program = self._program(hidden, tokens, backend)
+        with without_autocast(hidden.device.type):
             return program.mix(self._modules, hidden, Around(tokens, state, self._place, in_place))
 
     def forward(
@@ -118,7 +120,7 @@ class Head(nn.Module):
     ) -> tuple[Tensor, State]:
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device.type):
             output, carried = program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
         # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
         return output.to(value.dtype), carried
@@ -128,7 +130,7 @@ class Head(nn.Module):
         kinds = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
         return {
             name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype], device=device)
-            for name, slot in self._slots.items()
+            for name, slot in self.slots.items()
         }
 
     def extra_repr(self) -> str:

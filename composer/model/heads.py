@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -49,18 +49,25 @@ class ComposedHeads(nn.Module):
         super().__init__()
         self.key_heads, self.head_dim = asked.key_heads, asked.head_dim
         self._groups, first = resolved.layers[layer], 0
+        self._names: dict[str, dict[str, str]] = {}
+        """Of each head's state, the names that its tensors have in the layer's."""
         for group in self._groups:
             shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap)
-            self.add_module(group.head, Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first)))
+            head = Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first))
+            self.add_module(group.head, head)
+            self._names[group.head] = {part: f"{group.head}.{part}" for part in head.slots}
             first += group.heads
+        self._mixes = any(head.mixes for head in self._heads())
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
+        if not self._mixes:
+            return [hidden] * len(self._groups), {}
         inputs, carried = [], {}
-        for name, head, own in self._heads(state):
-            mixed, new = head.mix(hidden, tokens, own, backend, in_place)
+        for name, head in zip(self._names, self._heads(), strict=True):
+            mixed, new = head.mix(hidden, tokens, self._own(name, state), backend, in_place)
             inputs.append(mixed)
-            carried |= {f"{name}.{part}": tensor for part, tensor in new.items()}
+            carried |= self._named(name, new)
         return inputs, carried
 
     def forward(
@@ -77,16 +84,19 @@ class ComposedHeads(nn.Module):
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
         queries, keys, values = (self.split(states) for states in (query, key, value))
         outputs, carried = [], {}
-        for index, (name, head, own) in enumerate(self._heads(state)):
-            output, new = head(hidden, queries[index], keys[index], values[index], tokens, own, backend, in_place)
+        for name, *projected in zip(self._names, queries, keys, values, strict=True):
+            head = self._modules[name]
+            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place)
             outputs.append(output)
-            carried |= {f"{name}.{part}": tensor for part, tensor in new.items()}
+            carried |= self._named(name, new)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The layer's state before the first token."""
-        heads = ((group.head, cast("Head", self._modules[group.head])) for group in self._groups)
-        return {f"{name}.{part}": tensor for name, head in heads for part, tensor in head.empty_state(batch, dtype, device).items()}
+        carried: State = {}
+        for name, head in zip(self._names, self._heads(), strict=True):
+            carried |= self._named(name, head.empty_state(batch, dtype, device))
+        return carried
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """``B T (all heads) D`` to the heads of each group; queries have more heads than keys by the same factor everywhere."""
@@ -95,8 +105,14 @@ class ComposedHeads(nn.Module):
         factor = states.shape[2] // sum(group.key_heads for group in self._groups)
         return states.split([group.key_heads * factor for group in self._groups], dim=2)
 
-    def _heads(self, state: State) -> Any:
-        for group in self._groups:
-            head = cast("Head", self._modules[group.head])
-            own = {name.partition(".")[2]: held for name, held in state.items() if name.startswith(f"{group.head}.")}
-            yield group.head, head, own
+    def _heads(self) -> list[Head]:
+        return [cast("Head", self._modules[name]) for name in self._names]
+
+    def _own(self, name: str, state: State) -> State:
+        """A head's part of the layer's state."""
+        return {part: state[full] for part, full in self._names[name].items()}
+
+    def _named(self, name: str, own: State) -> State:
+        """The same, by its names in the layer's."""
+        names = self._names[name]
+        return {names[part]: tensor for part, tensor in own.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,8 +56,13 @@ def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None)
 
 
 def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
-    """What each form of a recurrence runs."""
-    return {form.backend: form.run for form in forms}
+    """What each backend runs of a recurrence: its form of decode where it has one and there is one token."""
+    return {form.backend: partial(_run, [one for one in forms if one.backend == form.backend]) for form in forms}
+
+
+def _run(forms: list[Form], first: Tensor, *rest: Any) -> Any:
+    one_token = first.shape[1] == 1
+    return next(form for form in sorted(forms, key=lambda form: not form.decode) if one_token or not form.decode).run(first, *rest)
 
 
 def computed(
@@ -88,7 +94,19 @@ def recalled(
     state: Mapping[str, Tensor],
 ) -> tuple[Partial, dict[str, Tensor]]:
     """A recurrent memory's answer to features, on a backend."""
-    return part.recall(query, pairs, log_decay, tokens, dict(state), form_of(part.recurrences, backend))
+    _, state_heads, features, _ = state["state"].shape
+    *_, key_heads, size = pairs.value.shape
+    shape = Shape(
+        hidden_size=1,
+        heads=query.shape[2],
+        key_heads=key_heads,
+        head_dim=size,
+        features=features,
+        state_heads=state_heads,
+        exponential="maximum" in state,
+    )
+    call = Call(tokens, dict(state), shape)
+    return part.recall(call, query, pairs, log_decay, form_of(part.recurrences, backend))
 
 
 def mixed(

@@ -9,33 +9,21 @@ Every form takes and returns the same:
     segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
     state      B N F V
     returns    output B T H V, and the state after the last token
+
+A form of decode is told by ``in_place`` whether it may write over ``state``, and takes what falls at its only token: E pairs, as
+key B E N F and value B E K V, or None.
 """
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor
 from blocks.operation import REFERENCE, TORCH, Form
 from blocks.recurrences.additive.chunked import chunked
 from blocks.recurrences.additive.naive import naive
 from blocks.recurrences.additive.step import step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
-
-
-def fast(
-    query: Float[Tensor, "B T H F"],
-    key: Float[Tensor, "B T N F"],
-    value: Float[Tensor, "B T K V"],
-    log_decay: Tensor | None,
-    segment: Int[Tensor, "B T"] | None,
-    state: Float[Tensor, "B N F V"],
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """One token: a step. More: chunks."""
-    form = step if query.shape[1] == 1 else chunked
-    return form(query, key, value, log_decay, segment, state)
-
-
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep), one step in decode", fast),
+    Form(TORCH, "one step", step, decode=True),
+    Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
 )

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from blocks.legend import Float, Int, Tensor
+from blocks.recurrences.left import left_of
 
 
 def step(
     query: Float[Tensor, "B 1 H F"],
-    key: Float[Tensor, "B 1 N F"],
-    value: Float[Tensor, "B 1 K V"],
+    key: Float[Tensor, "B E N F"] | None,
+    value: Float[Tensor, "B E K V"] | None,
     log_decay: Tensor | None,
     segment: Int[Tensor, "B 1"] | None,
     state: Float[Tensor, "B N F V"],
+    *,
+    in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence once; the query heads of a state head read it together."""
-    batch, _, state_heads, features = key.shape
-    key_heads, width = value.shape[2:]
-    if log_decay is not None:
-        state = state * log_decay.exp().view(batch, state_heads, -1, 1)
-    if segment is not None:
-        state = state * (segment == 0).view(batch, 1, 1, 1)
-    grouped = key.view(batch, key_heads, -1, features, 1) * value.view(batch, key_heads, 1, 1, width)
-    state = state + grouped.view(batch, state_heads, features, width)
-    output = query.view(batch, state_heads, -1, features) @ state
-    return output.reshape(batch, 1, -1, width), state
+    """The recurrence once, for the E pairs that enter together; the query heads of a state head read it together."""
+    batch, state_heads, features, width = state.shape
+    state = left_of(state, log_decay, segment, in_place=in_place)
+    if key is not None and value is not None:
+        pairs, key_heads = key.shape[1], value.shape[2]
+        shared = state.view(batch, key_heads, -1, features, width)
+        if pairs == 1:
+            new = key.view(batch, key_heads, -1, features, 1), value.view(batch, key_heads, 1, 1, width)
+            shared = shared.addcmul_(*new) if in_place else shared.addcmul(*new)
+        else:
+            keys = key.reshape(batch, pairs, key_heads, -1).permute(0, 2, 3, 1)
+            shared = shared + (keys @ value.transpose(1, 2)).view_as(shared)
+        state = shared.view_as(state)
+    rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))
+    return rows.view(batch, 1, -1, width), state

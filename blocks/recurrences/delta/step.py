@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from blocks.flow import repeat_heads
 from blocks.legend import Float, Int, Tensor
+from blocks.recurrences.left import left_of
 
 
 def step(
     query: Float[Tensor, "B 1 H F"],
-    key: Float[Tensor, "B 1 N F"],
-    value: Float[Tensor, "B 1 K V"],
-    rate: Float[Tensor, "B 1 N"],
+    key: Float[Tensor, "B 1 N F"] | None,
+    value: Float[Tensor, "B 1 K V"] | None,
+    rate: Float[Tensor, "B 1 N"] | None,
     log_decay: Float[Tensor, "B 1 N"] | None,
     segment: Int[Tensor, "B 1"] | None,
     state: Float[Tensor, "B N F V"],
+    *,
+    in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
     """The recurrence once; the query heads of a state head read it together."""
-    batch, _, state_heads, features = key.shape
-    if log_decay is not None:
-        state = state * log_decay.exp().view(batch, state_heads, 1, 1)
-    if segment is not None:
-        state = state * (segment == 0).view(batch, 1, 1, 1)
-    row = key.view(batch, state_heads, 1, features)
-    missing = repeat_heads(value, state_heads).view(batch, state_heads, 1, -1) - row @ state
-    state = state + row.mT * (rate.view(batch, state_heads, 1, 1) * missing)
-    output = query.view(batch, state_heads, -1, features) @ state
-    return output.reshape(batch, 1, -1, value.shape[-1]), state
+    batch, state_heads, features, width = state.shape
+    state = left_of(state, log_decay, segment, in_place=in_place)
+    if key is not None and value is not None and rate is not None:
+        key_heads = value.shape[2]
+        row = key.reshape(-1, 1, features)
+        found = row.bmm(state.view(-1, features, width)).view(batch, key_heads, -1, width)
+        missing = (value.view(batch, key_heads, 1, width) - found) * rate.view(batch, key_heads, -1, 1)
+        new = row.view(batch, state_heads, features, 1), missing.view(batch, state_heads, 1, width)
+        state = state.addcmul_(*new) if in_place else state.addcmul(*new)
+    rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))
+    return rows.view(batch, 1, -1, width), state

@@ -11,25 +11,13 @@ Every form takes and returns the same:
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor
 from blocks.operation import REFERENCE, TORCH, Form
 from blocks.recurrences.elementwise.naive import naive
 from blocks.recurrences.elementwise.scan import scan
 from blocks.recurrences.elementwise.step import step
 
-
-def fast(
-    inputs: Float[Tensor, "B T C"],
-    log_decay: Float[Tensor, "B T C"],
-    segment: Int[Tensor, "B T"] | None,
-    state: Float[Tensor, "B C"],
-) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B C"]]:
-    """One token: a step. More: a scan."""
-    form = step if inputs.shape[1] == 1 else scan
-    return form(inputs, log_decay, segment, state)
-
-
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(TORCH, "a scan over chunks of about √T tokens, one step where there is one", fast),
+    Form(TORCH, "one step", step, decode=True),
+    Form(TORCH, "a scan over chunks of about √T tokens", scan),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor
+from blocks.legend import Float, Int, Tensor, torch
 
 
 def step(
@@ -14,5 +14,5 @@ def step(
     """The recurrence once."""
     if segment is not None:
         state = state * (segment == 0)
-    state = log_decay[:, 0].exp() * state + inputs[:, 0]
-    return state[:, None], state
+    outputs = torch.addcmul(inputs, log_decay.exp(), state[:, None])
+    return outputs, outputs.squeeze(1)

@@ -125,33 +125,49 @@ class ByHand:
 
 
 class Beneath:
-    """The state, as a cache above it sees it."""
+    """The state, as a cache above it sees it: anew for each look, of all that has fallen so far, row by row."""
 
-    def __init__(self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str) -> None:
+    def __init__(
+        self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str, together: int = 1
+    ) -> None:
         self.memory, self.query, self.tokens, self.held, self.form = memory, features(query), tokens, held, form
         self.dtype = query.dtype
-        self.partials: list[Partial] = []
+        self.together, self.fallen, self.seen = together, [], dict(held)
 
     def map(self, pairs: Pairs) -> Tensor:
         return features(pairs.mappable(NoPosition()))
 
-    def predict(self, keys: Tensor) -> Tensor:
-        return self.memory.predict(keys, self.held)
+    def reach(self, column: Tensor) -> None:
+        """The tokens before the column, and at the column itself nothing: it only empties the state where it starts a document."""
+        rows = []
+        for row, end in enumerate(column.tolist()):
+            tokens = Tokens(
+                self.tokens.position[row, None, : end + 1],
+                None if self.tokens.segment is None else self.tokens.segment[row, None, : end + 1],
+            )
+            query, held = self.query[row, None, : end + 1], {name: tensor[row, None] for name, tensor in self.held.items()}
+            rows.append(recalled(self.memory, self.form, query, self._all(query, row), None, tokens, held)[1])
+        self.seen = {name: torch.cat([row[name] for row in rows]) for name in self.held}
 
-    def take(self, pairs: Pairs | None, keys: Tensor | None, columns: slice) -> None:
-        query = self.query[:, columns]
-        if pairs is None or keys is None:
-            nothing = torch.zeros(query.shape[:2], dtype=torch.bool)
-            entering = Features(torch.zeros_like(query), torch.zeros_like(query, dtype=self.dtype), nothing)
-        else:
-            entering = Features(keys, pairs.value, pairs.present, torch.zeros(keys.shape[:2], dtype=torch.int64))
-        tokens = self.tokens.cut(columns)
-        partial, self.held = recalled(self.memory, self.form, query, entering, None, tokens, self.held)
-        self.partials.append(partial)
+    def predict(self, keys: Tensor) -> Tensor:
+        return self.memory.predict(keys, self.seen)
+
+    def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
+        arrival = column[:, None].expand(keys.shape[:2])
+        self.fallen.append(Features(keys, pairs.value, pairs.present, arrival))
 
     def answer(self) -> Partial:
-        masses = [partial.lse for partial in self.partials if partial.lse is not None]
-        return Partial(torch.cat([partial.output for partial in self.partials], dim=1), torch.cat(masses, dim=1))
+        fallen = replace(self._all(self.query), together=self.together)
+        partial, self.held = recalled(self.memory, self.form, self.query, fallen, None, self.tokens, self.held)
+        return partial
+
+    def _all(self, query: Tensor, row: int | None = None) -> Features:
+        """All that has fallen, in every row or in one."""
+        rows = slice(None) if row is None else slice(row, row + 1)
+        batch, _, heads, _ = query.shape
+        nothing = (query[:, :0], query[:, :0].to(self.dtype), torch.zeros(batch, 0, heads).bool(), torch.zeros(batch, 0).long())
+        parts = [(each.key[rows], each.value[rows], each.present[rows], each.arrival[rows]) for each in self.fallen]
+        return Features(*(torch.cat(of, dim=1) for of in zip(nothing, *parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -188,7 +204,7 @@ class Cascade:
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """The head's output, the states it hands on, and what the cache answered."""
         (near, fallen), window = self.near(query, pairs, tokens, states["window"])
-        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form)
+        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, fallen.together)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
         kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]

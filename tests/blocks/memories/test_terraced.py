@@ -69,7 +69,8 @@ def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> N
     given = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
     (_, fallen), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **given)
     assert fallen.arrival is not None
-    assert (fallen.position.tolist(), fallen.arrival.tolist()) == ([[0, 1, 2, 3, 4, 5]], [[6, 6, 6, 9, 9, 9]])
+    assert fallen.position[fallen.present].tolist() == [0, 1, 2, 3, 4, 5]
+    assert fallen.arrival[fallen.present].tolist() == [6, 6, 6, 9, 9, 9]
 
 
 def test_rows_stand_at_places_of_their_own() -> None:
@@ -78,9 +79,9 @@ def test_rows_stand_at_places_of_their_own() -> None:
     tokens = documents([6], [1, 5])
     pairs = pairs_at(states, tokens.position.tolist())
     (_, fallen), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=random(2, 6, 4, 4), pairs=pairs)
-    assert [falling(fallen, 0, column) for column in range(6)] == [[], [], [], [], [0, 1], []]
-    assert [falling(fallen, 1, column) for column in range(6)] == [[], [], [], [], [], [0, 1]]
-    assert [fallen.key[1, place].tolist() for place in (0, 1)] == states[1, 1:3].tolist()
+    assert [len(falling(fallen, 0, column)) for column in range(6)] == [0, 0, 0, 0, 2, 0]
+    assert [len(falling(fallen, 1, column)) for column in range(6)] == [0, 0, 0, 0, 0, 2]
+    assert torch.equal(fallen.key[1, falling(fallen, 1, 5)], states[1, 1:3])
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])

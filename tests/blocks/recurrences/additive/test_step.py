@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocks.recurrences.additive import FORMS, chunked, fast, naive, step
+from blocks.recurrences.additive import FORMS, chunked, naive, step
 from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
 from tests.blocks.support import by_backend, close
 
@@ -19,7 +19,7 @@ from tests.blocks.support import by_backend, close
 def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
     problem = draw(rank, heads, 1, documents=documents)
     wanted = naive(*problem.arguments())
-    for form in (step, chunked, fast):
+    for form in (step, chunked):
         for got, want in zip(form(*problem.arguments()), wanted, strict=True):
             close(got, want)
 

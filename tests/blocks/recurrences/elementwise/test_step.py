@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocks.recurrences.elementwise import FORMS, fast, naive, scan, step
+from blocks.recurrences.elementwise import FORMS, naive, scan, step
 from tests.blocks.recurrences.elementwise.problems import draw
 from tests.blocks.support import by_backend, close
 
@@ -17,7 +17,7 @@ from tests.blocks.support import by_backend, close
 def test_one_token(documents: bool) -> None:
     problem = draw(1, documents=documents)
     wanted = naive(*problem)
-    for form in (step, scan, fast):
+    for form in (step, scan):
         for got, want in zip(form(*problem), wanted, strict=True):
             close(got, want)
 
