@@ -110,18 +110,22 @@ def build_folder(
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    lolcats: Sequence[str | os.PathLike[str]] = (),
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
 
     out: left out, ``<spec>-<source>`` in the current folder. fresh: there is no source, and the spec has a trunk of its own;
     tokenizer: a folder or a model of the Hub whose tokenizer then comes along. copy: give it bytes of its own instead of links
     to the source's files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force:
-    replace what stands there. dry_run: plan and check only. Raises SpecError, SourceError or BuildError.
+    replace what stands there. dry_run: plan and check only. lolcats: checkpoints of LoLCATs' (pickles of tensors) that stand on
+    the source: trained heads, and adapters, which are merged. Raises SpecError, SourceError or BuildError.
     """
     from composer.weights.build import build_folder as write_folder
 
     source = _origin(source, fresh, revision)
     loaded = _loaded(spec, overrides)
+    if source is None and lolcats:
+        raise BuildError("LoLCATs' checkpoints (--lolcats) stand on a model: name it with --from")
     if source is None:
         from composer.weights.fresh import build_fresh_folder
         from composer.weights.tokenizer import open_tokenizer
@@ -155,6 +159,7 @@ def build_folder(
         force=force,
         dry_run=dry_run,
         progress=progress,
+        lolcats=lolcats,
     )
 
 

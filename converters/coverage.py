@@ -71,9 +71,9 @@ def cover(family: Family, trunk: Trunk, tensors: Mapping[str, AnyTensor]) -> Cov
         if tensors[name].shape != expected[canonical]
     ]
     problems = [
-        *_listed("tensors that the model has no place for", unknown),
-        *_listed("tensors that the source lacks", missing),
-        *_listed("tensors of another shape", misshapen),
+        *problems_listed("tensors that the model has no place for", unknown),
+        *problems_listed("tensors that the source lacks", missing),
+        *problems_listed("tensors of another shape", misshapen),
     ]
     if problems:
         raise CoverageError("\n".join([f"The weights do not fit config.json ({family.title}):", *problems]))
@@ -103,7 +103,8 @@ def _cause_of_missing(canonical: str, trunk: Trunk, output_copy: str | None) -> 
     return f"config.json describes {trunk.layers} layers; a shard may be missing from the index"
 
 
-def _listed(title: str, lines: list[str]) -> list[str]:
+def problems_listed(title: str, lines: list[str]) -> list[str]:
+    """How many there are, and the first of them, a line each; nothing where there is none."""
     if not lines:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []

@@ -6,9 +6,10 @@ from converters.bounded import brief
 from converters.composed import COMPOSED_FAMILY
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.liger import LIGER
 from converters.llama import LLAMA
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, COMPOSED_FAMILY)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, LIGER, COMPOSED_FAMILY)}
 
 
 def family_of(config: Config) -> Family:

@@ -110,6 +110,8 @@ def test_heavy_packages_are_imported_late() -> None:
 
 
 UNPICKLING = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+NAMED_BY_ITS_USER = {"converters/lolcats.py": 'torch.load(path, map_location="cpu", weights_only=True, mmap=True)'}
+"""The one call that opens a pickle: others publish some, and one is opened where a user names the file, for its tensors alone."""
 
 
 def test_nothing_unpickles() -> None:
@@ -118,7 +120,10 @@ def test_nothing_unpickles() -> None:
     assert files
     wrong = {named(path): found for path in files if (found := UNPICKLING & set(imports(path)))}
     calls = re.compile(r"\btorch\.load\(|distributed\.checkpoint|allow_pickle|weights_only|read_pickle")
-    wrong |= {named(path): found[0] for path in files if (found := calls.search(path.read_text(encoding="utf-8")))}
+    code = {named(path): path.read_text(encoding="utf-8") for path in files}
+    assert all(code[path].count(call) == 1 for path, call in NAMED_BY_ITS_USER.items())
+    code |= {path: code[path].replace(call, "") for path, call in NAMED_BY_ITS_USER.items()}
+    wrong |= {path: found[0] for path, text in code.items() if (found := calls.search(text))}
     assert not wrong
 
 

@@ -10,12 +10,13 @@ from pydantic import BeforeValidator, Field
 from blocks.gates.base import Gate
 from blocks.gates.channel import PerChannel
 from blocks.gates.constant import Constant
+from blocks.gates.from_key import FromKey
 from blocks.gates.head import PerHead
 from blocks.gates.none import NoGate
 from blocks.part import bare, kinds
 
 GateConfig = Annotated[
-    NoGate | Constant | PerHead | PerChannel,
+    NoGate | Constant | PerHead | PerChannel | FromKey,
     Field(discriminator="kind"),
     BeforeValidator(bare),
 ]

@@ -12,7 +12,10 @@ DecayRank = Literal["none", "head", "channel"]
 
 
 class Gate(Part):
-    """A gate owns no kernel: a recurrence asks for its decay's rank alone, so a new gate runs on every kernel of that rank."""
+    """A gate owns no kernel: a recurrence asks for its decay's rank alone, so a new gate runs on every kernel of that rank.
+
+    It reads one of the head's inputs, by the name of its port: hidden states, unless its operation says another.
+    """
 
     role: ClassVar[str] = "gate"
     rank_of_decay: ClassVar[DecayRank]
@@ -20,6 +23,10 @@ class Gate(Part):
     def key_heads(self, shape: Shape, incoming: int) -> int:
         """State heads that this gate asks for where the keys come in with ``incoming`` heads."""
         return incoming
+
+    def problem(self, shape: Shape, features: int) -> str | None:
+        """Why the gate cannot stand beside a map of so many features, in words for its user; None where it can."""
+        return None
 
     def operation(self, shape: Shape) -> Operation:
         width = shape.features if self.rank_of_decay == "channel" else 1
@@ -33,7 +40,10 @@ class Gate(Part):
         return (self.log_decay(parameters, hidden, call.shape),), {}
 
     def log_decay(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape
+        self, parameters: Parameters, inputs: Tensor, shape: Shape, /
     ) -> Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None:
-        """log α_t ≤ 0, one a state head (rank head) or one a feature of it (rank channel); None: nothing decays."""
+        """log α_t ≤ 0, one a state head (rank head) or one a feature of it (rank channel); None: nothing decays.
+
+        inputs: what the gate reads, hidden states B T C in most of them.
+        """
         raise NotImplementedError

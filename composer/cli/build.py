@@ -33,6 +33,15 @@ def build(
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes; left out, SPEC-SOURCE or SPEC-fresh here."),
     ] = None,
     settings: Set = None,
+    lolcats: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--lolcats",
+            metavar="FILE",
+            help="A checkpoint of LoLCATs' that stands on SOURCE (model.pt): trained heads, and adapters, which are merged. May be "
+            "repeated.",
+        ),
+    ] = None,
     dtype: Annotated[
         Dtype | None,
         typer.Option(help="Turn every tensor into this type; left out, each keeps its own, and fresh ones are float32."),
@@ -71,6 +80,7 @@ def build(
             force=force,
             dry_run=dry_run,
             progress=moved,
+            lolcats=lolcats or (),
         )
     if as_json:
         print_json(report.model_dump(mode="json"))
@@ -87,10 +97,10 @@ def build(
 def _print_plan(plan: Plan) -> None:
     """What becomes of each tensor: those that differ in their layer alone stand on one line."""
     heading("Plan")
-    entries = {"inherited": plan.inherited, "fresh": plan.fresh, "dropped": plan.dropped}
+    entries = {"inherited": plan.inherited, "given": plan.given, "fresh": plan.fresh, "dropped": plan.dropped}
     print_table([(what, plural(len(some), "tensor"), _numbers(some.values())) for what, some in entries.items() if some])
     heads = {name: entry for name, entry in plan.inherited.items() if ".composed." in name}
-    lists: dict[str, Mapping[str, Shaped]] = {"Fresh": plan.fresh, "Kept of the source's own heads": heads}
+    lists: dict[str, Mapping[str, Shaped]] = {"Fresh": plan.fresh, "Given": plan.given, "Kept of the source's own heads": heads}
     for reason in {entry.reason: None for entry in plan.dropped.values()}:
         lists[f"Dropped, as {reason}"] = {name: entry for name, entry in plan.dropped.items() if entry.reason == reason}
     for title, some in lists.items():

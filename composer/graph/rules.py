@@ -123,6 +123,10 @@ def _feature_map(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     for index, memory in enumerate(head.memory):
         for message, where in memory.problem_with(mapping):
             yield message, ("memory", index, *where)
+        gate = memory.gates
+        problem = gate.problem(shape, mapping.features(shape)) if gate and mapping else None
+        if problem:
+            yield problem, ("memory", index, "gate")
 
 
 def _positions(head: HeadSpec, shape: Shape) -> Iterator[Problem]:

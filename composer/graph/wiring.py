@@ -110,7 +110,8 @@ class _Wiring:
         gate = memory.gates
         if gate is not None and gate.rank_of_decay != "none":
             self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
-            self.draft.connect("hidden", f"{name}_gate", "hidden")
+            for port in gate.operation(shape).reads:
+                self.draft.connect(port.name, f"{name}_gate", port.name)
         self.draft.add(name, memory, shape, self._path(name))
         if mapping:
             self.draft.connect(f"{name}_features", name, "features")

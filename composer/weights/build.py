@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from composer.weights.card import model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
+from composer.weights.given import Given, given_by, merged_piece, value_piece, with_given
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
-from composer.weights.plan import FRESH_FILE, Plan, ShardPlan, make_plan
+from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
 from composer.weights.record import (
     RECORD,
     Record,
@@ -33,7 +34,7 @@ from composer.weights.record import (
     write_text,
 )
 from composer.weights.sources import check_merged
-from composer.weights.stream import fresh_piece, inherited_piece, write_shard
+from composer.weights.stream import Piece, fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
@@ -69,6 +70,7 @@ def build_folder(
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    lolcats: Sequence[str | os.PathLike[str]] = (),
 ) -> BuildReport:
     """Builds ``resolved`` from ``source`` into the folder ``out``, which appears whole or not at all.
 
@@ -76,7 +78,8 @@ def build_folder(
     seed: of the fresh parameters. copy: gives the output bytes of its own instead of links to the source's.
     hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
     small models (``HASHED_ANYWAY``) are hashed in any case.
-    force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing.
+    force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing. lolcats: LoLCATs'
+    checkpoints, which bring the heads' parameters and adapters to merge.
     Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
     from composer.weights.config import config_dict
@@ -86,7 +89,10 @@ def build_folder(
     check_merged(source)
     if resolved.dimensions != dimensions(source.trunk):
         raise BuildError(f"The spec was resolved against another model than {source.folder}. Resolve it against this one.")
+    given = given_by(lolcats, resolved, source) if lolcats else None
     plan = make_plan(resolved, source, dtype)
+    if given is not None:
+        plan = with_given(plan, given, dtype)
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
     student = record_of(source)
@@ -96,7 +102,7 @@ def build_folder(
     check_space(target, _needed(target, source, plan, copy))
 
     with whole_or_nothing(target, force=force) as folder:
-        writer = _Writer(folder, source, student, resolved, plan, copy, hash_contents, seed, progress)
+        writer = _Writer(folder, source, student, resolved, plan, given, copy, hash_contents, seed, progress)
         writer.small_files()
         files = writer.weights()
         write_json(folder / INDEX, _index(plan))
@@ -109,6 +115,7 @@ def build_folder(
             trunk=asdict(trunk),
             plan=plan,
             files=files,
+            given={} if given is None else {str(file): sha256(file) for file in given.files},
             untrained=raw,
             versions=versions(),
         )
@@ -138,13 +145,15 @@ def bytes_in(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Writer:
-    """One build's writing of weights and small files into a folder. student: the record of a source that is one."""
+    """One build's writing of weights and small files into a folder. student: the record of a source that is one. given: by files
+    beside it."""
 
     folder: Path
     source: Source
     student: Record | None
     resolved: Resolved
     plan: Plan
+    given: Given | None
     copy: bool
     hash_contents: bool
     seed: int
@@ -152,7 +161,7 @@ class _Writer:
 
     def weights(self) -> dict[str, StoredFile]:
         # The small file first: behind a large copy it would wait for the disk.
-        fresh = {FRESH_FILE: self._fresh()} if self.plan.fresh else {}
+        fresh = {FRESH_FILE: self._fresh()} if self.plan.fresh or self.plan.given else {}
         shards = {
             shard.output: self._linked(shard) if shard.action == "link" else self._rewritten(shard)
             for shard in self.plan.shards
@@ -176,14 +185,15 @@ class _Writer:
 
     def _rewritten(self, shard: ShardPlan) -> StoredFile:
         target = self.folder / str(shard.output)
-        tensors = self.source.tensors
-        pieces = [
-            inherited_piece(name, tensors[entry.tensor], entry.dtype)
-            for name, entry in self.plan.inherited.items()
-            if entry.file == shard.file
-        ]
+        pieces = [self._inherited(name, entry) for name, entry in self.plan.inherited.items() if entry.file == shard.file]
         contents = write_shard(target, pieces, self._moved(target.name, shard.bytes))
         return stored_file(target, "rewritten", origin=None, contents=contents)
+
+    def _inherited(self, name: str, entry: Inherited) -> Piece:
+        tensor = self.source.tensors[entry.tensor]
+        if self.given is not None and entry.added:
+            return merged_piece(name, tensor, entry.dtype, self.given.products[name])
+        return inherited_piece(name, tensor, entry.dtype)
 
     def _fresh(self) -> StoredFile:
         from composer.spec.parameters import fresh_parameters
@@ -191,6 +201,9 @@ class _Writer:
         target = self.folder / FRESH_FILE
         wanted = fresh_parameters(self.resolved)
         pieces = [fresh_piece(name, wanted[name], entry.dtype, self.seed) for name, entry in self.plan.fresh.items()]
+        if self.given is not None:
+            values = self.given.values
+            pieces += [value_piece(name, values[name], entry.shape, entry.dtype) for name, entry in self.plan.given.items()]
         contents = write_shard(target, pieces, self._moved(target.name, self.plan.fresh_bytes))
         return stored_file(target, "written", origin=None, contents=contents)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
 
 from composer.weights.record import RECORD, Record, StoredSource
@@ -73,6 +75,9 @@ def _origin(source: StoredSource | None) -> str:
 def _trained(record: Record) -> str:
     if record.source is None:
         return f"When this was built, every parameter was random (seed {record.seed}): it says nothing until it is trained.\n"
+    if record.given and not record.untrained:
+        files = ", ".join(f"`{Path(file).name}` (SHA-256 `{digest}`)" for file, digest in record.given.items())
+        return f"Every parameter comes from the source, or from {files}.\n"
     if not record.untrained:
         return "Every parameter comes from the source, or was trained in it.\n"
     return (

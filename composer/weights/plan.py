@@ -40,6 +40,19 @@ class Inherited(Closed):
     """The student's file that holds it."""
     shape: tuple[int, ...]
     dtype: Dtype
+    added: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    """Adapters that are merged into it, by their names in files beside the source."""
+
+
+class GivenParameter(Closed):
+    """A parameter whose values come from a file beside the source, with its name there."""
+
+    kind: Literal["given"] = "given"
+    tensor: str
+    file: str
+    output: str
+    shape: tuple[int, ...]
+    dtype: Dtype
 
 
 class FreshParameter(Closed):
@@ -75,7 +88,7 @@ class Plan(Closed):
 
     dtype: Dtype
     """What the model computes in, and the type of fresh parameters, those that are precise excepted."""
-    parameters: dict[str, Annotated[Inherited | FreshParameter, Field(discriminator="kind")]]
+    parameters: dict[str, Annotated[Inherited | GivenParameter | FreshParameter, Field(discriminator="kind")]]
     dropped: dict[str, Dropped]
     shards: tuple[ShardPlan, ...]
     notes: tuple[str, ...] = ()
@@ -83,6 +96,10 @@ class Plan(Closed):
     @property
     def inherited(self) -> dict[str, Inherited]:
         return {name: entry for name, entry in self.parameters.items() if isinstance(entry, Inherited)}
+
+    @property
+    def given(self) -> dict[str, GivenParameter]:
+        return {name: entry for name, entry in self.parameters.items() if isinstance(entry, GivenParameter)}
 
     @property
     def fresh(self) -> dict[str, FreshParameter]:
@@ -95,11 +112,12 @@ class Plan(Closed):
     @property
     def total_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(_bytes(entry.shape, entry.dtype) for entry in self.parameters.values())
+        return sum(bytes_of(entry.shape, entry.dtype) for entry in self.parameters.values())
 
     @property
     def fresh_bytes(self) -> int:
-        return sum(_bytes(entry.shape, entry.dtype) for entry in self.fresh.values())
+        """Of all parameters that the source does not have."""
+        return sum(bytes_of(entry.shape, entry.dtype) for entry in (*self.given.values(), *self.fresh.values()))
 
 
 @dataclass(frozen=True)
@@ -197,7 +215,7 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
     )
     shards = _shard_plans(source, assignment, dtype)
     output = {shard.file: shard.output or "" for shard in shards}
-    parameters: dict[str, Inherited | FreshParameter] = {}
+    parameters: dict[str, Inherited | GivenParameter | FreshParameter] = {}
     for name, own in assignment.inherited.items():
         tensor = source.tensors[own]
         parameters[name] = Inherited(
@@ -252,7 +270,7 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
             own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()
         }
         change = _change(shard, canonical, source.covered, kinds)
-        size = sum(_bytes(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
+        size = sum(bytes_of(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
         plans.append(
             ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size)
             if change
@@ -276,5 +294,6 @@ def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds:
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
-def _bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
+def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
+    """Of a tensor."""
     return math.prod(shape) * BYTES[dtype]

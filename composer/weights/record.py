@@ -94,6 +94,8 @@ class Record(Closed):
     files: dict[FileName, StoredFile]
     documents: dict[str, str] | None = None
     """SHA-256 of every other file of the build, by path. None: an earlier version wrote the record, and did not keep them."""
+    given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
+    """SHA-256 of the files beside the source that parameters came from, by path."""
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()

@@ -153,6 +153,9 @@ class Document:
         if gate.kind == "constant":
             place = self._shared(head, self._state_heads(memory))
             return torch.full((features,), 1 - 2 ** (-gate.exponent - place), dtype=torch.float64)
+        if gate.kind == "from_key":
+            key = self.key[t, self._shared(head, self.key.shape[1])]
+            return (key.sigmoid() ** (1 / gate.temperature)).repeat(features // len(key))
         if gate.kind == "channel" and gate.rank != "full":
             weight = self.parameters[f"{name}.up"] @ self.parameters[f"{name}.down"]
         else:

@@ -37,6 +37,7 @@ GATES = [
     *HEAD_GATES,
     {"kind": "channel", "rank": 2, "temperature": 0.02},
     {"kind": "channel", "rank": "full", "per": "key_head"},
+    {"kind": "from_key", "temperature": 0.5},
 ]
 RATES = ["learned", {"kind": "learned", "largest": 2, "per": "key_head"}, {"kind": "fixed", "value": 0.7}]
 

@@ -1,0 +1,231 @@
+"""Values that files beside a source bring: LoLCATs' checkpoints hold heads and adapters, and no trunk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from composer.errors import BuildError, SourceError
+from composer.spec.loading import load_spec
+from composer.spec.parameters import PREFIX, fresh_parameters
+from composer.spec.recipe import Lora
+from composer.spec.resolve import Resolved, resolve
+from composer.weights.contents import BLOCK, blocks
+from composer.weights.meaning import meanings
+from composer.weights.plan import GivenParameter, Plan, ShardPlan, bytes_of
+from composer.weights.stream import Piece, all_finite, as_bytes, as_tensor
+from converters.canonical import expected_tensors
+from converters.coverage import problems_listed
+from converters.errors import ConverterError
+from converters.lolcats import MAP, Lolcats, Stored, as_published, read_lolcats
+from converters.shard import BYTES, Tensor
+from converters.source import Source
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+SPEC = "published/lolcats-llama"
+"""What the files' heads are: their values fit wherever the same is meant."""
+_MATRIX = "model.layers.{layer}.self_attn.{projection}.weight"
+
+
+@dataclass(frozen=True)
+class Product:
+    """What is to be added to a matrix: scale · up · down."""
+
+    down: Stored
+    up: Stored
+    scale: float
+
+
+@dataclass(frozen=True)
+class Given:
+    """By the student's names: parameters of its heads, and products that go into its trunk. Together they are all of the files."""
+
+    files: tuple[Path, ...]
+    values: Mapping[str, Stored]
+    products: Mapping[str, Product]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user would else find out later."""
+        return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
+
+
+def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> Given:
+    """What LoLCATs' files give to this student of a source. Nothing is left over, and no parameter of the heads is left out.
+
+    Raises SourceError and BuildError.
+    """
+    paths = tuple(Path(file).expanduser().resolve() for file in files)
+    if source.family.model_type == "composed":
+        raise BuildError(
+            f"{source.folder} is a student already, and LoLCATs' files stand on a model as it was published: name that."
+        )
+    try:
+        read = read_lolcats(paths)
+    except ConverterError as error:
+        raise SourceError(str(error)) from error
+    lora = resolved.recipe.finetune.lora if resolved.recipe and resolved.recipe.finetune else None
+    values, problems = _values(read, resolved)
+    products, more = _products(read, source, lora)
+    if problems or more:
+        where = f"{', '.join(map(str, paths))} on {source.folder}"
+        raise BuildError("\n".join([f"These are not the weights of the heads of {resolved.name}: {where}", *problems, *more]))
+    return Given(paths, values, products)
+
+
+def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
+    """The heads' parameters by their full names, and what is wrong with them."""
+    wanted = fresh_parameters(resolved)
+    whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
+    full = {(at, name): PREFIX.format(layer=at, head=whole[at]) + name for at, name in read.parameters if at in whole}
+    values = {full[key]: stored for key, stored in read.parameters.items() if full.get(key) in wanted}
+    misshapen = [
+        f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}"
+        for (_, own), name in full.items()
+        if name in values
+        for stored, expected in [(values[name], as_published(own, wanted[name].shape))]
+        if stored.shape != expected
+    ]
+    problems = [
+        *problems_listed(
+            "tensors that the heads have no place for",
+            [_said(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
+        ),
+        *problems_listed(
+            "parameters that no file gives (a checkpoint of two files needs --lolcats twice)",
+            [f"{name} {list(fresh.shape)}" for name, fresh in wanted.items() if name not in values],
+        ),
+        *problems_listed("tensors of another shape", misshapen),
+    ]
+    if not problems:
+        problems = problems_listed("tensors that mean something else", list(_misfits(read.parameters, whole, resolved)))
+    return values, problems
+
+
+def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, str], resolved: Resolved) -> Iterator[str]:
+    """Values that were learned for other heads than these. heads: of each layer, by name."""
+    for dim in {stored.shape[-1] for (_, own), stored in parameters.items() if own == MAP}:
+        published = resolve(load_spec(SPEC, [f"head.feature_map.dim={dim}"]), resolved.dimensions)
+        (head,) = published.heads
+        here, there = meanings(resolved), meanings(published)
+        for (layer, own), stored in parameters.items():
+            ours, theirs = (PREFIX.format(layer=layer, head=one) + own.rpartition(".")[0] for one in (heads[layer], head))
+            if reason := here[ours].difference(there[theirs]):
+                yield f"{_said(stored)}: {reason}"
+
+
+def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
+    """What goes into the trunk's matrices by their names, and what is wrong with it."""
+    keys = dict.fromkeys([*read.down, *read.up])
+    if not keys:
+        return {}, []
+    if lora is None:
+        why = "a recipe with `finetune: {lora: {rank: …, alpha: …}}` says what they are to be multiplied by, and this one does not"
+        return {}, [f"{len(keys)} adapters: {why}"]
+    shapes = expected_tensors(source.trunk)
+    wanted = [(layer, f"{target}_proj") for layer in range(source.trunk.layers) for target in lora.targets]
+    products, misshapen = {}, []
+    for layer, projection in keys:
+        down, up = read.down.get((layer, projection)), read.up.get((layer, projection))
+        if (layer, projection) in wanted and down is not None and up is not None:
+            name = _MATRIX.format(layer=layer, projection=projection)
+            products[name] = Product(down, up, lora.alpha / lora.rank)
+            rows, columns = shapes[name]
+            for stored, expected in ((down, (lora.rank, columns)), (up, (rows, lora.rank))):
+                if stored.shape != expected:
+                    misshapen.append(f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}")
+    targets = ", ".join(lora.targets)
+    recipe = f"recipe.finetune.lora says rank {lora.rank}, alpha {lora.alpha:g}, targets [{targets}]"
+    strange = [_said(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
+    lacking = [
+        f"lora_{letter} of {_MATRIX.format(layer=layer, projection=projection)}"
+        for layer, projection in wanted
+        for letter, side in (("A", read.down), ("B", read.up))
+        if (layer, projection) not in side
+    ]
+    return products, [
+        *problems_listed(f"adapters that there is no place for ({recipe}; --set says it otherwise)", strange),
+        *problems_listed(f"adapters that are missing ({recipe}; --set says it otherwise)", lacking),
+        *problems_listed(f"adapters of another shape ({recipe}; --set says it otherwise)", misshapen),
+    ]
+
+
+def _said(stored: Stored) -> str:
+    return f"{stored.name} {list(stored.shape)}"
+
+
+def with_given(plan: Plan, given: Given, dtype: Dtype | None) -> Plan:
+    """The plan of a build from the source alone, with what the files give. dtype: of every tensor; None keeps each one's own."""
+    parameters = dict(plan.parameters)
+    for name, value in given.values.items():
+        entry = plan.parameters[name]
+        parameters[name] = GivenParameter(
+            tensor=value.name,
+            file=str(value.file),
+            output=entry.output,
+            shape=entry.shape,
+            dtype=entry.dtype if dtype else value.dtype,
+        )
+    for name, product in given.products.items():
+        parameters[name] = plan.inherited[name].model_copy(update={"added": (product.down.name, product.up.name)})
+    changed = plan.model_copy(update={"parameters": parameters, "notes": (*given.notes, *plan.notes)})
+    return changed.model_copy(update={"shards": tuple(_merged_into(shard, changed) for shard in plan.shards)})
+
+
+def _merged_into(shard: ShardPlan, plan: Plan) -> ShardPlan:
+    """What becomes of one of the source's files: rewritten where adapters go into it."""
+    here = [entry for entry in plan.inherited.values() if entry.file == shard.file]
+    if not (count := sum(1 for entry in here if entry.added)):
+        return shard
+    others = [shard.reason] if shard.action == "rewrite" else []
+    return ShardPlan(
+        file=shard.file,
+        output=shard.output,
+        action="rewrite",
+        reason=", ".join([*others, f"{count} with adapters merged in"]),
+        bytes=sum(bytes_of(entry.shape, entry.dtype) for entry in here),
+    )
+
+
+def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> Piece:
+    """A parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
+
+    def contents() -> Iterator[memoryview]:
+        yield as_bytes(_finite(f"{stored.name} of {stored.file}", stored.tensor.detach().reshape(shape), dtype))
+
+    return Piece(name, dtype, shape, contents)
+
+
+def merged_piece(name: str, tensor: Tensor, dtype: Dtype, product: Product) -> Piece:
+    """A matrix of the source with a product added to it, some rows at a time; summed in float32 at least, and rounded once."""
+
+    def contents() -> Iterator[memoryview]:
+        import torch
+
+        rows, columns = tensor.shape
+        wide = torch.float64 if tensor.dtype == "float64" else torch.float32
+        down, up = (one.tensor.detach().to(wide) for one in (product.down, product.up))
+        width, step = columns * BYTES[tensor.dtype], max(1, BLOCK // (columns * BYTES[tensor.dtype]))
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            (block,) = blocks(tensor.file, tensor.start + first * width, tensor.start + last * width)
+            matrix = as_tensor(block, tensor.dtype).view(last - first, columns).to(wide)
+            yield as_bytes(_finite(name, matrix + product.scale * (up[first:last] @ down), dtype))
+
+    return Piece(name, dtype, tensor.shape, contents)
+
+
+def _finite(name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    import torch
+
+    turned = tensor.to(getattr(torch, dtype))
+    if not all_finite(turned):
+        what = f"holds values too large for {dtype}" if all_finite(tensor) else "holds values that are not finite"
+        raise BuildError(f"{name} {what}; nothing is written.")
+    return turned

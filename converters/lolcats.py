@@ -1,0 +1,187 @@
+"""LoLCATs' published students (github.com/HazyResearch/lolcats): learned feature maps, window factors and low-rank adapters, in
+files of their own that stand on a Llama from elsewhere.
+
+A file is what its trainer saves of the parameters that learned: a mapping of names to tensors, bare, or under ``model_state_dict``
+or ``model`` beside a few numbers. Names are those of its modules, with PEFT's prefix once adapters are on:
+
+    model.layers.{i}.self_attn.feature_map_{q,k}.mlp.layer       [heads, head_dim, feature_dim]
+    model.layers.{i}.self_attn.window_factors                    [1, heads, 1, 1], before the sigmoid
+    base_model.model.model.layers.{i}.self_attn.{q,k,v,o}_proj.lora_{A,B}.default.weight    [rank, in] and [out, rank]
+
+It is a pickle. torch's restricted unpickler builds tensors and containers and calls nothing else; storages are slices of the file
+as it is mapped, so whatever sizes the pickle claims, no memory beyond the file is read, and none is filled.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from converters.bounded import MOST_NAMES, brief, listed, opened, shortened
+from converters.errors import WeightsError
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+MOST = 2**30
+"""Bytes of a file. That of a Llama of 405 billion parameters has 631 million."""
+_HELD_IN = ("model_state_dict", "model")
+_LAYER = re.compile(r"(?:base_model\.model\.)?model\.layers\.(0|[1-9][0-9]{0,8})\.self_attn\.(.+)")
+_FACTOR = re.compile(r"([qkvo]_proj)\.lora_([AB])\.default\.weight")
+_PARAMETERS = {
+    "feature_map_q.mlp.layer": "feature_map.query_weight",
+    "feature_map_k.mlp.layer": "feature_map.key_weight",
+    "window_factors": "window.weight",
+}
+_PARAMETER = "parameter"
+WINDOW, MAP = "window.weight", "feature_map.query_weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """One tensor of a file, mapped and not yet read."""
+
+    file: Path
+    name: str
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> Dtype:
+        return _dtype(self.tensor)
+
+
+@dataclass(frozen=True)
+class Lolcats:
+    """What some files hold together.
+
+    parameters: by layer and name in a head, such as (0, "feature_map.query_weight"). down, up: the adapters' A and B, by layer and
+    projection, such as (0, "q_proj").
+    """
+
+    parameters: Mapping[tuple[int, str], Stored]
+    down: Mapping[tuple[int, str], Stored]
+    up: Mapping[tuple[int, str], Stored]
+
+
+def as_published(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape in which such a file has a head's parameter of this name and shape."""
+    return (1, *shape, 1, 1) if name == WINDOW else tuple(shape)
+
+
+def read_lolcats(paths: Sequence[Path]) -> Lolcats:
+    """All of some files, each tensor in its place. Raises WeightsError that names what is none of LoLCATs'."""
+    found: dict[str, dict[tuple[int, str], Stored]] = {_PARAMETER: {}, "A": {}, "B": {}}
+    for path in paths:
+        strange: list[str] = []
+        for name, tensor in _state(path).items():
+            place = _place(name) if isinstance(name, str) and _is_plain(tensor) else None
+            if place is None:
+                strange.append(_said(name, tensor))
+                continue
+            (side, key), stored = place, Stored(path, str(name), tensor)
+            if (before := found[side].get(key)) is not None:
+                where = f"twice in {path}" if before.file == path else f"in {before.file} and in {path}"
+                raise WeightsError(f"{shortened(stored.name)} is {where}: which one counts? Name the one file that is meant.")
+            found[side][key] = stored
+        if strange:
+            raise WeightsError(
+                f"{path} holds {len(strange)} that LoLCATs' students do not have: {listed(strange)}. Expected feature maps of "
+                "queries and keys, window factors, and adapters of q_proj, k_proj, v_proj and o_proj, in layers' self_attn."
+            )
+    return Lolcats(found[_PARAMETER], found["A"], found["B"])
+
+
+def _place(name: str) -> tuple[str, tuple[int, str]] | None:
+    """Which side of what, parameter, A or B; and its layer, with its name in a head, or the projection."""
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return None
+    if (own := _PARAMETERS.get(layer[2])) is not None:
+        return _PARAMETER, (int(layer[1]), own)
+    factor = _FACTOR.fullmatch(layer[2])
+    return (factor[2], (int(layer[1]), factor[1])) if factor else None
+
+
+def _state(path: Path) -> Mapping[object, Any]:
+    """The names and tensors of a file."""
+    held = _unpickled(path)
+    if not isinstance(held, Mapping):
+        raise WeightsError(f"{path} holds a {type(held).__name__}; expected a mapping of names to tensors.")
+    for key in _HELD_IN:
+        if isinstance(held.get(key), Mapping):
+            beside = [_said(name, value) for name, value in held.items() if name != key and not _is_note(value)]
+            if beside:
+                raise WeightsError(f"{path} holds more than the weights of {key!r}: {listed(beside)}. Save those alone.")
+            return held[key]
+    return held
+
+
+def _unpickled(path: Path) -> object:
+    import torch
+
+    _check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged pickle raises whatever its instructions run into
+        raise WeightsError(
+            f"{path} is not read: {_reason(error)}. Tensors alone are read of a pickle; one that asks for more, or is damaged, is "
+            "refused."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line that says it, of torch's many."""
+    lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    return shortened((said or lines or [type(error).__name__])[0], 200)
+
+
+def _check_archive(path: Path) -> None:
+    """Whether it is what ``torch.save`` writes: a zip archive whose members lie in it as they are."""
+    try:
+        with opened(path) as stream:
+            size = stream.seek(0, 2)
+            if size > MOST:
+                raise WeightsError(f"{path} is larger than {MOST:,} bytes, the most that are read of such a file.")
+            members = zipfile.ZipFile(stream).infolist()
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise WeightsError(f"{path} is no archive as torch.save writes it: {shortened(str(error), 200)}.") from error
+    packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(member.file_size for member in members) > size:
+        raise WeightsError(f"{path} is packed, which torch.save never does: {listed(packed) or 'its members overlap'}.")
+    if any(member.filename.endswith("data.pkl") and member.file_size > MOST_NAMES for member in members):
+        raise WeightsError(f"{path} has more than {MOST_NAMES:,} bytes of names, the most that are read.")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor of numbers as they lie in the file."""
+    import torch
+
+    if not (type(value) in (torch.Tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor)):
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu" and _dtype(value) in get_args(Dtype)
+
+
+def _is_note(value: object) -> bool:
+    """A step, a loss: what a trainer notes beside the weights."""
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _dtype(tensor: torch.Tensor) -> Any:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _said(name: object, value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{shortened(name) if isinstance(name, str) else brief(name)} ({type(value).__name__ if shape is None else list(shape)})"

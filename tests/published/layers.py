@@ -1,0 +1,90 @@
+"""What a layer's attention is given and gives, whole and token by token, and Llama's projections by the weights on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+LENGTH, HEADS, KEY_HEADS, SIZE = 150, 4, 2, 8
+CONFIG = {"max_position_embeddings": 256, "initializer_range": 0.4}
+"""Of sources whose queries and keys say something, on texts as long as these."""
+IDS = torch.randint(3, 64, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@dataclass
+class Seen:
+    """Hidden states that went into a layer's attention, and what came out, call by call."""
+
+    given: list[Tensor] = field(default_factory=list)
+    gave: list[Tensor] = field(default_factory=list)
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(self.given, 1), torch.cat(self.gave, 1)
+
+
+@contextmanager
+def watched(model: PreTrainedModel) -> Iterator[list[Seen]]:
+    """Notes what each layer's attention is given and gives."""
+    seen: list[Seen] = []
+    hooks = []
+    for layer in model.model.layers:
+        seen.append(note := Seen())
+
+        def listen(_: Any, given: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
+            note.given.append(given[0] if given else named["hidden_states"])
+            note.gave.append(gave[0] if isinstance(gave, tuple) else gave)
+
+        hooks.append(layer.self_attn.register_forward_hook(listen, with_kwargs=True))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def whole(model: PreTrainedModel) -> list[Seen]:
+    """Of both texts in one call."""
+    with watched(model) as seen, torch.no_grad():
+        model(IDS)
+    return seen
+
+
+def decoded(model: PreTrainedModel, prefill: int) -> list[Seen]:
+    """Of a prefill of so many tokens, and the others one by one."""
+    cache = None
+    with watched(model) as seen, torch.no_grad():
+        for start, end in [(0, prefill), *((at, at + 1) for at in range(prefill, LENGTH))]:
+            answer = model(IDS[:, start:end], past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+    return seen
+
+
+def projected(weights: Mapping[str, Tensor], layer: int, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values B H T D, keys and values repeated for their query heads, none of them turned."""
+
+    def heads(name: str, count: int) -> Tensor:
+        made = hidden @ weights[f"model.layers.{layer}.self_attn.{name}.weight"].double().T
+        return made.unflatten(2, (count, SIZE)).transpose(1, 2).repeat_interleave(HEADS // count, 1)
+
+    return heads("q_proj", HEADS), heads("k_proj", KEY_HEADS), heads("v_proj", KEY_HEADS)
+
+
+def turned(states: Tensor, theta: float = 10000.0) -> Tensor:
+    """Rotary positions as Llama has them: coordinate i with i + D/2, by the angle t / θ^(2i/D), all angles in float32."""
+    half = SIZE // 2
+    frequency = 1.0 / theta ** (torch.arange(half, dtype=torch.float32) / half)
+    angles = torch.arange(LENGTH, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angles.cos().double(), angles.sin().double()
+    one, other = states[..., :half], states[..., half:]
+    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+
+
+def put_out(weights: Mapping[str, Tensor], layer: int, answer: Tensor) -> Tensor:
+    """Of heads B H T D, through the output projection."""
+    return answer.transpose(1, 2).flatten(2) @ weights[f"model.layers.{layer}.self_attn.o_proj.weight"].double().T

@@ -1,0 +1,106 @@
+"""Checkpoints in LoLCATs' layout, as its trainer would save them of a tiny Llama, and the formula that its code computes."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.published.layers import HEADS, KEY_HEADS, LENGTH, SIZE, projected, put_out, turned
+
+LAYERS, WIDTH, FEATURES, WINDOW, RANK, ALPHA = 2, 32, 4, 25, 2, 6
+SETTINGS = [
+    "--set=head.feature_map.dim=4",
+    "--set=head.memory.0.size=25",
+    "--set=recipe.finetune.lora.rank=2",
+    "--set=recipe.finetune.lora.alpha=6",
+]
+SPEC = "published/lolcats-llama"
+PEFT, QUERY = "base_model.model.", "feature_map_q.mlp.layer"
+State = dict[str, Any]
+
+
+def attention(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.self_attn.{name}"
+
+
+def maps() -> State:
+    """What attention transfer learns: W of queries and of keys, one a query head, and the window's factor before its sigmoid."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    state: State = OrderedDict()
+    for layer in range(LAYERS):
+        state[attention(layer, "window_factors")] = normal(1, HEADS, 1, 1) - 2.1972
+        for side in "qk":
+            state[attention(layer, f"feature_map_{side}.mlp.layer")] = normal(HEADS, SIZE, FEATURES)
+    return state
+
+
+def adapters(targets: str = "qkvo") -> State:
+    """What fine-tuning learns, under the names that PEFT gives it."""
+    generator = torch.Generator().manual_seed(6)
+    outs = {"q": HEADS * SIZE, "k": KEY_HEADS * SIZE, "v": KEY_HEADS * SIZE, "o": WIDTH}
+    state: State = OrderedDict()
+    for layer in range(LAYERS):
+        for target in targets:
+            for letter, shape in (("A", (RANK, WIDTH)), ("B", (outs[target], RANK))):
+                name = PEFT + attention(layer, f"{target}_proj.lora_{letter}.default.weight")
+                state[name] = (0.2 * torch.randn(*shape, generator=generator)).bfloat16()
+    return state
+
+
+def saved(path: Path, state: Any) -> Path:
+    torch.save(state, path)
+    return path
+
+
+def two_files(folder: Path) -> list[Path]:
+    """As for 8B: maps under the names of the model, adapters under those of PEFT's."""
+    return [saved(folder / "maps.pt", maps()), saved(folder / "adapters.pt", adapters())]
+
+
+def options(files: list[Path]) -> list[str]:
+    return [f"--lolcats={file}" for file in files]
+
+
+def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """W + α/r · B A, in float64."""
+    found, low = dict(weights), adapters()
+    for name in [name for name in low if ".lora_A." in name]:
+        matrix = name.removeprefix(PEFT).replace(".lora_A.default", "")
+        product = low[name.replace("lora_A", "lora_B")].double() @ low[name].double()
+        found[matrix] = found[matrix].double() + ALPHA / RANK * product
+    return found
+
+
+def masks() -> tuple[Tensor, Tensor]:
+    """Which pairs the window counts, and which the linear part does: blocks of ones along the diagonal, and the same rolled by a
+    chunk to the left, so that a chunk sees itself and the one before."""
+    mask = torch.block_diag(*[torch.ones(WINDOW, WINDOW)] * (LENGTH // WINDOW))
+    mask = mask + torch.roll(mask, -WINDOW, -1)
+    return mask.tril().bool(), (1 - mask).tril().bool()
+
+
+def formula(weights: Mapping[str, Tensor], learned: State, layer: int, hidden: Tensor) -> Tensor:
+    """A row's window logits minus their maximum, as exponentials times σ(w), and the linear term as it is, over one sum."""
+    query, key, value = projected(weights, layer, hidden)
+    query, key = turned(query), turned(key)
+    near, far = masks()
+    logits = (query @ key.mT / math.sqrt(SIZE)).masked_fill(~near, -1e8)
+    factor = 1 / (1 + torch.exp(-learned[attention(layer, "window_factors")].double()))
+    exponentials = factor * torch.exp(logits - logits.amax(-1, keepdim=True))
+    mapped = []
+    for side, states in (("q", query), ("k", key)):
+        u = torch.einsum("hdf,bhld->bhlf", learned[attention(layer, f"feature_map_{side}.mlp.layer")].double(), states)
+        mapped.append(torch.cat((u.softmax(-1), (-u).softmax(-1)), -1).clamp(min=1e-12))
+    linear = (mapped[0] @ mapped[1].mT).masked_fill(~far, 0)
+    total = exponentials.sum(-1, keepdim=True) + linear.sum(-1, keepdim=True)
+    return put_out(weights, layer, (exponentials + linear) @ value / total)
