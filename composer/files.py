@@ -14,7 +14,7 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
     replace: what stands there. Raises OSError: FileExistsError where something has come to stand there and is not to be replaced.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
@@ -27,9 +27,14 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Raises OSError."""
-    with whole(path) as partial:
+def partial_of(path: Path) -> Path:
+    """What a file or a folder is called until all of it is there. One that a killed process has left may be removed."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
+    """A text file, as ``whole`` has it. Raises OSError."""
+    with whole(path, replace=replace) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO
-from composer.spec.places import brief
 from converters.trunk import Dtype
 
 REPEATS, STEPS = 5, 32
-THOUSAND = 1024
 LARGEST = 2**31
 """Of any length, batch or seed."""
 
@@ -57,19 +54,6 @@ class Options:
     out: Path | None = None
     force: bool = False
     watch: Callable[[Progress], None] | None = None
-
-
-def read_numbers(said: str | None, option: str) -> tuple[int, ...]:
-    """Numbers between commas, with ``k`` for 1,024: ``512,1k,64k``. None has none. Raises BenchError."""
-    if said is None:
-        return ()
-    numbers = []
-    for word in (part.strip() for part in said.split(",")):
-        found = re.fullmatch(r"([0-9]{1,12})([kK]?)", word)
-        if found is None:
-            raise BenchError(f"{option}: {brief(word)} is no number; expected such as 512,4k, where 4k is 4,096.")
-        numbers.append(int(found[1]) * (THOUSAND if found[2] else 1))
-    return tuple(numbers)
 
 
 def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:

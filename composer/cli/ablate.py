@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.cli.options import SOURCE, Bfloat16, HeldOut, HeldShare, Json, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table, without_bars
+from composer.cli import bars
+from composer.cli.bars import Shown
+from composer.cli.numbers import read_numbers
+from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, RunsOn, Set, Text
+from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.data.loading import SHARE
 from composer.errors import AblationError
 from composer.spec.inherit import shown
@@ -44,14 +45,14 @@ def ablate(
     tasks: Annotated[
         list[str] | None, typer.Option(metavar="TASK,…", help="To score on, as `compose eval` takes them. May be repeated.")
     ] = None,
-    lengths: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of a sample of a task.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Tokens of a sample of a task: 512,4k, where 4k is 4,096.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Of each task at each length.")] = 100,
     seeds: Annotated[str, typer.Option(metavar="N,…", help="Each variant is built and trained with each of them.")] = "0",
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What perplexity reads.")] = None,
-    haystack: Annotated[Path | None, typer.Option(metavar="FILE", help="The text that needles are hidden in.")] = None,
-    babi: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
-    ] = None,
+    text: Text = None,
+    haystack: Haystack = None,
+    babi: Babi = None,
     settings: Set = None,
     device: RunsOn = "cpu",
     bfloat16: Bfloat16 = False,
@@ -74,7 +75,7 @@ def ablate(
     from composer.ablation.ablate import ablate as run
     from composer.ablation.plan import Request
 
-    _quiet()
+    errors_alone()
     files = {name: path for name, path in (("text", text), ("haystack", haystack), ("babi", babi)) if path is not None}
     request = Request(
         source=source,
@@ -83,9 +84,9 @@ def ablate(
         share=share,
         teacher=teacher,
         tasks=tuple(tasks or ()),
-        lengths=_numbers(lengths, "--lengths"),
+        lengths=tuple(dict.fromkeys(read_numbers(lengths, "--lengths", AblationError))),
         samples=samples,
-        seeds=_numbers(seeds, "--seeds"),
+        seeds=tuple(dict.fromkeys(read_numbers(seeds, "--seeds", AblationError, thousands=False))),
         tokenizer=tokenizer,
         files=files,
         device=device,
@@ -127,54 +128,26 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
     return one_process if count == 1 else processes(count)
 
 
-@contextmanager
-def watching(*, quiet: bool) -> Iterator[Told | None]:
-    """How an ablation goes, on stderr: a bar on a terminal, a line as each step ends elsewhere."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield _line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        steps = bar.add_task("", total=None)
-
-        def tell(step: Step | None, figures: Figures, done: int, total: int) -> None:
-            bar.update(steps, completed=done, total=total)
-            if step is not None:
-                bar.update(steps, description=_said(step, figures))
-
-        yield tell
+def watching(*, quiet: bool) -> AbstractContextManager[Told | None]:
+    """How an ablation goes: a bar on a terminal, a line as each step ends elsewhere."""
+    return bars.watching(
+        "bar",
+        "count",
+        "elapsed",
+        "text",
+        bar=lambda step, figures, done, total: Shown("steps", done, total, None if step is None else _ended(step, figures)),
+        line=_line,
+        quiet=quiet,
+    )
 
 
 def _line(step: Step | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
-        typer.echo(f"{done}/{total}  {_said(step, figures)}", err=True)
+        typer.echo(f"{done}/{total}  {_ended(step, figures)}", err=True)
     elif done:
         typer.echo(f"{done}/{total}  found done", err=True)
 
 
-def _said(step: Step, figures: Figures) -> str:
+def _ended(step: Step, figures: Figures) -> str:
     how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
     return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"
-
-
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    without_bars()
-    logging.set_verbosity_error()  # it would warn of lengths beyond the source's, which are what is asked for here
-
-
-def _numbers(said: str | None, option: str) -> tuple[int, ...]:
-    """Each once. Raises AblationError."""
-    words = [word.strip() for word in (said or "").split(",")]
-    if said is None:
-        return ()
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise AblationError(f"{option} {said}: expected whole numbers between commas, such as 1,2,3.")
-    return tuple(dict.fromkeys(map(int, words)))

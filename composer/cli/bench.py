@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.benching.options import REPEATS, STEPS, Options, read_numbers
-from composer.cli.options import Backend, Json, RunsOn
-from composer.cli.screen import heading, print_json, print_table, without_bars
+from composer.benching.options import REPEATS, STEPS, Options
+from composer.cli import bars
+from composer.cli.bars import Shown
+from composer.cli.numbers import read_numbers
+from composer.cli.options import Backend, Json, RunsOn, WeightsDtype
+from composer.cli.screen import errors_alone, heading, print_json, print_table
+from composer.errors import BenchError
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
     from composer.benching.options import Progress
     from composer.benching.report import Report
-
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 def bench(
@@ -43,7 +44,7 @@ def bench(
     ] = False,
     device: RunsOn = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Of the CPU.")] = 1,
-    dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
+    dtype: WeightsDtype = None,
     backend: Backend = AUTO,
     seed: Annotated[int, typer.Option(min=0, help="Of the tokens, which are random.")] = 0,
     out: Annotated[
@@ -57,13 +58,12 @@ def bench(
     All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. It is
     one run from end to end, since times of different hours do not compare: one that was interrupted leaves nothing.
     """
-    lengths, positions, rows = read_numbers(prefill, "--prefill"), read_numbers(decode, "--decode"), read_numbers(batch, "--batch")
-    from transformers.utils import logging
-
+    lengths = read_numbers(prefill, "--prefill", BenchError)
+    positions = read_numbers(decode, "--decode", BenchError)
+    rows = read_numbers(batch, "--batch", BenchError)
     from composer.benching.runner import bench as run
 
-    without_bars()
-    logging.set_verbosity_error()  # it would warn of lengths beyond the source's, which are what is asked for here
+    errors_alone()
     with watching(quiet=as_json) as watch:
         options = Options(
             batches=rows,
@@ -101,26 +101,14 @@ def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"Report, table and plots: {shown(out)}")
 
 
-@contextmanager
-def watching(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """How a bench goes, on stderr: a bar on a terminal, a line as each place begins elsewhere."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield lambda progress: typer.echo(f"{progress.done}/{progress.total}  {progress.what}", err=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bar:
-        whole: dict[str, Any] = {}
-
-        def moved(progress: Progress) -> None:
-            if not whole:
-                whole["bar"] = bar.add_task("", total=progress.total)
-            bar.update(whole["bar"], completed=progress.done, description=progress.what)
-
-        yield moved
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+    """How a bench goes: a bar on a terminal, a line as each cell begins elsewhere."""
+    return bars.watching(
+        "text",
+        "bar",
+        "count",
+        "elapsed",
+        bar=lambda progress: Shown("cells", progress.done, progress.total, progress.what),
+        line=lambda progress: typer.echo(f"{progress.done}/{progress.total}  {progress.what}", err=True),
+        quiet=quiet,
+    )

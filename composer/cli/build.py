@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import composer
+from composer.cli.bars import file_bars
 from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
-from composer.cli.screen import heading, plural, print_json, print_table, progress, quantity, ranges, short_hashes, size
+from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, short_hashes, size
 from composer.spec.inherit import shown
 from converters.coverage import Shaped
 from converters.trunk import Dtype
@@ -64,7 +65,7 @@ def build(
     With --fresh there is no source: the spec says its trunk, too, and all of it is random. The folder appears whole or not at
     all, and transformers loads it.
     """
-    with progress("writing") as moved:
+    with file_bars("writing") as moved:
         report = composer.build_folder(
             spec,
             source,

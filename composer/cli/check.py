@@ -12,7 +12,7 @@ from composer.cli.options import Json, MaybeFrom, Revision
 from composer.cli.screen import plural, print_json, print_table, short_hashes
 from composer.errors import GraphError, SpecError
 from composer.graph.composition import HeadSpec
-from composer.graph.wires import edges, memory_names
+from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, load_specs, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve

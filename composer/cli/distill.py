@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from composer.cli.bars import training_steps
 from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, steps, without_bars
+from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -54,7 +55,7 @@ def distill(
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
-    with one_voice() as speaks, steps(quiet=as_json or not speaks) as watch:
+    with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
         options = Options(
             data=data,
             held_out=held_out or (),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.cli.options import Backend, Json, RunsOn
-from composer.cli.screen import heading, print_json, print_table, without_bars
+from composer.cli import bars
+from composer.cli.bars import Shown
+from composer.cli.numbers import read_numbers
+from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
+from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES, Options
 from composer.graph.lowering import AUTO
@@ -20,8 +22,6 @@ from composer.spec.inherit import shown
 if TYPE_CHECKING:
     from composer.evaluation.options import Progress
     from composer.evaluation.report import Report
-
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 def evaluate(
@@ -37,7 +37,9 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="TASK,…", help="passkey, recall, perplexity, …, with options behind: passkey,depth=0.5,recall."),
     ] = None,
-    lengths: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of a sample, its answer included.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Tokens of a sample, its answer included: 512,4k, where 4k is 4,096.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help=f"Of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
     ] = None,
@@ -46,13 +48,11 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where results and pictures go; said again, it goes on there."),
     ] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What perplexity reads.")] = None,
-    haystack: Annotated[Path | None, typer.Option(metavar="FILE", help="The text that needles are hidden in.")] = None,
-    babi: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
-    ] = None,
+    text: Text = None,
+    haystack: Haystack = None,
+    babi: Babi = None,
     device: RunsOn = "cpu",
-    dtype: Annotated[Dtype | None, typer.Option(help="Of all weights; left out, as they are stored.")] = None,
+    dtype: WeightsDtype = None,
     backend: Backend = AUTO,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples that are scored together.")] = BATCH_TOKENS,
     harness: Annotated[
@@ -69,12 +69,9 @@ def evaluate(
     Every sample is written down as it is scored: an evaluation that was interrupted goes on where it stopped when it is started
     again with the same OUT. Without OUT nothing is written.
     """
-    from transformers.utils import logging
-
     from composer.evaluation.runner import evaluate as run
 
-    without_bars()
-    logging.set_verbosity_error()  # it would warn of lengths beyond the source's, which are what is asked for here
+    errors_alone()
     if include_path is not None and harness is None:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     with watching(quiet=as_json) as watch:
@@ -89,12 +86,12 @@ def evaluate(
             dtype=dtype,
             backend=backend,
             batch_tokens=batch_tokens,
-            harness=_names(harness),
+            harness=tuple(name for part in (harness or "").split(",") if (name := part.strip())),
             include_path=include_path,
             force=force,
             watch=watch,
         )
-        report = run(models, tasks or (), _numbers(lengths), options)
+        report = run(models, tasks or (), read_numbers(lengths, "--lengths", EvaluationError), options)
     print_report(report, out, as_json=as_json)
 
 
@@ -114,52 +111,26 @@ def print_report(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"\nResults, tables and plots: {shown(out)}")
 
 
-@contextmanager
-def watching(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """How an evaluation goes, on stderr: a bar on a terminal, a line as each cell begins elsewhere."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        begun: list[tuple[str, str, int]] = []
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+    """How an evaluation goes: a bar on a terminal, a line as each cell begins elsewhere."""
+    begun: list[tuple[str, str, int]] = []
 
-        def cell(progress: Progress) -> None:
-            here = (progress.model, progress.task, progress.length)
-            if here not in begun:
-                begun.append(here)
-                typer.echo(f"{_where(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
+    def line(progress: Progress) -> None:
+        cell = (progress.model, progress.task, progress.length)
+        if cell not in begun:
+            begun.append(cell)
+            typer.echo(f"{_cell(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
 
-        yield cell
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bar:
-        whole: dict[str, Any] = {}
-
-        def scored(progress: Progress) -> None:
-            if not whole:
-                whole["bar"] = bar.add_task("", total=progress.total)
-            bar.update(whole["bar"], completed=progress.done, description=_where(progress))
-
-        yield scored
+    return bars.watching(
+        "text",
+        "bar",
+        "count",
+        "left",
+        bar=lambda progress: Shown("samples", progress.done, progress.total, _cell(progress)),
+        line=line,
+        quiet=quiet,
+    )
 
 
-def _where(progress: Progress) -> str:
+def _cell(progress: Progress) -> str:
     return f"{progress.model}  {progress.task}  {progress.length:,}"
-
-
-def _names(said: str | None) -> tuple[str, ...]:
-    return tuple(name for part in (said or "").split(",") if (name := part.strip()))
-
-
-def _numbers(said: str | None) -> list[int]:
-    """Raises EvaluationError."""
-    numbers = []
-    for word in _names(said):
-        if not word.isascii() or not word.isdigit():
-            raise EvaluationError(f"--lengths: {word!r} is no number of tokens; expected such as 512,1024.")
-        numbers.append(int(word))
-    return numbers

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from converters.trunk import Dtype
 
 SPEC = "A YAML file, or the name of a shipped spec (`compose show` lists them). One of a sweep is SWEEP:VARIANT."
 SpecName = Annotated[str, typer.Argument(help=SPEC)]
@@ -35,6 +38,12 @@ HeldOut = Annotated[
 HeldShare = Annotated[float, typer.Option("--share", help="Of the data, held out where --held-out names none; 0: nothing.")]
 RunsOn = Annotated[str, typer.Option("--device", help="Where it runs: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
+WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Of all weights; left out, as they are stored.")]
+Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="What perplexity reads.")]
+Haystack = Annotated[Path | None, typer.Option("--haystack", metavar="FILE", help="The text that needles are hidden in.")]
+Babi = Annotated[
+    Path | None, typer.Option("--babi", metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
+]
 Checkpointing = Annotated[
     bool,
     typer.Option(

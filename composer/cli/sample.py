@@ -10,8 +10,9 @@ from typing import IO, Annotated
 
 import typer
 
+from composer.cli.bars import counting
 from composer.cli.options import SOURCE, RunsOn
-from composer.cli.screen import counted, heading, without_bars
+from composer.cli.screen import heading, without_bars
 from composer.devices import check_device
 from composer.errors import DataError
 from composer.files import whole
@@ -47,7 +48,7 @@ def sample(
     source = open_language_model(model)
     tokenizer = tokenizer_of(source.source.folder)
     loaded = source.load(device)
-    with _made(out, force=force) as stream, counted("texts", texts) as taken:
+    with _made(out, force=force) as stream, counting("texts", texts) as taken:
         written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
         for text in written:
             stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

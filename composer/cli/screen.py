@@ -1,4 +1,4 @@
-"""What the commands print with: plain tables that fit 80 columns, sizes in words, progress where somebody is watching."""
+"""What the commands print with: plain tables that fit 80 columns, and sizes in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,11 @@ from converters import hub
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from composer.training.loop import Step
-
 WIDTH = 80
 """Columns where no terminal says otherwise."""
 WIDEST = 120
 UNBOUNDED = 10_000
 SHORT_HASH = 12
-LINES_A_STAGE = 10
-"""Lines of progress for each stage of a training whose output is no terminal."""
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 HEARD = 10.0
@@ -156,39 +152,6 @@ def short_hashes(text: str) -> str:
     return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on stderr while files move, if stderr is a terminal; gone afterwards."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(what), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def moved(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done)
-
-        yield moved
-
-
-@contextmanager
-def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that moves by one at each call, if stderr is a terminal; gone afterwards."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
 def without_bars() -> None:
     """Keep transformers' own bars to itself: what is redirected is to be read."""
     import transformers
@@ -196,28 +159,12 @@ def without_bars() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-@contextmanager
-def steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
-    """How training goes, on stderr: a bar on a terminal, ten lines a stage elsewhere."""
-    if quiet:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield _line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+def errors_alone() -> None:
+    """No bars of transformers, and none of its warnings: of lengths beyond the source's, which are what is asked for."""
+    from transformers.utils import logging
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
-
-        def taken(step: Step) -> None:
-            if step.stage not in tasks:
-                tasks[step.stage] = bar.add_task(step.stage, total=step.steps, said="")
-            bar.update(tasks[step.stage], completed=step.step, said=_said(step))
-
-        yield taken
+    without_bars()
+    logging.set_verbosity_error()
 
 
 @contextmanager
@@ -243,13 +190,3 @@ def one_voice() -> Iterator[bool]:
             if is_first():
                 raise
             raise typer.Exit(INTERRUPTED) from error
-
-
-def _line(step: Step) -> None:
-    if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
-        typer.echo(f"{step.stage}  {_said(step)}", err=True)
-
-
-def _said(step: Step) -> str:
-    left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"

@@ -15,7 +15,7 @@ from composer.cli.code import print_code
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
-from composer.files import whole
+from composer.files import write_whole
 from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
@@ -139,8 +139,7 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for path, (name, spec) in files.items():
             text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
-            with whole(path, replace=False) as partial:
-                partial.write_text(f"# The variant {name} of {sweep}.\n{text}", encoding="utf-8")
+            write_whole(path, f"# The variant {name} of {sweep}.\n{text}", replace=False)
     except FileExistsError:
         raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
     except OSError as error:

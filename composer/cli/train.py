@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from composer.cli.bars import training_steps
 from composer.cli.distill import print_run
 from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import one_voice, steps, without_bars
+from composer.cli.screen import one_voice, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 
@@ -45,7 +46,7 @@ def train(
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
-    with one_voice() as speaks, steps(quiet=as_json or not speaks) as watch:
+    with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
         options = Options(
             data=data,
             held_out=held_out or (),

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from composer.cli.bars import file_bars
 from composer.cli.options import Json
-from composer.cli.screen import heading, plural, print_json, print_table, progress, short_hashes
+from composer.cli.screen import heading, plural, print_json, print_table, short_hashes
 
 MISMATCH = 1
 
@@ -24,7 +25,7 @@ def verify(
     """
     from composer.weights.verify import verify as checks_of
 
-    with progress("reading") as moved:
+    with file_bars("reading") as moved:
         report = checks_of(model, moved)
     if as_json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok})

@@ -162,16 +162,12 @@ class Draft:
     def connect(self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None) -> None:
         """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``."""
         gives = self._nodes[start].operation.gives
-        port = gives[0] if output is None else _named(gives, lambda one: one.name == output)
+        port = gives[0] if output is None else next(port for port in gives if port.name == output)
         self._edges.append(Edge(start, port.name, end, to, port.kind, port.heads, port.dim, label))
 
     def done(self) -> HeadGraph:
         """The graph, which nobody changes any more."""
         return HeadGraph(MappingProxyType(self._nodes), tuple(self._edges))
-
-
-def _named(ports: tuple[Port, ...], wanted: Callable[[Port], bool]) -> Port:
-    return next(port for port in ports if wanted(port))
 
 
 def reads_of(graph: HeadGraph, name: str) -> list[Read]:

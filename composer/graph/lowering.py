@@ -31,10 +31,11 @@ PREFERRED = (TORCH, REFERENCE)
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
-    """The same name. Raises BuildError where it is neither built in nor a form's of any of these heads."""
+    """The same name. Raises BuildError where it is neither built in nor that of a form of these heads, their patterns' included."""
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
+        known |= {form.backend for pattern, found in _matches(graph) for form in pattern.forms(_parts(graph, found))}
     known.discard(EVERY)
     if backend in known:
         return backend
@@ -105,7 +106,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None)
         names = tuple(node.name for node in nodes)
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
-        forms = pattern.forms({own: _part(graph, name) for own, name in found.items()}) if free else ()
+        forms = pattern.forms(_parts(graph, found)) if free else ()
         chosen = _chosen(forms, backend, _of_node(graph, nodes[0], setting))
         if chosen is None or _order(graph, joined) is None:
             continue
@@ -175,8 +176,9 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     )
 
 
-def _part(graph: HeadGraph, name: str) -> Any:
-    return graph.nodes[name].part
+def _parts(graph: HeadGraph, found: Mapping[str, str]) -> dict[str, Any]:
+    """The parts of the nodes that a pattern was found at, by the pattern's names."""
+    return {own: graph.nodes[name].part for own, name in found.items()}
 
 
 def _chosen(forms: Iterable[Form], backend: str, setting: Setting) -> tuple[Form, str] | None:

@@ -33,7 +33,7 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
         for message, where in rule(head, shape):
             raise GraphError(message, path + where)
     graph = build_graph(head, shape)
-    for rule in (_wires, _masses):
+    for rule in (_ports, _masses):
         for message, where in rule(head, graph):
             raise GraphError(message, path + where)
     return graph
@@ -136,7 +136,7 @@ def _positions(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
             yield problem, ("memory", index, "position")
 
 
-def _wires(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
+def _ports(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
     """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
     for node in graph.nodes.values():
         for port in node.operation.reads:

@@ -8,7 +8,7 @@ from blocks.legend import Shape
 from blocks.operation import Kind
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
-from composer.graph.wires import ALL, edges, fed_by, memory_names, sources_of_pairs
+from composer.graph.flow_of_pairs import ALL, edges, fed_by, memory_names, sources_of_pairs
 
 Problem = tuple[str, Path]
 

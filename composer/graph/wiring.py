@@ -1,4 +1,4 @@
-"""From a head's spec to its graph: which operations it has, and what is joined to what."""
+"""Draws the graph of a head from its spec: a node for each operation, an edge for all that flows from one to another."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from blocks.operation import Kind, Port
 from blocks.reads import Alone
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import ALL, fed_by, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, Draft, HeadGraph
-from composer.graph.wires import ALL, fed_by, memory_names, sources_of_pairs
 
 
 def wired(head: HeadSpec, shape: Shape) -> HeadGraph:

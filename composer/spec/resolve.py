@@ -23,8 +23,8 @@ from blocks.positions import Llama3Scaling, NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.graph.rules import RESERVED, checked_graph
-from composer.graph.wires import ALL, sources_of_pairs
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import sync
+from composer.files import partial_of, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
 from composer.weights.contents import sha256
@@ -29,7 +29,6 @@ from converters.bounded import MOST_CONFIG, parse_json, read_text
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
-PARTIAL = ".{}.partial"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
 """What only checkpoints of earlier versions have."""
@@ -57,7 +56,7 @@ class Stored(Closed):
 def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]) -> None:
     """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
     target = folder / NAME.format(step)
-    partial = folder / PARTIAL.format(target.name)
+    partial = partial_of(target)
     try:
         by_first(lambda: _begin(folder, partial))
         processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
@@ -72,7 +71,7 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
 
 
 def _begin(folder: Path, partial: Path) -> None:
-    for stale in folder.glob(PARTIAL.format("*")):  # of a run that was killed
+    for stale in folder.glob(partial_of(folder / "*").name):  # of a run that was killed
         shutil.rmtree(stale, ignore_errors=True)
     partial.mkdir(parents=True)
 

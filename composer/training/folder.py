@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import write_whole
+from composer.files import partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.weights.record import known_sha256, record_of
@@ -98,7 +98,7 @@ def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Ite
 
 
 def _make_anew(folder: Path, identity: Identity) -> None:
-    aside, partial = (folder.with_name(f".{folder.name}.{kind}") for kind in ("replaced", "partial"))
+    aside, partial = folder.with_name(f".{folder.name}.replaced"), partial_of(folder)
     for left in (aside, partial):  # of one that was killed here
         if left.exists():
             shutil.rmtree(left)

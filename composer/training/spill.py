@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.data.packing import Batch, Rows
 from composer.errors import TrainingError
-from composer.files import whole
+from composer.files import partial_of, whole
 from composer.training.stored import StoredModel, read_rows
 
 TOKENS = 1024
@@ -68,7 +69,7 @@ class Spill:
 
     def tidy(self) -> str | None:
         """After a run that was stopped: keep the newest file alone, if it is whole. What was wrong with it, if anything."""
-        for partial in self._folder.glob(f".{self._name}-*.partial"):
+        for partial in self._folder.glob(partial_of(self._path("*")).name):
             partial.unlink()
         files = self._files()
         for index, path in files.items():
@@ -144,7 +145,7 @@ class Spill:
         """By the layer that is handed what is in them."""
         return {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(f"{self._name}-*.hidden")}
 
-    def _path(self, index: int) -> Path:
+    def _path(self, index: int | Literal["*"]) -> Path:
         return self._folder / f"{self._name}-{index}.hidden"
 
 

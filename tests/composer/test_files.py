@@ -23,3 +23,12 @@ def test_what_fails_leaves_what_stood_there(tmp_path: Path) -> None:
         write_whole(path, "half \ud800")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+    with pytest.raises(FileExistsError):
+        write_whole(path, "after", replace=False)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

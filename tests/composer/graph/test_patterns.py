@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,12 +10,13 @@ import torch
 
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
-from blocks.operation import Bound, Form, Kind, Pattern, Setting
+from blocks.operation import Bound, Form, Kind, Pattern, Setting, anywhere
 from blocks.part import State
 from blocks.reads import Read
+from composer.errors import BuildError
 from composer.graph import lowering
 from composer.graph.listing import listing
-from composer.graph.lowering import lower, lowered
+from composer.graph.lowering import check_backend, lower, lowered
 from composer.graph.program import Program
 from tests.blocks.support import form_of
 from tests.composer.graph.backends import forget
@@ -40,11 +41,10 @@ def in_turn(bound: Mapping[str, Bound], given: Mapping[str, Mapping[str, Any]]) 
     return [near, compute("far", pairs=near[0][1])]
 
 
-def pattern(**more: Any) -> Pattern:
+def pattern(backend: str = "torch", fits: Callable[[Setting], str | None] = anywhere) -> Pattern:
     """A window and the state that it feeds."""
     nodes = {"near": lambda part: isinstance(part, Window), "far": lambda part: isinstance(part, StateMemory)}
-    said: dict[str, Any] = {"nodes": nodes, "edges": (("near", "far", Kind.PAIRS),)}
-    return Pattern(**said | {"forms": lambda parts: (Form("torch", SAYS, in_turn, more.get("fits", lambda setting: None)),)})
+    return Pattern(nodes, (("near", "far", Kind.PAIRS),), lambda parts: (Form(backend, SAYS, in_turn, fits),))
 
 
 @pytest.fixture
@@ -128,3 +128,14 @@ def test_edges_of_another_kind_are_no_match(joined: Any) -> None:
     """A window beside a state feeds it nothing."""
     joined(pattern())
     assert covered(lower(graph_of({**LOLCATS, "flow": "parallel"}))) == []
+
+
+def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
+    """It can be asked for where the pattern lies in a head, and is unknown where it does not."""
+    joined(pattern("own"))
+    graph = graph_of(LOLCATS)
+    assert check_backend("own", [graph]) == "own"
+    joint = {one.part for one in lowered(graph, "own", Setting()) if (one.backend, one.form) == ("own", SAYS)}
+    assert joint == {"window", "state"}
+    with pytest.raises(BuildError, match=r"there are auto, reference, torch$"):
+        check_backend("own", [graph_of({"memory": ["full"]})])

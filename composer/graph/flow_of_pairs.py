@@ -1,4 +1,4 @@
-"""Which memory gets its pairs from where: a cascade, all side by side, or the edges that the spec names."""
+"""Which memory gets its pairs from which, as a spec says it: a cascade, all side by side, or the edges of its ``graph``."""
 
 from __future__ import annotations
 

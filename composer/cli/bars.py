@@ -1,0 +1,130 @@
+"""Progress bars: on stderr, and only where it is a terminal, so that what is redirected to a file holds none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from composer.training.loop import Step
+
+Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
+Told = ParamSpec("Told")
+LINES_A_STAGE = 10
+"""Lines of progress for each stage of a training whose output is no terminal."""
+
+
+class Shown(NamedTuple):
+    """What a bar shows. name: which of the bars; text: None leaves what stands there."""
+
+    name: str
+    done: int
+    total: int
+    text: str | None = None
+
+
+def on_terminal() -> bool:
+    """Whether there is somebody to watch a bar."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], None]]:
+    """A bar for each name that is shown, with these columns. stay: whether they are still there afterwards."""
+    from rich import progress
+    from rich.console import Console
+
+    made: dict[Column, progress.ProgressColumn] = {
+        "name": progress.TextColumn("{task.description}", markup=False),
+        "text": progress.TextColumn("{task.fields[text]}", markup=False),
+        "bar": progress.BarColumn(),
+        "count": progress.MofNCompleteColumn(),
+        "bytes": progress.DownloadColumn(),
+        "speed": progress.TransferSpeedColumn(),
+        "elapsed": progress.TimeElapsedColumn(),
+        "left": progress.TimeRemainingColumn(),
+    }
+    with progress.Progress(*map(made.__getitem__, columns), console=Console(stderr=True), transient=not stay) as screen:
+        tasks: dict[str, Any] = {}
+
+        def show(shown: Shown) -> None:
+            if shown.name not in tasks:
+                tasks[shown.name] = screen.add_task(shown.name, total=shown.total, text="")
+            text: dict[str, Any] = {} if shown.text is None else {"text": shown.text}
+            screen.update(tasks[shown.name], completed=shown.done, total=shown.total, **text)
+
+        yield show
+
+
+@contextmanager
+def watching(
+    *columns: Column, bar: Callable[Told, Shown], line: Callable[Told, None], quiet: bool, stay: bool = False
+) -> Iterator[Callable[Told, None] | None]:
+    """What to call as a command gets on: it moves a bar on a terminal, and prints lines to stderr elsewhere. None where ``quiet``.
+
+    bar: what is shown of a call. line: prints what there is to print of it.
+    """
+    if quiet:
+        yield None
+    elif not on_terminal():
+        yield line
+    else:
+        with bars(*columns, stay=stay) as show:
+            yield lambda *told, **more: show(bar(*told, **more))
+
+
+@contextmanager
+def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
+    """What to call with a file's name, and the bytes of it that are done and there are; None where nobody watches."""
+    if not on_terminal():
+        yield None
+        return
+    with bars("name", "bar", "bytes", "speed") as show:
+        yield lambda name, done, total: show(Shown(f"{what} {name}", done, total))
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """What to call after each of ``total`` things."""
+    if not on_terminal():
+        yield lambda: None
+        return
+    with bars("name", "bar", "count", "left") as show:
+        done = 0
+
+        def one_more() -> None:
+            nonlocal done
+            done += 1
+            show(Shown(what, done, total))
+
+        show(Shown(what, 0, total))
+        yield one_more
+
+
+@contextmanager
+def training_steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
+    """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
+    with watching(
+        "name",
+        "bar",
+        "text",
+        bar=lambda step: Shown(step.stage, step.step, step.steps, _figures(step)),
+        line=_line,
+        quiet=quiet,
+        stay=True,
+    ) as watch:
+        yield watch
+
+
+def _line(step: Step) -> None:
+    if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
+        typer.echo(f"{step.stage}  {_figures(step)}", err=True)
+
+
+def _figures(step: Step) -> str:
+    left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"
