@@ -1,7 +1,8 @@
 """What the tests check shapes with: jaxtyping's letters, read off the annotations of `blocks` at every call.
 
 jaxtyping's own hook checks the arguments twice a call, and stands in front of functions that state no shape, too. This one checks
-each argument and each result once, with the same letters, and leaves the words of a complaint to jaxtyping.
+each argument and each result once, with the same letters, and leaves the words of a complaint to jaxtyping. What has been
+checked is not checked again: whether a call is as stated follows from the types, dtypes and shapes that go in and come out.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import chain, repeat
 from types import CodeType, ModuleType
 from typing import Any, get_args, get_type_hints
 
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor
 
 Function = Callable[..., Any]
 NAME = "_stated_shapes"
@@ -44,18 +48,59 @@ def _function(function: Function) -> Function:
     if not any(_states_shape(hint) for hint in hints.values()):
         return function
     function.__annotations__ = hints
-    checked = beartype(function)
+    checked, passed = beartype(function), dict[Any, set[Any]]()
+    stated = {name for name, hint in hints.items() if _states_shape(hint)}
+    signature = inspect.getfullargspec(function)
 
     @functools.wraps(function)
     def in_its_letters(*arguments: Any, **options: Any) -> Any:
+        names = chain(signature.args, repeat(signature.varargs))
+        given = (
+            *[_look(value, name in stated) for name, value in zip(names, arguments, strict=False)],
+            *[(name, _look(value, name in stated)) for name, value in options.items()],
+        )
+        if given in passed:
+            answer = function(*arguments, **options)
+            if _look(answer, True) in passed[given]:
+                return answer
+            call = functools.partial(_answering(function, answer), *arguments, **options)
+        else:
+            call = functools.partial(checked, *arguments, **options)
         try:
             with jaxtyped("context"):
-                return checked(*arguments, **options)
+                answer = call()
         except BeartypeCallHintViolation:
             jaxtyped(function, typechecker=beartype)(*arguments, **options)
             raise
+        passed.setdefault(given, set()).add(_look(answer, True))
+        return answer
 
     return in_its_letters
+
+
+def _look(value: Any, stated: bool) -> Any:
+    """All of a value that a statement can be true or false of; its type, and a word itself, where no shape is stated."""
+    kind = type(value)
+    if not stated:
+        return (kind, value) if kind is str else kind
+    if isinstance(value, Tensor):
+        return kind, value.dtype, value.shape
+    if kind is tuple or kind is list:
+        return kind, *[_look(inner, True) for inner in value]
+    if kind is dict:
+        return kind, *value, *[_look(inner, True) for inner in value.values()]
+    return (kind, value) if kind is str else kind
+
+
+def _answering(function: Function, answer: Any) -> Function:
+    """The function's statements, checked around an answer that is there."""
+
+    @beartype
+    @functools.wraps(function)
+    def answered(*arguments: Any, **options: Any) -> Any:
+        return answer
+
+    return answered
 
 
 def _hint(function: Function, name: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError
@@ -45,3 +48,35 @@ def test_a_letter_is_one_size_in_arguments_and_result() -> None:
         doubled(torch.zeros(2, 4), torch.zeros(2, 5))
     with pytest.raises(TypeCheckError, match="return value"):
         doubled(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+@stated_shapes
+def fickle(left: Float[torch.Tensor, "B T"], *, wide: list[bool]) -> Float[torch.Tensor, "B T"]:
+    """Wrong by what is no shape."""
+    return left.repeat(1, 2) if wide[0] else left
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_comes_out_is_looked_at_whatever_came_out_before(first: bool) -> None:
+    calls = [False, True, False, True] if first else [True, False, True]
+    for wide in calls:
+        if wide:
+            with pytest.raises(TypeCheckError, match="return value"):
+                fickle(torch.zeros(2, 4), wide=[wide])
+        else:
+            assert fickle(torch.zeros(2, 4), wide=[wide]).shape == (2, 4)
+    with pytest.raises(TypeCheckError, match="left"):
+        fickle(torch.zeros(2, 4, dtype=torch.int64), wide=[False])
+
+
+@dataclass(frozen=True)
+class Held:
+    numbers: Mapping[str, Float[torch.Tensor, "B T"]]
+
+
+def test_what_a_mapping_holds_is_looked_at_again() -> None:
+    held = stated_shapes(Held)
+    for _ in range(2):
+        assert held({"a": torch.zeros(2, 3)}).numbers["a"].shape == (2, 3)
+        with pytest.raises(TypeCheckError, match="numbers"):
+            held({"a": torch.zeros(2)})
