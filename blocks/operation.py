@@ -73,7 +73,7 @@ class Setting:
     one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
     are asked for. every_pair: of a memory, that it sees each token's pair as it comes; one_pair: that at most
     one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
-    for its lse, or for its largest logit.
+    for its lse, or for its largest logit. capped: that the model around it caps its logits.
     """
 
     device: str = "cpu"
@@ -86,6 +86,7 @@ class Setting:
     one_pair: bool = True
     mass_asked: bool = True
     maximum_asked: bool = False
+    capped: bool = False
 
 
 def unbroken(setting: Setting) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Literal
 
-from blocks.flow import Pairs, Partial, Tokens
+from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Setting
@@ -63,30 +63,33 @@ class Full(Memory):
         value = torch.cat((state["value"], pairs.value), dim=1)
         position = torch.cat((state["position"], pairs.position), dim=1)
         if native:
-            answer = Partial(self._native(query, key, value, position, tokens, earlier), lse=None)
+            answer = Partial(self._native(query, key, value, position, call, earlier), lse=None)
         else:
-            answer = dense(query, key, value, self._visible(position, tokens, earlier))
+            answer = dense(query, key, value, self._visible(position, call, earlier), call.shape.softcap)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
         return (answer,), {"key": key, "value": value, "position": position}
 
-    def _visible(self, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
+    def _visible(self, position: Tensor, call: Call, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
         visible = (position >= 0)[:, None] & (entry <= entry[earlier:, None])
-        segment = tokens.extended_segment(earlier)
+        if call.shape.window is not None:
+            visible = visible & (position[:, None] > call.tokens.position[:, :, None] - call.shape.window)
+        segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
-    def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, tokens: Tokens, earlier: int) -> Tensor:
+    def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, call: Call, earlier: int) -> Tensor:
         # Padding stands behind the real tokens, so the causal mask alone hides it from them.
-        causal, dtype = earlier == 0 and tokens.segment is None, query.dtype
+        whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
+        causal, dtype = earlier == 0 and whole, query.dtype
         # Pairs of an earlier call may be in another dtype, as where autocast begins; the wider of the two stays.
         query = query.to(key.dtype)
         mask = None
         if not causal:
             entry = torch.arange(position.shape[1], device=position.device)
             # A padding query sees itself: a row without any entry would be NaN.
-            mask = (self._visible(position, tokens, earlier) | (entry == entry[earlier:, None]))[:, None]
+            mask = (self._visible(position, call, earlier) | (entry == entry[earlier:, None]))[:, None]
         states = (states.transpose(1, 2) for states in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
             *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
@@ -104,11 +107,13 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(turn.turn(query, tokens), pairs.turned(turn), pairs.value, visible)
+        answer = dense(turn.turn(query, tokens), pairs.turned(turn), pairs.value, visible, call.shape.softcap)
         return (answer,), {}
 
 
 def _native_fits(setting: Setting) -> str | None:
     if setting.mass_asked:
         return "PyTorch's attention gives no mass, and the read asks for it"
+    if setting.capped:
+        return "PyTorch's attention caps no logits"
     return None if setting.every_pair else "PyTorch's attention wants a pair from every token, and these fall out of a memory"

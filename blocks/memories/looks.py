@@ -16,7 +16,12 @@ class Looks:
     """
 
     def __init__(
-        self, matrix: Float[Tensor, "B H F V"], asking: Callable[[Tensor], Tensor], answers: Callable[[Tensor], Tensor], *, mass: bool
+        self,
+        matrix: Float[Tensor, "B H F V"],
+        asking: Callable[[Tensor], Tensor],
+        answers: Callable[[Tensor], Tensor],
+        *,
+        mass: bool,
     ) -> None:
         self.matrix, self.asking, self.answers, self.mass = matrix, asking, answers, mass
         self.keys: Tensor | None = None

@@ -185,7 +185,9 @@ class Sparse(Holding):
             if tokens.segment is not None:
                 visible = visible & (eligible["segment"][:, None] == take(tokens.segment, at)[..., None, None])
             visible = visible.permute(0, 3, 1, 2)
-            answers.append(dense(asking, eligible["key"], eligible["value"], visible) if self.size else _nothing(asking))
+            answers.append(
+                dense(asking, eligible["key"], eligible["value"], visible, call.shape.softcap) if self.size else _nothing(asking)
+            )
             held = _at(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
@@ -244,7 +246,7 @@ class Sparse(Holding):
         if self.size == 0:
             answer = _nothing(query)
         else:
-            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], visible)
+            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], visible, call.shape.softcap)
         return answer, falling, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:

@@ -93,7 +93,7 @@ class Window(Holding):
         query: Float[Tensor, "B T H D"],
         pairs: Pairs,
         features: Mapping[str, Mapped],
-        attention: Callable[[Tensor, Tensor, Pairs, Visible], Partial],
+        attention: Callable[[Tensor, Tensor, Pairs, Visible, float | None], Partial],
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Answer the queries, and say which pairs fall, and when (position -1: none).
 
@@ -108,7 +108,7 @@ class Window(Holding):
         key, query = extended.key, self.turn.turn(query, tokens)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
-        answer = attention(query, key, extended, visible)
+        answer = attention(query, key, extended, visible, call.shape.softcap)
         for number in call.shape.numbers:
             if number.error is not None:
                 sums = error_sums(number.error, features[number.name], query, key, extended, tokens, visible)
@@ -145,7 +145,7 @@ class Window(Holding):
                 every = self.pairs_of(carried)
                 sums = error_sums(number.error, features[number.name], query, every.key, every, tokens, lambda *_: visible[:, None])
                 carried[number.name] = carried[number.name] + sums
-        return (attention(query, carried["key"], carried["value"], visible), fallen), carried
+        return (attention(query, carried["key"], carried["value"], visible, call.shape.softcap), fallen), carried
 
     def _chunk_that_falls(self, state: State, tokens: Tokens) -> Pairs | None:
         """The chunk before the last, where the only token of a call begins one: position -1 in the other rows."""
@@ -178,7 +178,7 @@ class Window(Holding):
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
             if tokens.segment is not None:
                 visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-            return (dense(query, key, pairs.value, visible), None), {}
+            return (dense(query, key, pairs.value, visible, call.shape.softcap), None), {}
 
         # A window of 2·size - 1 entries that ends size - 1 entries ahead of its query.
         def around(entries: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Window(Holding):
 
         segment = None if tokens.segment is None else around(tokens.segment)
         given = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return (windowed(query, *given, own=tokens.segment), None), {}
+        return (windowed(query, *given, own=tokens.segment, softcap=call.shape.softcap), None), {}
 
     def _one_a_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
@@ -237,12 +237,12 @@ def _of_two_chunks(tokens: Tokens, size: int) -> Bool[Tensor, "B W"]:
     return tokens.once(("two chunks", size), places)
 
 
-def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:
-    return dense(query, key, pairs.value, visible(slice(0, query.shape[1]), slice(0, key.shape[1])))
+def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
+    return dense(query, key, pairs.value, visible(slice(0, query.shape[1]), slice(0, key.shape[1])), softcap)
 
 
-def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible) -> Partial:
-    return windowed(query, key, pairs.value, pairs.present, visible.segment, visible.held, visible.reach)
+def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
+    return windowed(query, key, pairs.value, pairs.present, visible.segment, visible.held, visible.reach, softcap=softcap)
 
 
 @dataclass(frozen=True)

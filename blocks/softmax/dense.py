@@ -17,10 +17,11 @@ def dense(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
     visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"],
+    softcap: float | None = None,
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: the same for all heads, or one a key head.
+    visible: the same for all heads, or one a key head. softcap: see ``capped``.
     """
     kind = accumulating(query.dtype)
     grouped = query.to(kind).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
@@ -31,7 +32,7 @@ def dense(
         rows = grouped[:, :, start : start + ROWS]
         seen = visible[:, :, start : start + ROWS, None]
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
-        weights, lse, largest = masked_softmax(logits, seen)
+        weights, lse, largest = masked_softmax(capped(logits, softcap), seen)
         outputs.append((weights.flatten(2, 3) @ values).unflatten(2, rows.shape[2:4]))
         masses.append(lse)
         maxima.append(largest)
@@ -39,6 +40,11 @@ def dense(
     output = output.permute(0, 2, 1, 3, 4).flatten(2, 3).to(query.dtype)
     lse, largest = (of.permute(0, 2, 1, 3).flatten(2, 3) for of in (lse, largest))
     return Partial(output, lse, maximum=largest)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c·tanh(logit / c), as Gemma 2 keeps them small (arXiv:2408.00118, section 2); as they are for None."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
 def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ import math
 from blocks.flow import Partial, accumulating, seen_at_once
 from blocks.legend import Bool, Float, Tensor, torch
 from blocks.operation import Setting
+from blocks.softmax.dense import capped
 
 
 def single(
@@ -19,12 +20,13 @@ def single(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
     visible: Bool[Tensor, "B S"] | Bool[Tensor, "B S K"],
+    softcap: float | None = None,
 ) -> Partial:
-    """Softmax over the visible pairs."""
+    """Softmax over the visible pairs. softcap: of the logits."""
     kind = accumulating(query.dtype)
     batch, _, heads, size = query.shape
     grouped = query.to(kind).view(batch, key.shape[2], -1, size) / math.sqrt(size)
-    logits = grouped @ key.to(kind).permute(0, 2, 3, 1)
+    logits = capped(grouped @ key.to(kind).permute(0, 2, 3, 1), softcap)
     hidden = ~(visible[:, None] if visible.dim() == 2 else visible.transpose(1, 2))
     logits = logits.masked_fill(hidden[:, :, None], -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
@@ -39,6 +41,7 @@ def native(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
     visible: Bool[Tensor, "B S"] | Bool[Tensor, "B S K"],
+    softcap: None = None,
 ) -> Partial:
     """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum."""
     kind = accumulating(query.dtype)
@@ -57,6 +60,8 @@ def native_fits(setting: Setting) -> str | None:
     """The ``fits`` of a form that is ``native``."""
     if setting.maximum_asked:
         return "PyTorch's attention does not give the largest logit, and the read asks for it"
+    if setting.capped:
+        return "PyTorch's attention caps no logits"
     if setting.device != "cpu":
         return "PyTorch's attention gives its lse on a CPU alone"
     return "PyTorch's attention gives no gradient of its lse" if setting.gradients else None

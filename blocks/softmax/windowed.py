@@ -6,7 +6,7 @@ import math
 
 from blocks.flow import Partial, accumulating
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.softmax.dense import hidden, raw_weights
+from blocks.softmax.dense import capped, hidden, raw_weights
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
@@ -23,11 +23,13 @@ def windowed(
     size: int,
     reach: Int[Tensor, "B T"] | None = None,
     own: Int[Tensor, "B T"] | None = None,
+    softcap: float | None = None,
 ) -> Partial:
     """Query t stands at entry W + t and sees the last ``size`` = W entries up to it, of its own document.
 
     present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own
-    each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries.
+    each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries. softcap:
+    of the logits.
     """
     kind, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)
@@ -58,18 +60,22 @@ def windowed(
 
     at_once = max(SPAN // block, 1)
     spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, kind))), strict=True)
-    answers = zip(*(_answered(*span) for span in spans), strict=True)
+    answers = zip(*(_answered(*span, softcap) for span in spans), strict=True)
     output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
     return Partial(output.to(query.dtype), lse, maximum=largest)
 
 
 def _answered(
-    query: Float[Tensor, "B n K Q c D"], key: Float[Tensor, "B n K S D"], value: Float[Tensor, "B n K S D"], hiding: Tensor
+    query: Float[Tensor, "B n K Q c D"],
+    key: Float[Tensor, "B n K S D"],
+    value: Float[Tensor, "B n K S D"],
+    hiding: Tensor,
+    softcap: float | None,
 ) -> tuple[Float[Tensor, "B n c K Q D"], Float[Tensor, "B n c K Q"], Float[Tensor, "B n c K Q"]]:
     """n blocks of c queries, Q of them a key head: their outputs, log-sum-exps and largest logits."""
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (query.flatten(3, 4) @ key.contiguous().mT).unflatten(3, query.shape[3:5])
-    raw, mass, lse, largest = raw_weights(logits + hiding[:, :, None, None])
+    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hiding[:, :, None, None])
     # Divided here, the output has D numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ value).unflatten(3, query.shape[3:5]) / mass[..., None]
     return output.permute(0, 1, 4, 2, 3, 5), lse.permute(0, 1, 4, 2, 3), largest.permute(0, 1, 4, 2, 3)

@@ -173,6 +173,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         mass_asked=_mass_asked(graph, node),
         maximum_asked=any(read.asks_maximum for read in reads),
+        capped=node.shape.softcap is not None,
     )
 
 

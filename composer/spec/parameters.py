@@ -16,7 +16,6 @@ def prefix(resolved: Resolved, layer: int, head: str) -> str:
     return f"{resolved.dimensions.attention.format(layer=layer)}.composed.{head}."
 
 
-
 def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
     """The parts of a head that have parameters, each once: module name, part, shape."""
     seen = set()

@@ -31,7 +31,6 @@ from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 
-
 ATTENTION = "model.layers.{layer}.self_attn"
 
 
