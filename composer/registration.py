@@ -18,28 +18,26 @@ AUTO = "transformers.models.auto.configuration_auto"
 MODEL_TYPE = "composed"
 
 
-def _configuration() -> Any:
-    """Our configuration itself, registered in its name's place; its models come with it."""
-    from composer.model.classes import ComposedConfig
-
-    sys.modules[AUTO].AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)
-    return ComposedConfig
-
-
 class _Asked(type):
+    """A configuration's name: what is made of it, or asked of it, is the configuration's."""
+
+    model_type: str
+
+    def _configuration(cls) -> Any:
+        """The configuration itself, registered in its name's place; its models come with it."""
+        from composer.model.classes import configuration_for
+
+        own = configuration_for(cls.model_type)
+        sys.modules[AUTO].AutoConfig.register(cls.model_type, own, exist_ok=True)
+        return own
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):  # Python's own questions, which are asked of every class
             raise AttributeError(name)
-        return getattr(_configuration(), name)
+        return getattr(cls._configuration(), name)
 
-
-class ComposedConfig(metaclass=_Asked):
-    """The name: what is made of it, or asked of it, is the configuration's."""
-
-    model_type = MODEL_TYPE
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        return _configuration()(*arguments, **options)
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        return cls._configuration()(*arguments, **options)
 
 
 class _Registering(importlib.abc.Loader):
@@ -78,4 +76,6 @@ def register() -> None:
 
 
 def _register_with(auto: ModuleType) -> None:
-    auto.AutoConfig.register(MODEL_TYPE, ComposedConfig, exist_ok=True)
+    hosts = [f"{MODEL_TYPE}_{host}" for host in auto.CONFIG_MAPPING_NAMES]
+    for model_type in (MODEL_TYPE, *hosts):
+        auto.AutoConfig.register(model_type, _Asked("ComposedConfig", (), {"model_type": model_type}), exist_ok=True)

@@ -11,7 +11,7 @@ from converters.bounded import shortened
 from converters.canonical import EMBEDDING, OUTPUT, expected_tensors, is_composed
 from converters.errors import CoverageError
 from converters.family import Family
-from converters.trunk import Trunk
+from converters.trunk import Sizes, Trunk
 
 _SHOWN, _LONGEST = 6, 400
 
@@ -39,8 +39,12 @@ class Covered:
     output_copy: str | None
 
 
-def cover(family: Family, trunk: Trunk, tensors: Mapping[str, AnyTensor]) -> Covered:
+def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Covered:
     """Sorts the source's tensors, or raises a ``CoverageError`` that names every tensor that does not fit and why."""
+    if not isinstance(trunk, Trunk):
+        # Every tensor keeps its name; what they are to the model is its own class's to say, as it is built.
+        composed = {name: name for name in tensors if is_composed(name)}
+        return Covered({name: name for name in tensors if name not in composed}, composed, {}, None)
     expected = expected_tensors(trunk)
     found: dict[str, str] = {}
     composed: dict[str, str] = {}

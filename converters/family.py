@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from converters.names import Table, fits
-from converters.trunk import Trunk
+from converters.trunk import Sizes
 
 Config = Mapping[str, object]
 """``config.json`` as it is."""
@@ -20,14 +20,15 @@ class Family:
     names: the family's patterns to canonical ones, with ``{i}`` for the layer (see ``converters.names``).
     passed_over: patterns of tensors that carry nothing, each with the reason; loaders pass over them as well, so a file that
     holds one may stay as it is.
-    read_config: ``(config, notes)`` to a ``Trunk``; what was seen and not used is appended to ``notes`` in plain words.
+    read_config: ``(config, notes)`` to a ``Trunk``, or to the ``Sizes`` of
+    a host; what was seen and not used is appended to ``notes`` in plain words.
     """
 
     model_type: str
     title: str
     names: Mapping[str, str]
     passed_over: Mapping[str, str]
-    read_config: Callable[[Config, list[str]], Trunk]
+    read_config: Callable[[Config, list[str]], Sizes]
 
     @cached_property
     def table(self) -> Table:

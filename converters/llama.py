@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from converters.bounded import brief, listed
 from converters.config import MOST_LAYERS, number, positive_int, positive_number, switch, token_id, token_ids
 from converters.errors import ConfigError
 from converters.family import Config, Family
-from converters.trunk import Dtype, RopeScaling, Trunk
+from converters.trunk import RopeScaling, Trunk, read_dtype
 
 NAMES = {
     "model.embed_tokens.weight": "model.embed_tokens.weight",
@@ -138,7 +137,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         bos_token_id=token_ids(config, "bos_token_id", vocabulary, 1),
         eos_token_id=token_ids(config, "eos_token_id", vocabulary, 2),
         pad_token_id=token_id(config, "pad_token_id", vocabulary),
-        dtype=_dtype(config),
+        dtype=read_dtype(config),
         initializer_range=number(config, "initializer_range", 0.02),
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
@@ -160,15 +159,6 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
     if config.get("head_dim") is None and hidden % heads:
         raise ConfigError(f"hidden_size {hidden} does not divide by {heads} heads, and config.json has no 'head_dim'.")
     return hidden // heads
-
-
-def _dtype(config: Config) -> Dtype:
-    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then looks at its tensors."""
-    value = config.get("dtype") or config.get("torch_dtype") or "float32"
-    for dtype in get_args(Dtype):
-        if value in (dtype, f"torch.{dtype}"):
-            return dtype
-    raise ConfigError(f"config.json says dtype: {brief(value)}; expected one of {', '.join(get_args(Dtype))}.")
 
 
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:

@@ -11,12 +11,14 @@ from typing import Any
 
 from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
 from converters.config import are_tokens
+from converters.composed import COMPOSED_FAMILY
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
+from converters.hosts import PREFIX
 from converters.shard import Shard, Tensor, read_shard
-from converters.trunk import Trunk
+from converters.trunk import Sizes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = (
@@ -53,8 +55,13 @@ class Described:
     config: Mapping[str, Any]
     config_sha256: str
     family: Family
-    trunk: Trunk
+    trunk: Sizes
     notes: tuple[str, ...]
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether it was built by this project."""
+        return self.family.model_type == COMPOSED_FAMILY.model_type or self.family.model_type.startswith(PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +170,7 @@ def _shards(folder: Path) -> dict[str, Shard]:
     return shards
 
 
-def _check_generation(folder: Path, trunk: Trunk) -> None:
+def _check_generation(folder: Path, trunk: Sizes) -> None:
     """Whether the tokens that the settings for generation name have an embedding."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from converters.bounded import brief
 from converters.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -26,40 +28,31 @@ class RopeScaling(TypedDict):
     original_max_position_embeddings: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trunk:
-    """Sizes are numbers of elements; ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+def read_dtype(config: Mapping[str, object]) -> Dtype:
+    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then looks at its tensors."""
+    value = config.get("dtype") or config.get("torch_dtype") or "float32"
+    for dtype in get_args(Dtype):
+        if value in (dtype, f"torch.{dtype}"):
+            return dtype
+    raise ConfigError(f"config.json says dtype: {brief(value)}; expected one of {', '.join(get_args(Dtype))}.")
 
-    ``attention_bias`` puts a bias on q, k, v and o alike and ``mlp_bias`` one on gate, up and down, as in Llama.
-    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. What has a default is Llama's
-    there: of our own models, ``position_embedding`` is added to the tokens' embeddings (``learned``: ``max_positions`` of them),
-    ``dropout`` falls on all that is added to a hidden state, and ``labels`` is the number of classes of a classifier.
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+
+    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. ``labels`` is the number of classes
+    of a classifier.
     """
 
     vocabulary_size: int
     hidden_size: int
-    intermediate_size: int
     layers: int
     heads: int
     key_heads: int
     head_dim: int
-    norm_epsilon: float
-    attention_bias: bool
-    mlp_bias: bool
-    tied_embeddings: bool
-    rope_theta: float
-    rope_scaling: RopeScaling | None
     max_positions: int
-    activation: Activation
-    bos_token_id: TokenIds
-    eos_token_id: TokenIds
-    pad_token_id: int | None
     dtype: Dtype
-    initializer_range: float
-    norm: Norm = "rms"
-    mlp: MLP = "gated"
-    position_embedding: PositionEmbedding = "none"
-    dropout: float = 0.0
     labels: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +63,33 @@ class Trunk:
             )
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(get_args(Dtype))}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trunk(Sizes):
+    """All of a model of this project that is not its heads.
+
+    ``attention_bias`` puts a bias on q, k, v and o alike and ``mlp_bias`` one on gate, up and down, as in Llama.
+    What has a default is Llama's there: of our own models, ``position_embedding`` is added to the tokens' embeddings (``learned``:
+    ``max_positions`` of them), and ``dropout`` falls on all that is added to a hidden state.
+    """
+
+    intermediate_size: int
+    norm_epsilon: float
+    attention_bias: bool
+    mlp_bias: bool
+    tied_embeddings: bool
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    activation: Activation
+    bos_token_id: TokenIds
+    eos_token_id: TokenIds
+    pad_token_id: int | None
+    initializer_range: float
+    norm: Norm = "rms"
+    mlp: MLP = "gated"
+    position_embedding: PositionEmbedding = "none"
+    dropout: float = 0.0
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Trunk) if field.default is not MISSING}

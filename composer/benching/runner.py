@@ -187,6 +187,6 @@ def _facts(opened: Opened, model: Any, options: Options) -> ModelFacts:
         **dict(opened.facts(options.dtype)),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),
-        attention=COMPOSED if opened.source.family.model_type == COMPOSED else str(model.config._attn_implementation),
+        attention=COMPOSED if opened.source.is_composed else str(model.config._attn_implementation),
         adapter=opened.source.config.get(ADAPTER_KEY) is not None,
     )

@@ -37,6 +37,11 @@ def class_of(config: Any) -> Any:
     return hosted(config.model_type.removeprefix(PREFIX))[1]
 
 
+def configuration_for(model_type: str) -> Any:
+    """The configuration of this model type, with its classes among transformers' Auto classes."""
+    return ComposedConfig if model_type == OWN else hosted(model_type.removeprefix(PREFIX))[0]
+
+
 @cache
 def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """The configuration and the language model of composed models whose host has this model type."""

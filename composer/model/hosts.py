@@ -89,6 +89,8 @@ def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
     unturned = Unturned(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
     seen: dict[str, Any] = {}
     options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unturned})
+    if "position_ids" in inspect.signature(type(attention).forward).parameters:
+        options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     config = attention.config
     attention.config = _asking(config, PROBE)
     try:

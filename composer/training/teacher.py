@@ -39,7 +39,7 @@ class Teacher:
         backend: the student's, which has been checked; where the teacher has no form on it, it falls back.
         """
         folder = self.source.folder
-        if self.source.family.model_type == "composed":
+        if self.source.is_composed:
             model = load(folder, dtype="float32", device=device)
         else:
             model = build("softmax", folder, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]

@@ -36,8 +36,12 @@ from composer.weights.record import (
 from composer.weights.sources import check_merged
 from composer.weights.stream import Piece, fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
+from converters.hosts import Host
 from converters.source import INDEX, Source
 from converters.trunk import Dtype
+
+SHOWN = 8
+"""Problems of a host's weights that a message has at most."""
 
 Progress = Callable[[str, int, int], None]
 """Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
@@ -95,6 +99,7 @@ def build_folder(
         plan = with_given(plan, given, dtype)
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
+    check_host(source, config, plan)
     student = record_of(source)
     raw = untrained(source, student, plan)
     if dry_run:
@@ -122,6 +127,20 @@ def build_folder(
         complete_folder(folder, config, record, target.name)
         total = bytes_in(folder)
     return report_of(target, resolved, plan, raw, files, total, began, dry_run=False)
+
+
+def check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
+    """Whether the plan's tensors are all that the model of another family wants. Raises BuildError."""
+    if not isinstance(source.trunk, Host):
+        return
+    from composer.model.covering import uncovered_by_host
+
+    problems = uncovered_by_host(config, {name: (entry.shape, entry.dtype) for name, entry in plan.parameters.items()})
+    if problems:
+        raise BuildError(
+            f"The weights of {source.folder} do not fit its config.json, as transformers reads it:\n"
+            + "\n".join(f"  {line}" for line in problems[:SHOWN])
+        )
 
 
 def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> Record:

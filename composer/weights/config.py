@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from composer.spec.resolve import Resolved
 from converters.composed import TRUNK_KEYS
-from converters.trunk import DEFAULTS, Trunk
+from converters.hosts import PREFIX, Host
+from converters.trunk import DEFAULTS, Sizes, Trunk
 
 
-def config_dict(trunk: Trunk, resolved: Resolved, dtype: str) -> dict[str, Any]:
-    """Llama's fields for the trunk, those that Llama has not, and the resolved spec, as ``ComposedConfig`` reads them."""
+def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
+    """A host's own fields, or Llama's for a trunk of ours with those that Llama has not, and the resolved spec."""
+    spec = {"spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
+    if isinstance(trunk, Host):
+        own = {key: value for key, value in trunk.config.items() if key not in ("dtype", "torch_dtype")}
+        host = str(own["model_type"])
+        return {**own, "architectures": ["ComposedForCausalLM"], "model_type": f"{PREFIX}{host}", "dtype": dtype, **spec}
+    assert isinstance(trunk, Trunk), "there are two"
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": trunk.rope_theta}
     if trunk.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **trunk.rope_scaling}
@@ -41,6 +49,10 @@ def config_dict(trunk: Trunk, resolved: Resolved, dtype: str) -> dict[str, Any]:
         "pad_token_id": trunk.pad_token_id,
         "dtype": dtype,
         **own,
-        "spec": resolved.model_dump(mode="json"),
-        "spec_hash": resolved.hash,
+        **spec,
     }
+
+
+def recorded_trunk(stored: Mapping[str, Any]) -> Sizes:
+    """What a record has of the model around the heads."""
+    return Host(**stored) if "config" in stored else Trunk(**stored)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from blocks.positions import Llama3Scaling
 from composer.spec.resolve import Dimensions
-from converters.trunk import Trunk
+from converters.hosts import Host
+from converters.trunk import Sizes, Trunk
 
 
-def dimensions(trunk: Trunk) -> Dimensions:
+def dimensions(trunk: Sizes) -> Dimensions:
     """The dimensions that a spec resolves against."""
+    if isinstance(trunk, Host):
+        return Dimensions(**_sizes(trunk), rope_theta=None, attention=trunk.attention)
+    assert isinstance(trunk, Trunk), "there are two"
     scaling = trunk.rope_scaling
     return Dimensions(
-        hidden_size=trunk.hidden_size,
-        layers=trunk.layers,
-        heads=trunk.heads,
-        key_heads=trunk.key_heads,
-        head_dim=trunk.head_dim,
+        **_sizes(trunk),
         rope_theta=trunk.rope_theta,
         rope_scaling=None
         if scaling is None
@@ -26,3 +26,7 @@ def dimensions(trunk: Trunk) -> Dimensions:
             original_length=scaling["original_max_position_embeddings"],
         ),
     )
+
+
+def _sizes(trunk: Sizes) -> dict[str, int]:
+    return {name: getattr(trunk, name) for name in ("hidden_size", "layers", "heads", "key_heads", "head_dim")}

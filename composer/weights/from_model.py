@@ -18,7 +18,7 @@ from converters.canonical import EMBEDDING, OUTPUT, is_composed
 from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
-from converters.trunk import Trunk
+from converters.trunk import Sizes, Trunk
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from composer.model.classes import Composed
 
 
-def trunk_of(model: PreTrainedModel) -> Trunk:
+def trunk_of(model: PreTrainedModel) -> Sizes:
     """The trunk of a model in memory, in the dtype it has there. Raises ``SourceError``."""
     config = model.config.to_dict()
     try:
@@ -51,11 +51,11 @@ def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 
     assignment = _assignment(resolved, model, trunk, source)
     _tell_of_dropped(assignment)
 
-    device = source[assignment.inherited[EMBEDDING]].device
+    device = model.device
     weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
     for name, fresh in assignment.fresh.items():
         weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
-    student = assembled(resolved, trunk, weights)
+    student = assembled(resolved, trunk, weights, dict(model.named_buffers()))
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)
     return student
@@ -74,25 +74,32 @@ def _tell_of_dropped(assignment: Assignment) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
-def assembled(resolved: Resolved, trunk: Trunk, weights: dict[str, torch.Tensor]) -> Composed:
-    """The composed model that these are all the weights of, in evaluation mode."""
+def assembled(
+    resolved: Resolved, trunk: Sizes, weights: dict[str, torch.Tensor], buffers: Mapping[str, torch.Tensor] | None = None
+) -> Composed:
+    """The composed model that these are all the weights of, in evaluation mode. buffers: those of its source, which stand in no
+    file."""
     import torch
 
-    from composer.model.classes import class_of
-    from composer.model.configuration import ComposedConfig
+    from composer.model.classes import class_of, configuration_for
     from composer.weights.config import config_dict
 
-    config = ComposedConfig(**config_dict(trunk, resolved, trunk.dtype))
+    document = config_dict(trunk, resolved, trunk.dtype)
+    config = configuration_for(document["model_type"]).from_dict(document)
     with torch.device("meta"):
         model = class_of(config)(config)
-    if trunk.tied_embeddings and trunk.labels is None:
+    if isinstance(trunk, Trunk) and trunk.tied_embeddings and trunk.labels is None:
         weights = weights | {OUTPUT: weights[EMBEDDING]}
     model.load_state_dict(weights, strict=True, assign=True)
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta and buffers is not None:
+            module, _, own = name.rpartition(".")
+            model.get_submodule(module).register_buffer(own, buffers[name].clone(), persistent=False)
     model.tie_weights()
     return model.eval()
 
 
-def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Trunk, source: Mapping[str, torch.Tensor]) -> Assignment:
+def _assignment(resolved: Resolved, model: PreTrainedModel, trunk: Sizes, source: Mapping[str, torch.Tensor]) -> Assignment:
     import torch
 
     for name, tensor in source.items():

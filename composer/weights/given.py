@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from composer.errors import BuildError, SourceError
 from composer.spec.loading import load_spec
-from composer.spec.parameters import PREFIX, fresh_parameters
+from composer.spec.parameters import fresh_parameters, prefix
 from composer.spec.recipe import Lora
 from composer.spec.resolve import Resolved, resolve
 from composer.weights.contents import BLOCK, blocks
@@ -83,7 +83,7 @@ def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[
     """The heads' parameters by their full names, and what is wrong with them."""
     wanted = fresh_parameters(resolved)
     whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
-    full = {(at, name): PREFIX.format(layer=at, head=whole[at]) + name for at, name in read.parameters if at in whole}
+    full = {(at, name): prefix(resolved, at, whole[at]) + name for at, name in read.parameters if at in whole}
     values = {full[key]: stored for key, stored in read.parameters.items() if full.get(key) in wanted}
     misshapen = [
         f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}"
@@ -115,7 +115,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
         (head,) = published.heads
         here, there = meanings(resolved), meanings(published)
         for (layer, own), stored in parameters.items():
-            ours, theirs = (PREFIX.format(layer=layer, head=one) + own.rpartition(".")[0] for one in (heads[layer], head))
+            ours, theirs = (prefix(resolved, layer, one) + own.rpartition(".")[0] for one in (heads[layer], head))
             if reason := here[ours].difference(there[theirs]):
                 yield f"{_said(stored)}: {reason}"
 

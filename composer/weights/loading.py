@@ -8,11 +8,10 @@ from typing import Any, cast
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from transformers.models.auto.configuration_auto import AutoConfig
 
 from composer.errors import SourceError
 from composer.graph.lowering import AUTO, check_backend
-from composer.model.classes import Composed, class_of
+from composer.model.classes import Composed, class_of, configuration_for
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.trust import refuse_code
@@ -53,7 +52,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
             check_adapter(folder, adapter)
     except ConverterError as error:
         raise SourceError(f"{error} `compose verify {folder}` may say more") from error
-    if source.family.model_type != "composed":
+    if not source.is_composed:
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     refuse_code(folder, SourceError)
     if (folder / ADAPTER_CONFIG).exists():
@@ -61,7 +60,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     check_backend(backend, graphs_of(check_heads(source)))
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = class_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)).from_pretrained(
+        answer: Any = class_of(configuration_for(source.config["model_type"]).from_pretrained(folder, local_files_only=True)).from_pretrained(
             folder, dtype=kind, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ConverterError, SafetensorError) as error:

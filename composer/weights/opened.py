@@ -57,7 +57,7 @@ class Opened:
         """The heads of a built model; None of a source, which transformers runs. Raises SourceError where it lacks any."""
         from composer.weights.loading import check_heads
 
-        return check_heads(self.source) if self.source.family.model_type == COMPOSED else None
+        return check_heads(self.source) if self.source.is_composed else None
 
     def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
         """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises ``refusal``.
@@ -70,7 +70,7 @@ class Opened:
 
         folder = self.source.folder
         try:
-            if self.source.family.model_type == COMPOSED:
+            if self.source.is_composed:
                 built = load_model(folder, dtype, device).requires_grad_(False)
                 built.run_on(backend)
                 return built
@@ -151,7 +151,7 @@ def _open(reference: str, refusal: type[ComposerError]) -> Source:
     source = open_model(name, revision) if found and not here else open_model(reference)
     if source.trunk.labels is not None:
         raise refusal(f"{reference} is a classifier, and this is for language models.")
-    record = read_record(source.folder) if source.family.model_type == COMPOSED else None
+    record = read_record(source.folder) if source.is_composed else None
     if record is not None and record.resolved.direction == "bidirectional":
         raise refusal(f"{reference} is bidirectional: each token sees those after it, too, so it neither writes nor predicts one.")
     return source

@@ -121,7 +121,7 @@ def read_record(folder: Path) -> Record | None:
 
 def record_of(source: Source) -> Record | None:
     """The record of a source that is itself a student."""
-    return read_record(source.folder) if source.family.model_type == "composed" else None
+    return read_record(source.folder) if source.is_composed else None
 
 
 def stored_source(source: Source, student: Record | None) -> StoredSource:

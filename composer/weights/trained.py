@@ -11,7 +11,7 @@ from composer.errors import BuildError
 from composer.spec.parameters import fresh_parameters
 from composer.weights.beside import TRAINING
 from composer.weights.build import complete_folder
-from composer.weights.config import config_dict
+from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import dtype_of
@@ -22,7 +22,6 @@ from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.source import INDEX, Source
-from converters.trunk import Trunk
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +79,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
                 "training": (*record.training, *trained.stages),
             }
         )
-        config = config_dict(Trunk(**record.trunk), record.resolved, record.plan.dtype)
+        config = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if trained.adapter is not None:
             config[ADAPTER_KEY] = ADAPTER
         return complete_folder(folder, config, done, target.name)

@@ -1,0 +1,125 @@
+"""The families that come in as they are: transformers' own classes are the model around the heads, and tensors keep their names.
+
+What is read here is what a spec needs to know, from ``config.json`` alone; whether the weights fit is transformers' to say, which
+is asked as a model is built. Most families need no line in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from converters.bounded import brief
+from converters.config import MOST_LAYERS, positive_int
+from converters.errors import ConfigError
+from converters.family import Config, Family
+from converters.trunk import Sizes, read_dtype
+
+PREFIX = "composed_"
+"""What the model type of a composed model begins with, before its host's."""
+
+OWN_KEYS = ("spec", "spec_hash", "adapter")
+"""What a composed model's config has that its host's has not."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a family is not like most: the name of a layer's attention, and what transformers takes where its config leaves it out."""
+
+    attention: str = "model.layers.{layer}.self_attn"
+    head_dim: int | None = None
+    key_heads: int | None = None
+
+
+USUAL = Line()
+LINES: Mapping[str, Line] = {
+    "biogpt": Line("biogpt.layers.{layer}.self_attn"),
+    "gemma": Line(head_dim=256),
+    "gemma2": Line(head_dim=256),
+    "gemma3_text": Line(head_dim=256),
+    "glm": Line(head_dim=128),
+    "glm4": Line(head_dim=128),
+    "gpt2": Line("transformer.h.{layer}.attn"),
+    "gpt_bigcode": Line("transformer.h.{layer}.attn", key_heads=1),
+    "gpt_neox": Line("gpt_neox.layers.{layer}.attention"),
+    "gpt_oss": Line(head_dim=64),
+    "helium": Line(head_dim=128),
+    "jetmoe": Line("model.layers.{layer}.self_attention"),
+    "modernbert-decoder": Line("model.layers.{layer}.attn"),
+    "qwen3": Line(head_dim=128),
+    "seed_oss": Line(head_dim=128),
+}
+
+NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
+COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
+MIXED = "it has states of its own beside attention, in layers that are none"
+PICTURES = "it reads more than text; its text model alone can be a source"
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
+    **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash", "minicpm3", "youtu"), COMPRESSED
+    ),
+    **dict.fromkeys(
+        (
+            "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
+            "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+        ),
+        MIXED,
+    ),
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), PICTURES),
+}  # fmt: skip
+"""Families that cannot be sources, and why."""
+NEAREST: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Sizes):
+    """A model of another family. config: as its ``config.json`` has it, without what is a composed model's own. attention: the name
+    of a layer's attention, with ``{layer}`` for its index."""
+
+    config: Mapping[str, Any]
+    attention: str
+
+
+def host_family(model_type: str) -> Family:
+    """The family of a model type that is no family of ours. Raises ``ConfigError`` where it cannot be a source."""
+    host = model_type.removeprefix(PREFIX)
+    if (reason := REFUSED.get(host)) is not None:
+        near = f" The nearest that can be: {NEAREST[host]}." if host in NEAREST else ""
+        raise ConfigError(f"Models of the family {brief(host)} cannot be a source: {reason}.{near}")
+    return Family(model_type=model_type, title=host, names={}, passed_over={}, read_config=partial(_read, host))
+
+
+def _read(model_type: str, config: Config, notes: list[str]) -> Host:
+    """notes: what is not taken from the config."""
+    line = LINES.get(model_type, USUAL)
+    if config.get("quantization_config") is not None:
+        raise ConfigError("config.json says quantization_config: its weights are quantised. Build from the model as it was before.")
+    if config.get("auto_map"):
+        notes.append("config.json asks for code of its own (auto_map); it was not run, and transformers' is taken.")
+    heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
+    hidden = _positive(config, "hidden_size", "n_embd", "d_model")
+    key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
+    head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
+    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+    return Host(
+        vocabulary_size=_positive(config, "vocab_size"),
+        hidden_size=hidden,
+        layers=_positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS),
+        heads=heads,
+        key_heads=key_heads or positive_int(config, "num_key_value_heads", heads),
+        head_dim=positive_int(config, "head_dim", head_dim),
+        max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
+        dtype=read_dtype(config),
+        config={**kept, "model_type": model_type},
+        attention=line.attention,
+    )
+
+
+def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:
+    """Under the first of several names that the config has."""
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    return positive_int(config, key, default) if most is None else positive_int(config, key, default, most)
