@@ -6,8 +6,8 @@ from converters.bounded import brief, is_name
 from converters.composed import COMPOSED_FAMILY
 from converters.errors import ConfigError
 from converters.family import Config, Family
-from converters.liger import LIGER
 from converters.hosts import host_family
+from converters.liger import LIGER
 from converters.llama import LLAMA
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, LIGER, COMPOSED_FAMILY)}
@@ -19,5 +19,7 @@ def family_of(config: Config) -> Family:
     if name is None:
         raise ConfigError("config.json has no 'model_type' to tell its family by, such as llama, qwen3 or mistral.")
     if not isinstance(name, str) or not is_name(name):
-        raise ConfigError(f"config.json says model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral.")
+        raise ConfigError(
+            f"config.json says model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral."
+        )
     return FAMILIES.get(name) or host_family(name)

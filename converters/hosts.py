@@ -26,7 +26,7 @@ OWN_KEYS = ("spec", "spec_hash", "adapter")
 
 @dataclass(frozen=True)
 class Line:
-    """Where a family is not like most: the name of a layer's attention, and what transformers takes where its config leaves it out."""
+    """Where a family is not like most: the name of a layer's attention, and what transformers takes where a config says none."""
 
     attention: str = "model.layers.{layer}.self_attn"
     head_dim: int | None = None
@@ -59,9 +59,8 @@ PICTURES = "it reads more than text; its text model alone can be a source"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash", "minicpm3", "youtu"), COMPRESSED
-    ),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash"), COMPRESSED),
+    **dict.fromkeys(("minicpm3", "youtu"), COMPRESSED),
     **dict.fromkeys(
         (
             "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
@@ -69,10 +68,17 @@ REFUSED: Mapping[str, str] = {
         ),
         MIXED,
     ),
-    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), PICTURES),
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl"), PICTURES),
+    "qwen3_vl": PICTURES,
 }  # fmt: skip
 """Families that cannot be sources, and why."""
-NEAREST: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+NEAREST: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

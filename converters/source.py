@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
-from converters.config import are_tokens
 from converters.composed import COMPOSED_FAMILY
+from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from composer.data.packing import IGNORED, Batch, Rows
+from composer.errors import TrainingError
+from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import Losses
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 MODEL = "model"
+
+OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense", "c_proj", "Wo"))
+"""What hosts call the projection of queries, keys and values together, and that of the answer, where they do not call it o_proj."""
 
 
 class FinetuneCourse:
@@ -122,21 +128,39 @@ def add_adapters(student: ComposedForCausalLM, lora: Lora, seed: int) -> None:
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        inject_adapter_in_model(lora_config(lora), student)
+        inject_adapter_in_model(lora_config(student, lora), student)
 
 
-def lora_config(lora: Lora) -> LoraConfig:
+def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
     """The same as PEFT says it."""
     from peft import LoraConfig
 
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] - a float will do
-        target_modules=[f"{target}_proj" for target in lora.targets],
+        target_modules=projections(student, lora.targets),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[str]:
+    """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one.
+
+    Raises TrainingError where there is none.
+    """
+    name, attention = next(attentions(student))
+    layer, found = name.rpartition(".")[2], []
+    for target in targets:
+        own = next((one for one in (f"{target}_proj", *OTHERS[target == "o"]) if hasattr(attention, one)), None)
+        if own is None:
+            raise TrainingError(
+                f"The attention of this model has no projection that would be `{target}`: leave it out of lora.targets"
+            )
+        # Others may have one of the same name outside of their attention.
+        found.append(own if own == f"{target}_proj" else f"{layer}.{own}")
+    return list(dict.fromkeys(found))
 
 
 def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
@@ -144,7 +168,7 @@ def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
     from peft import get_peft_model_state_dict
 
     tensors = {f"base_model.model.{name}": tensor for name, tensor in get_peft_model_state_dict(student).items()}
-    config = {key: _plain(value) for key, value in lora_config(lora).to_dict().items()}
+    config = {key: _plain(value) for key, value in lora_config(student, lora).to_dict().items()}
     return Adapter(config | {"inference_mode": True}, tensors)
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from composer.api import resolve_spec
 from composer.data.packing import Batch
+from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
 from composer.model.attention import ComposedAttention
-from composer.model.classes import class_of
-from composer.model.configuration import ComposedConfig
+from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict
@@ -28,7 +28,6 @@ from composer.weights.record import record_of
 from composer.weights.sources import check_merged
 from composer.weights.stream import as_tensor
 from converters import shard
-from converters.canonical import EMBEDDING
 from converters.source import Source
 
 
@@ -50,7 +49,8 @@ class StoredModel:
         self._tensors: Mapping[str, shard.Tensor] = {
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
-        config = ComposedConfig(**config_dict(source.trunk, _resolved(source), "float32"))
+        document = config_dict(source.trunk, _resolved(source), "float32")
+        config = configuration_for(document["model_type"]).from_dict(document)
         with torch.device("meta"):
             model = class_of(config)(config).requires_grad_(False).eval()
         model.run_on(backend)
@@ -60,9 +60,16 @@ class StoredModel:
         self._calls: dict[int, Mapping[str, Any]] = {}
         for index, layer in enumerate(self._layers):
             layer.forward = partial(self._called, index)
-        for name in self._base.state_dict():
-            if not name.startswith(f"{self._path}.") and f"{self._prefix}{name}" != EMBEDDING:
-                self._put(self._base, name, self._read(self._prefix + name))
+        self._embedding = _name_of(model, model.get_input_embeddings())
+        missing = sorted(self._prefix + name for name in self._base.state_dict() if self._prefix + name not in self._tensors)
+        if missing:
+            raise TrainingError(
+                f"{source.folder} has {missing[0]} under other names, which transformers joins as it loads them, and such a "
+                "model is not streamed: leave --stream out."
+            )
+        for name, module in self._base.named_modules():
+            if not f"{name}.".startswith(f"{self._path}."):
+                self._fill(name, module, config)
 
     def layer(self, index: int, *, attention_alone: bool = False) -> tuple[nn.Module, str, ComposedAttention]:
         """One layer with its weights, its attention and the full name of that; where the attention alone is wanted, the rest of the
@@ -77,11 +84,11 @@ class StoredModel:
     @torch.no_grad()
     def handed(self, batch: Batch) -> Handed:
         """What the layers are called with. Of the embeddings, the rows of this batch's tokens alone are read."""
-        stored = self._tensors[EMBEDDING]
+        stored = self._tensors[self._embedding]
         kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
         rows = as_tensor(read_rows(stored.file, stored.start, table, kinds).reshape(-1).data, stored.dtype).view(len(kinds), -1)
-        self._put(self._base, EMBEDDING.removeprefix(self._prefix), rows.float())
+        self._put(self._base, self._embedding.removeprefix(self._prefix), rows.float())
         ids = torch.from_numpy(where).view(batch.ids.shape)
         self._base(**{**batch.inputs(mask=True), "input_ids": ids}, use_cache=False)
         calls, self._calls = self._calls, {}
@@ -92,6 +99,18 @@ class StoredModel:
         self._calls[index] = {"hidden": hidden, "options": options}
         return hidden
 
+    def _fill(self, path: str, module: nn.Module, config: Any) -> None:
+        """What a module outside of the layers has of its own: its parameters, and tables that stand in no file. Not the embedding,
+        of which rows are read where they are asked for."""
+        for name, _ in module.named_parameters(recurse=False):
+            full = f"{path}.{name}".removeprefix(".")
+            if self._prefix + full != self._embedding:
+                self._put(self._base, full, self._read(self._prefix + full))
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            made = type(module)(config=config)
+            for name, buffer in made.named_buffers(recurse=False):
+                module.register_buffer(name, buffer, persistent=False)
+
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """A parameter in the place of one that has no numbers."""
         path, _, own = name.rpartition(".")
@@ -101,6 +120,11 @@ class StoredModel:
         stored = self._tensors[name]
         held = np.fromfile(stored.file, np.uint8, stored.bytes, offset=stored.start)
         return as_tensor(held.data, stored.dtype).view(stored.shape).float()
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    """The full name of a module's weight."""
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is wanted)
 
 
 def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> np.ndarray:

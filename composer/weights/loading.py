@@ -60,9 +60,8 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     check_backend(backend, graphs_of(check_heads(source)))
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
-        answer: Any = class_of(configuration_for(source.config["model_type"]).from_pretrained(folder, local_files_only=True)).from_pretrained(
-            folder, dtype=kind, local_files_only=True, output_loading_info=True
-        )
+        config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
+        answer: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ConverterError, SafetensorError) as error:
         raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
