@@ -26,6 +26,8 @@ class Composition:
     spec: dict[str, Any] | None = None
     spec_hash: str | None = None
     adapter: str | None = None
+    labels: int | None = None
+    """A host of another family writes text."""
 
     def resolved(self) -> Resolved:
         """The spec, validated. Raises ValueError where there is none, or where it does not have its hash."""

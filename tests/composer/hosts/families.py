@@ -1,0 +1,74 @@
+"""Tiny random models of transformers' families, by their own classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+PASSED = (
+    "afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe cwm dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe "
+    "flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium "
+    "hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minimax_m2 ministral ministral3 mistral mixtral "
+    "modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe "
+    "seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma"
+).split()
+"""The families whose softmax students are their sources."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ALWAYS = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "pad_token_id", "bos_token_id", "eos_token_id"}
+"""Sizes that a config takes under another name where it has not this one."""
+EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 24,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+}
+PECULIAR: dict[str, dict[str, Any]] = {
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
+    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
+    "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {"query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.7, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+    "helium": {"head_dim": 8},
+    "phi": {"partial_rotary_factor": 0.5},
+}
+
+
+def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
+    """A language model of the family, with no parameter at a value that would hide what it does."""
+    make = CONFIG_MAPPING[family]
+    usual = make()
+    known = set(usual.to_dict()) | set(getattr(usual, "attribute_map", {}))
+    said = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
+    if getattr(usual, "sliding_window", None):
+        said["sliding_window"] = 8
+    config = make(**(said | PECULIAR.get(family, {}) | more))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter) * 0.1
+            parameter.copy_(parameter + noise if parameter.dim() == 1 else noise * 1.2)
+    return model

@@ -1,0 +1,87 @@
+"""A softmax student of every family is its source, however it is called; other students split, write, learn and are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import composer
+from tests.composer.hosts.families import PASSED, small
+
+LENGTH = 23
+CLOSE = 1e-5
+FEW = ("qwen3", "gemma2", "mixtral", "gpt2", "gpt_neox", "phi3")
+SPECS = {
+    "lolcats": ["head.memory.0.size=4"],
+    "lawcat": [],
+    "lola": ["head.memory.0.size=4", "head.memory.1.size=4"],
+    "gated-delta": [],
+    "latte-macchiato": ["head.memory.0.size=4", "head.memory.1.size=8", "head.mix_input.blocks=4"],
+}
+
+
+def tokens(rows: int = 2) -> torch.Tensor:
+    return torch.randint(3, 90, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Within 1e-5, or 5e-6 of large logits."""
+    scale = max(1.0, float(wanted.abs().max()) / 2)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * scale)
+
+
+def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """The logits of a cached decode, behind a prefill of some tokens."""
+    answer = model(ids[:, :first], use_cache=True)
+    found = [answer.logits]
+    for at in range(first, ids.shape[1]):
+        answer = model(ids[:, at : at + 1], past_key_values=answer.past_key_values, use_cache=True)
+        found.append(answer.logits)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("family", PASSED)
+@torch.no_grad()
+def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
+    source, ids = small(family), tokens()
+    source.save_pretrained(tmp_path / "source")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()}
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
+    built = composer.load(tmp_path / "built")
+    wanted = source(input_ids=ids, use_cache=False).logits
+    near(built(ids).logits, wanted)
+    near(by_token(built, ids, 9), wanted)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    padded = source(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False).logits
+    near(built(ids, attention_mask=mask).logits[mask.bool()], padded[mask.bool()])
+    places = torch.cat((torch.arange(14), torch.arange(LENGTH - 14)))
+    packed = built(ids, position_ids=places.expand(2, -1)).logits
+    near(packed[:, 14:], source(input_ids=ids[:, 14:], use_cache=False).logits)
+    built.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(again(ids).logits, built(ids).logits)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FEW)
+def test_students(family: str, spec: str, tmp_path: Path) -> None:
+    source, ids = small(family), tokens()
+    student = composer.build(spec, source, overrides=["recipe=null", *SPECS[spec]])
+    with torch.no_grad():
+        whole = student(ids).logits
+        near(by_token(student, ids, 11), whole)
+        for beams in (1, 2):
+            written = student.generate(ids[:, :6], max_new_tokens=4, do_sample=False, num_beams=beams, pad_token_id=0)
+            assert written.shape[1] > 6
+        student.save_pretrained(tmp_path / "student")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "student").eval()
+        assert torch.equal(again(ids).logits, whole)
+    student(input_ids=ids, labels=ids).loss.backward()
+    gradients = {name: one.grad for name, one in student.named_parameters() if ".composed." in name}
+    assert all(one is not None and bool(one.isfinite().all()) for one in gradients.values())
