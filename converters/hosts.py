@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from converters.bounded import brief
 from converters.config import MOST_LAYERS, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -88,20 +87,24 @@ class Host(Sizes):
 
     config: Mapping[str, Any]
     attention: str
+    refused: str | None = None
+    """Why heads cannot stand in it, where they cannot; it still can be run as it is, beside others."""
 
 
 def host_family(model_type: str) -> Family:
-    """The family of a model type that is no family of ours. Raises ``ConfigError`` where it cannot be a source."""
+    """The family of a model type that is no family of ours."""
     host = model_type.removeprefix(PREFIX)
-    if (reason := REFUSED.get(host)) is not None:
-        near = f" The nearest that can be: {NEAREST[host]}." if host in NEAREST else ""
-        raise ConfigError(f"Models of the family {brief(host)} cannot be a source: {reason}.{near}")
     return Family(model_type=model_type, title=host, names={}, passed_over={}, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     """notes: what is not taken from the config."""
-    line = LINES.get(model_type, USUAL)
+    line, refused = LINES.get(model_type, USUAL), _refused(model_type)
+    inner = config.get("text_config")
+    if refused is not None:
+        # Of what is only run, sizes of heads need not be known.
+        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
+        config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
         raise ConfigError("config.json says quantization_config: its weights are quantised. Build from the model as it was before.")
     if config.get("auto_map"):
@@ -122,7 +125,15 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         dtype=read_dtype(config),
         config={**kept, "model_type": model_type},
         attention=line.attention,
+        refused=refused,
     )
+
+
+def _refused(model_type: str) -> str | None:
+    if (reason := REFUSED.get(model_type)) is None:
+        return None
+    near = f" The nearest that can be: {NEAREST[model_type]}." if model_type in NEAREST else ""
+    return f"models of the family {model_type} cannot be a source: {reason}.{near}"
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:

@@ -18,11 +18,16 @@ from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
+from composer.weights.beside import CONFIG
+from composer.weights.opened import open_models
+from composer.weights.sources import describe_model
 from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
+    model: Annotated[
+        str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")
+    ],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from; - reads it from stdin.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
@@ -32,7 +37,7 @@ def generate(
     backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Let a built model go on from a prompt, and print both."""
+    """Let a model go on from a prompt, and print both."""
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = _text(prompt)
@@ -42,14 +47,8 @@ def generate(
 
     without_bars()
     check_device(device)
-    loaded: Any = composer.load(
-        model, device=device, backend=backend
-    )  # Any: transformers types `generate` for its own models alone
-    if loaded.config.labels is not None:
-        raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
-    if loaded.base.both_ways:
-        raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
-    tokenizer = _tokenizer(model)
+    loaded, folder = _loaded(model, device, backend)
+    tokenizer = _tokenizer(folder)
     tokens = tokenizer(text, return_tensors="pt").to(device)
     count = tokens["input_ids"].shape[1]
     if not count:
@@ -58,7 +57,7 @@ def generate(
     keep_tokens_alone(loaded)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
     began = time.perf_counter()
-    with _room_for(loaded, count + max_new_tokens), _said_by(model / GENERATION_CONFIG):
+    with _room_for(loaded, count + max_new_tokens), _said_by(folder / GENERATION_CONFIG):
         answer = loaded.generate(
             input_ids=tokens["input_ids"],
             attention_mask=tokens["attention_mask"],
@@ -74,6 +73,21 @@ def generate(
         print_json({"prompt": text, "text": whole, "new_text": new, **figures})
         return
     typer.echo(whole)
+
+
+def _loaded(model: str, device: str, backend: str) -> tuple[Any, Path]:
+    """The model, and its folder. Raises ComposerError where it writes no text."""
+    folder = Path(model).expanduser()
+    plain = (folder / CONFIG).is_file() and not describe_model(folder).is_composed
+    if not plain and (folder.exists() or model.count("/") != 1):
+        loaded: Any = composer.load(folder, device=device, backend=backend)
+        if loaded.config.labels is not None:
+            raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
+        if loaded.base.both_ways:
+            raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
+        return loaded, folder
+    (opened,) = open_models([model], ComposerError)
+    return opened.load(None, device, backend), opened.source.folder
 
 
 def _text(prompt: str) -> str:
@@ -107,6 +121,8 @@ def _room_for(model: Any, tokens: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter
         if not ran_out_of_memory(error):
             raise
+        if not hasattr(model.config, "resolved"):
+            raise ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens") from error
         spec, kind = model.config.resolved(), str(model.dtype).removeprefix("torch.")
         cost = explain_resolved(spec, sequence=tokens, dtype=kind)
         sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}

@@ -57,11 +57,11 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head.slots}
             first += group.heads
-        self._mixes = any(head.mixes for head in self._heads())
+        self.mixes = any(head.mixes for head in self._heads())
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
-        if not self._mixes:
+        if not self.mixes:
             return [hidden] * len(self._groups), {}
         inputs, carried = [], {}
         for name, head in zip(self._names, self._heads(), strict=True):

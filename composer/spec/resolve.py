@@ -31,6 +31,9 @@ from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 
+SOURCE = "source"
+"""What layers use that are to stay as the source has them: softmax, under all that the model around it asks for."""
+
 ATTENTION = "model.layers.{layer}.self_attn"
 
 
@@ -125,6 +128,8 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
         if "head" in heads:
             raise GraphError("`head:` is itself called head; give this one another name", ("heads", "head"))
         heads["head"] = spec.head
+    if SOURCE not in heads and any(SOURCE in _named(rule.use) for rule in spec.layers):
+        heads[SOURCE] = HeadSpec.model_validate({"memory": ("full",)})
     layers = _layers(spec, dimensions, heads)
     used = {group.head for layer in layers for group in layer}
     complete: dict[str, HeadSpec] = {}
@@ -244,6 +249,10 @@ def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -
         layer = chosen.index(None)
         raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
     return tuple(groups for groups in chosen if groups is not None)
+
+
+def _named(use: str | tuple[HeadsOf, ...]) -> set[str]:
+    return {use} if isinstance(use, str) else {group.head for group in use}
 
 
 def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:

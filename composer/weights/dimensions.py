@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from blocks.positions import Llama3Scaling
+from composer.errors import SourceError
 from composer.spec.resolve import Dimensions
 from converters.hosts import Host
 from converters.trunk import Sizes, Trunk
 
 
 def dimensions(trunk: Sizes) -> Dimensions:
-    """The dimensions that a spec resolves against."""
+    """The dimensions that a spec resolves against. Raises SourceError for a model that heads cannot stand in."""
     if isinstance(trunk, Host):
+        if trunk.refused is not None:
+            raise SourceError(trunk.refused)
         return Dimensions(**_sizes(trunk), rope_theta=None, attention=trunk.attention)
     assert isinstance(trunk, Trunk), "there are two"
     scaling = trunk.rope_scaling

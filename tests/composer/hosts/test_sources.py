@@ -1,0 +1,109 @@
+"""What cannot be a source says why, weights that do not fit are told before anything is written, and layers can stay as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import composer
+from composer.errors import BuildError, SourceError, TrainingError
+from composer.spec.recipe import Lora
+from composer.training.finetune import add_adapters, projections
+from converters.hosts import REFUSED
+from tests.composer.hosts.families import PASSED, small
+
+DOCS = Path(__file__).parents[3] / "docs" / "sources.md"
+KEPT = {
+    "compose": 1,
+    "name": "kept",
+    "head": {"memory": ["state"], "feature_map": "elu"},
+    "layers": [{"at": "all", "use": "source"}],
+}
+
+
+def saved(family: str, folder: Path) -> Path:
+    small(family).save_pretrained(folder)
+    return folder
+
+
+def test_the_docs_list_what_the_law_has_passed() -> None:
+    listed = DOCS.read_text(encoding="utf-8").partition("## Families")[2]
+    families, _, refused = listed.partition("## What cannot be a source")
+    assert re.findall(r"`([a-z0-9_-]+)`", families.split("\n\n", 2)[2]) == PASSED
+    assert set(re.findall(r"`([a-z0-9_-]+)`", refused)) == REFUSED.keys()
+
+
+@pytest.mark.parametrize(("family", "words"), [("gpt_oss", "attention sinks"), ("falcon", "attention interface")])
+def test_what_cannot_be_a_source_says_why(family: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises((BuildError, SourceError), match=words):
+        composer.build_folder("lolcats", saved(family, tmp_path / "source"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+@pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
+def test_weights_that_do_not_fit(family: str, damage: str, tmp_path: Path) -> None:
+    """Transformers joins Mixtral's experts as it loads them; a lost one would start at random."""
+    source = saved(family, tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    name = next(name for name in sorted(tensors) if "mlp" in name or "block_sparse_moe.experts" in name)
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "unknown":
+        tensors[f"{name}.other"] = tensors[name].clone()
+    else:
+        tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BuildError, match="do not fit its config"):
+        composer.build_folder("softmax", source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_quantised_weights(tmp_path: Path) -> None:
+    source = saved("qwen3", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(SourceError, match="quantised"):
+        composer.build_folder("softmax", source, tmp_path / "out")
+
+
+@torch.no_grad()
+def test_layers_stay_as_they_are() -> None:
+    source = small("gemma3_text")
+    ids = torch.randint(3, 90, (2, 23))
+    kept = composer.build(KEPT, source)
+    torch.testing.assert_close(kept(ids).logits, source(ids, use_cache=False).logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("qwen3", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("phi3", ["self_attn.qkv_proj", "o_proj"]),
+        ("gpt_neox", ["attention.query_key_value", "attention.dense"]),
+        ("gpt2", ["attn.c_attn", "attn.c_proj"]),
+    ],
+)
+def test_adapters_find_the_projections(family: str, names: list[str]) -> None:
+    student = composer.build("softmax", small(family))
+    assert projections(student, ("q", "k", "v", "o")) == names  # pyright: ignore[reportArgumentType]
+    add_adapters(student, Lora(rank=2), 0)  # pyright: ignore[reportArgumentType]
+    adapted = {name.partition(".lora_")[0] for name, _ in student.named_parameters() if ".lora_" in name}
+    assert len(adapted) == 2 * len(names)
+
+
+def test_a_projection_that_is_not_there() -> None:
+    with pytest.raises(TrainingError, match="no projection that would be `x`"):
+        projections(composer.build("softmax", small("qwen3")), ("x",))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_mixer_needs_projections_of_its_own() -> None:
+    mixed = {"compose": 1, "name": "mixed", "head": {"mix_input": {"kind": "conv", "feeds": "qk"}, "memory": ["full"]}}
+    composer.build(mixed, small("qwen3"))
+    with pytest.raises(BuildError, match="projects queries, keys and values at once"):
+        composer.build(mixed, small("gpt2"))
