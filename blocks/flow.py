@@ -161,6 +161,15 @@ class Features:
     rate: Float[Tensor, "B E n"] | None = None
     together: int = 1
 
+    def cut(self, entries: slice) -> Features:
+        """Some consecutive pairs."""
+        key, value, present, arrival, rate = (
+            None if of is None else of[:, entries] for of in (self.key, self.value, self.present, self.arrival, self.rate)
+        )
+        assert key is not None
+        assert value is not None
+        return Features(key, value, present, arrival, rate, self.together)
+
     def there(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""
         if self.present is None:

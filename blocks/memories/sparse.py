@@ -40,16 +40,20 @@ class Below(Protocol):
         """The pairs' keys as the state sees them."""
         ...
 
+    def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
+        """These pairs are asked for, and some of them fall, until others are."""
+        ...
+
     def reach(self, column: Int[Tensor, " B"]) -> None:
         """Let time pass up to the token in this column, one a row, without its decay; a document that it starts finds nothing."""
         ...
 
-    def predict(self, keys: Float[Tensor, "B E H F"]) -> Float[Tensor, "B E H D"]:
+    def predict(self) -> Float[Tensor, "B E H D"]:
         """What the state, as it stands, answers to each pair's own key."""
         ...
 
-    def take(self, pairs: Pairs, keys: Float[Tensor, "B E H F"], column: Int[Tensor, " B"]) -> None:
-        """Let the pairs fall in at the token in this column."""
+    def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
+        """Let some of the pairs, where they are there, fall in at the token in this column."""
         ...
 
 
@@ -186,7 +190,7 @@ class Sparse(Holding):
                 visible = visible & (eligible["segment"][:, None] == take(tokens.segment, at)[..., None, None])
             visible = visible.permute(0, 3, 1, 2)
             answers.append(dense(asking, eligible["key"], eligible["value"], visible) if self.size else _nothing(asking))
-            held = _at(eligible, members)
+            held = selected(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
         return _joined(answers), {name: held[name] for name in call.state}
@@ -199,6 +203,8 @@ class Sparse(Holding):
         position, segment, worth = eligible["position"], call.tokens.segment, None
         place = torch.arange(position.shape[1], device=position.device)[:, None].expand_as(position)
         members, left = place[:, : self.size], torch.full_like(position, call.tokens.position.shape[1])
+        if below is not None:
+            below.look(self._falling(eligible, call), eligible["mapped"])
         for first in range(0, falls.shape[1], together):
             column, there = falls[:, first], position >= 0
             if segment is not None:
@@ -212,9 +218,7 @@ class Sparse(Holding):
             members, fall = contenders.gather(1, stay), contenders.gather(1, fall)
             left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
             if below is not None:
-                falling = _at(eligible, fall)
-                falling["position"] = falling["position"].masked_fill(~there.gather(1, fall), -1)
-                below.take(self._falling(falling, call), falling["mapped"], column)
+                below.fall(fall, there.gather(1, fall), column)
         return members, left
 
     def step(
@@ -234,9 +238,11 @@ class Sparse(Holding):
             eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                eligible["mapped"] = repeat_heads(below.map(self._falling(eligible, call)), query.shape[2])
+                every = self._falling(eligible, call)
+                eligible["mapped"] = repeat_heads(below.map(every), query.shape[2])
+                below.look(every, eligible["mapped"])
             stay, fall = self._chosen(*self._worth(eligible, below, call.place), eligible["position"] >= 0)
-            held, dropped = _at(eligible, stay), _at(eligible, fall)
+            held, dropped = selected(eligible, stay), selected(eligible, fall)
             falling, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
@@ -275,7 +281,7 @@ class Sparse(Holding):
             value, answered = eligible["value"].to(accumulating(eligible["value"].dtype)), None
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                answered = below.predict(eligible["mapped"]).to(value.dtype)
+                answered = below.predict().to(value.dtype)
             contenders = Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
@@ -306,7 +312,7 @@ def native_step_fits(setting: Setting) -> str | None:
     return unbroken(setting) or native_fits(setting)
 
 
-def _at(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:
     """Some of them, each head its own."""
     heads = torch.arange(index.shape[2], device=index.device)
     place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
