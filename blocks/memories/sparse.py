@@ -17,7 +17,7 @@ from blocks.memories.falls import spans
 from blocks.memories.holding import PAIR
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Kind, Setting, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, Kind, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
@@ -142,7 +142,7 @@ class Sparse(Memory):
         if shape.features:
             return ()
         steps = (
-            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_step_fits, decode=True),
+            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
         )
         return (*steps, Form(EVERY, "one fall after the other", self.answer))
@@ -187,7 +187,7 @@ class Sparse(Memory):
             return held | {"mapped": repeat_heads(below.map(these), heads)} if below is not None and counts else held
 
         held, falls = held_as(self._as_pairs(state, numbers)), iter(_split(held_as(falling), counts) if counts else [])
-        queries = turn.turn(query, tokens).split([span.columns.stop - span.columns.start for span in cut], dim=1)
+        queries = call.turn(query, turn).split([span.columns.stop - span.columns.start for span in cut], dim=1)
         answers = []
         for span, asking in zip(cut, queries, strict=True):
             dropped = None
@@ -232,7 +232,7 @@ class Sparse(Memory):
             output, lse, largest = self._answer(query, state)
             answer = Partial(output, lse, maximum=largest)
         else:
-            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], state["position"] >= 0)
+            answer = attention(call.turn(query, self.turn), state["key"], state["value"], state["position"])
         return answer, falling, mapped, state
 
     def _held(self, pairs: Pairs, state: State, heads: int) -> Held:
@@ -280,11 +280,6 @@ class Sparse(Memory):
         assert partial.lse is not None
         assert partial.maximum is not None
         return partial.output, partial.lse, partial.maximum
-
-
-def native_step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a step of decode by PyTorch's kernel."""
-    return unbroken(setting) or native_fits(setting)
 
 
 def _split(held: Held, counts: list[int]) -> list[Held]:

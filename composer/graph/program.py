@@ -7,7 +7,7 @@ the state are its own; all of that is bound when the head is compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blocks.flow import Tokens
@@ -25,12 +25,13 @@ before them."""
 @dataclass(frozen=True)
 class Around:
     """What one call of a head hands to all of its steps. place: the layer, and the first of these heads in it. in_place: nobody
-    else holds the state."""
+    else holds the state. turned: the queries as its steps have turned them."""
 
     tokens: Tokens
     state: State
     place: tuple[int, int]
     in_place: bool
+    turned: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Covered:
     def call(self, around: Around) -> Call:
         """What the operation knows beside its inputs."""
         state = {name: around.state[full] for name, full in self.slots}
-        return Call(around.tokens, state, self.node.shape, around.place, around.in_place, self.mass_asked)
+        how = around.place, around.in_place, self.mass_asked, around.turned
+        return Call(around.tokens, state, self.node.shape, *how)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write what the operation has given, and its new state."""
