@@ -16,7 +16,7 @@ from blocks.memories.base import Memory, Path
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Setting, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
@@ -134,7 +134,7 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = (
-            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_step_fits, decode=True),
+            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
         )
         return (*steps, Form(EVERY, "one fall after the other", self.answer))
@@ -179,7 +179,7 @@ class Sparse(Holding):
         blocks = {name: entries.split(size, dim=1) for name, entries in arriving.items()}
         answers: list[Partial] = []
         for index, (asking, at, falls) in enumerate(
-            zip(*(of.split(size, dim=1) for of in (self.turn.turn(query, tokens), column, arrival)), strict=True)
+            zip(*(of.split(size, dim=1) for of in (call.turn(query, self.turn), column, arrival)), strict=True)
         ):
             eligible = {name: torch.cat((entries, blocks[name][index].to(entries.dtype)), dim=1) for name, entries in held.items()}
             members, left = self._pass(eligible, falls, together, call, below)
@@ -246,11 +246,10 @@ class Sparse(Holding):
             falling, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
-        visible = state["position"] >= 0
         if self.size == 0:
             answer = _nothing(query)
         else:
-            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], visible)
+            answer = attention(call.turn(query, self.turn), state["key"], state["value"], state["position"])
         return answer, falling, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
@@ -305,11 +304,6 @@ def _joined(answers: list[Partial]) -> Partial:
     parts = ((each.output, each.lse, each.maximum) for each in answers)
     output, lse, largest = (torch.cat(of, dim=1) for of in zip(*parts, strict=True))
     return Partial(output, lse, maximum=largest)
-
-
-def native_step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a step of decode by PyTorch's kernel."""
-    return unbroken(setting) or native_fits(setting)
 
 
 def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:

@@ -11,10 +11,10 @@ from typing import Any
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import STEP, Attention, Sparse, native_step_fits, selected
+from blocks.memories.sparse import STEP, Attention, Sparse, selected
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
-from blocks.softmax import native, single
+from blocks.softmax import native, native_fits, single
 
 
 class Falling:
@@ -183,7 +183,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     steps = [
         Form(recurrence.backend, f"{STEP}{how}; {recurrence.says}", partial(_answer, recurrence=recurrence, attention=attention),
              partial(_both_fit, (fits, recurrence.fits)), decode=True)
-        for how, attention, fits in ((", by PyTorch's kernel", native, native_step_fits), ("", single, unbroken))
+        for how, attention, fits in ((", by PyTorch's kernel", native, native_fits), ("", single, unbroken))
         for recurrence in memory.recurrences
         if recurrence.backend != REFERENCE
     ]  # fmt: skip
