@@ -31,7 +31,8 @@ class Falling:
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
         self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
-        self.seen, self.fallen, self.groups = state.call.state, list[Features](), 0
+        self.seen, self.groups = state.call.state, 0
+        self.fallen: list[Features] = []
         self.falls: list[tuple[Tensor, Tensor, Tensor]] = []
         # A step of decode looks once.
         again = features.query.shape[1] > 1 and decay is None and state.call.tokens.segment is None
