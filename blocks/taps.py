@@ -31,7 +31,7 @@ def filtered(
         if segment is not None:
             seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
         seen = repeat_heads(seen, heads)
-        output = seen * weight[..., tap] if output is None else torch.addcmul(output, seen, weight[..., tap])
+        output = seen * weight[..., tap] if output is None else output.addcmul_(seen, weight[..., tap])
     assert output is not None, "a kernel has at least the current token's tap"
     carried = tokens.tail(extended, past)
     current = tokens.tail_is_current(past)

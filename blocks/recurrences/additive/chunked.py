@@ -99,7 +99,9 @@ def _block(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
         return 1
     with torch.no_grad():
         missing = -log_decay.shape[1] % chunk
-        padded = torch.cat((log_decay, log_decay.new_zeros(log_decay.shape[0], missing, *log_decay.shape[2:])), dim=1)
+        padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
+        if padded.unflatten(1, (-1, chunk)).sum(2).min() >= STEEPEST:
+            return chunk
         sums, lowest = padded, []
         while sums.shape[1] * chunk > padded.shape[1]:
             sums = sums.unflatten(1, (-1, 2)).sum(2)
@@ -128,7 +130,7 @@ def _in_blocks(
     from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
     if block == 1:
         return _Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
-    undone = keys * (-total).exp()
+    undone = keys / passed
     weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
     return _Parts(weights, from_start, undone * whole, whole)
 
