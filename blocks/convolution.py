@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
@@ -9,9 +10,9 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, unbroken
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
-from blocks.taps import filtered
+from blocks.taps import Filtering, filtered, filtered_one
 
 Input = Literal["q", "k"]
 
@@ -79,12 +80,17 @@ class Convolution(Part):
         return Operation(
             reads=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, shape.key_heads, size)),
             gives=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, self.key_heads(shape), size)),
-            forms=(Form(EVERY, "as defined", self._run),),
+            forms=(
+                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_one), unbroken, decode=True),
+                Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
+            ),
             slots=self.state(shape),
         )
 
-    def _run(self, parameters: Parameters, call: Call, *, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
-        query, key, state = self.convolve(parameters, query, key, call.tokens, call.state)
+    def _run(
+        self, parameters: Parameters, call: Call, *, query: Tensor, key: Tensor, filtering: Filtering
+    ) -> tuple[tuple[Tensor, Tensor], State]:
+        query, key, state = self.convolve(parameters, query, key, call.tokens, call.state, filtering)
         return (query, key), state
 
     def convolve(
@@ -94,13 +100,14 @@ class Convolution(Part):
         key: Float[Tensor, "B T K D"],
         tokens: Tokens,
         state: State,
+        filtering: Filtering = filtered,
     ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T N D"], State]:
         """Return the convolved queries and keys (H or K heads), and the inputs that the next call still needs."""
         outputs, carried = {"query": query, "key": key}, {}
         for name in state:
             weight = parameters.get("weight", parameters.get(name))
             assert weight is not None
-            outputs[name], carried[name] = filtered(outputs[name], weight, tokens, state[name])
+            outputs[name], carried[name] = filtering(outputs[name], weight, tokens, state[name])
         return outputs["query"], outputs["key"], carried
 
 

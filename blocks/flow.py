@@ -161,6 +161,15 @@ class Features:
     rate: Float[Tensor, "B E n"] | None = None
     together: int = 1
 
+    def cut(self, entries: slice) -> Features:
+        """Some consecutive pairs."""
+        key, value, present, arrival, rate = (
+            None if of is None else of[:, entries] for of in (self.key, self.value, self.present, self.arrival, self.rate)
+        )
+        assert key is not None
+        assert value is not None
+        return Features(key, value, present, arrival, rate, self.together)
+
     def there(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""
         if self.present is None:
@@ -183,8 +192,8 @@ class Mapped:
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
-    lse: -inf where the memory is empty (the output is 0 there); None where the output is a raw numerator without a mass, which
-        has no bound and stays in the accumulating dtype.
+    lse: -inf where the memory is empty (the output is 0 there); None where nobody asks for it, or where the output is a raw
+        numerator without a mass, which has no bound and stays in the accumulating dtype.
     logit: the memory's own weight in the head's read, before any sigmoid: one a head, or one a token and head. None: none.
     maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
     """
@@ -195,9 +204,9 @@ class Partial:
     maximum: Float[Tensor, "B T H"] | None = None
 
 
-def seen_at_once(flags: Bool[Tensor, "*any"]) -> bool | None:
-    """Whether any is set; None where looking would make a device wait, or a compiler."""
-    return None if flags.device.type != "cpu" or torch.compiler.is_compiling() else bool(flags.any())
+def may_look(numbers: Tensor) -> bool:
+    """Whether Python may look at numbers for nothing: no device has to be waited for, and no compiler would have to."""
+    return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:

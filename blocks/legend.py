@@ -30,7 +30,9 @@ else:
         def __getattr__(self, name: str) -> Any:
             import torch
 
-            return getattr(torch, name)
+            found = getattr(torch, name)
+            setattr(self, name, found)  # and is not looked for again
+            return found
 
     torch = _Torch()
     # Annotations are checked where torch is there before the blocks are (the tests see to it).

@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from blocks.flow import Tokens
-from blocks.legend import Shape
+from blocks.legend import Float, Shape, Tensor
 
 if TYPE_CHECKING:
     from blocks.part import Part, Slot, State
+    from blocks.positions import Position
 
 EVERY = "every"
 """The backend of a form that is the only one: it computes its operation on all of them."""
@@ -134,7 +135,8 @@ class Operation:
 class Call:
     """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
     its heads in it. in_place: nobody else holds the state, so it may be written over. mass_asked: of a memory, that a read asks for
-    its lse."""
+    its lse. turned: the queries of this call of the head, turned, by how; several operations ask for the same.
+    """
 
     tokens: Tokens
     state: State
@@ -142,6 +144,14 @@ class Call:
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
     mass_asked: bool = True
+    turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
+        """The head's queries as they stand at the tokens; convolved ones are others."""
+        last = self.turned.get(by.base)
+        if last is None or last[0] is not query:
+            last = self.turned[by.base] = query, by.turn(query, self.tokens)
+        return last[1]
 
 
 @dataclass(frozen=True)

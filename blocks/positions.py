@@ -137,16 +137,14 @@ class Rope(Position):
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call; what it takes of them is computed once a call, for all layers."""
-        size = states.shape[-1]
-        table = tokens.once((*self.base, size, states.dtype), lambda: self._table(tokens.position, states))
-        return _turned(states, *table)
+        key = (*self.base, states.shape[-1], states.dtype)
+        return _turned(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
 
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles, once for each half of the coordinates."""
+        """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
         position = position if position.dim() == 3 else position[..., None]
         angles = position[..., None].float() * self.frequencies(like.shape[-1]).to(like.device)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return torch.cat((angles, angles), dim=-1).cos().to(like.dtype), torch.cat((-angles, angles), dim=-1).sin().to(like.dtype)
 
     @property
     def base(self) -> tuple[object, ...]:
@@ -159,8 +157,7 @@ class Rope(Position):
 
 
 def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
-    first, second = states.chunk(2, dim=-1)
-    return states * cosine + torch.cat((-second, first), dim=-1) * sine
+    return states * cosine + states.roll(states.shape[-1] // 2, dims=-1) * sine
 
 
 PositionConfig = Annotated[NoPosition | Rope, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -167,7 +167,7 @@ def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     total = shares[0] * partials[0].output.to(kind)
     for share, partial in zip(shares[1:], partials[1:], strict=True):
         total = torch.addcmul(total, share, partial.output.to(kind))
-    return total.to(functools.reduce(torch.promote_types, (partial.output.dtype for partial in partials)))
+    return total.to(functools.reduce(torch.promote_types, {partial.output.dtype for partial in partials}))
 
 
 ReadConfig = Annotated[Shared | Mixture | Sum, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from blocks.flow import Tokens, repeat_heads
 from blocks.legend import Float, Tensor, torch
+
+Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 
 
 def filtered(
@@ -19,8 +23,6 @@ def filtered(
     length, past = inputs.shape[1], earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
     segment = tokens.extended_segment(past)
-    if length == 1 and segment is None and tokens.valid is None:
-        return _one(extended, weight.to(inputs.dtype)), extended[:, 1:]
     heads = max(weight.shape[0], inputs.shape[2])
     weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
     output = None
@@ -29,16 +31,22 @@ def filtered(
         if segment is not None:
             seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
         seen = repeat_heads(seen, heads)
-        output = seen * weight[..., tap] if output is None else torch.addcmul(output, seen, weight[..., tap])
+        output = seen * weight[..., tap] if output is None else output.addcmul_(seen, weight[..., tap])
     assert output is not None, "a kernel has at least the current token's tap"
     carried = tokens.tail(extended, past)
     current = tokens.tail_is_current(past)
     return output, carried if current is None else carried * current[..., None, None]
 
 
-def _one(extended: Float[Tensor, "B kernel h D"], weight: Float[Tensor, "w D kernel"]) -> Tensor:
-    """The same for one token: all taps at once."""
-    given, own = extended.shape[2], weight.shape[0]
-    shared = min(given, own)
-    seen, taps = extended.unflatten(2, (shared, -1)), weight.permute(2, 0, 1).unflatten(1, (shared, -1))
-    return (seen * taps).sum(1, keepdim=True).flatten(2, 3)
+def filtered_one(
+    inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
+) -> tuple[Tensor, Tensor]:
+    """The same for one token, of the document that the earlier ones belong to: all taps at once."""
+    extended, taps = torch.cat((earlier, inputs), dim=1), weight.to(inputs.dtype).permute(2, 0, 1)
+    given, own = inputs.shape[2], weight.shape[0]
+    if given == own:
+        output = (extended * taps).sum(1, keepdim=True)
+    else:
+        shared = min(given, own)
+        output = (extended.unflatten(2, (shared, -1)) * taps.unflatten(1, (shared, -1))).sum(1, keepdim=True).flatten(2, 3)
+    return output, extended[:, 1:]

@@ -72,7 +72,7 @@ class FeatureMap(Part):
         def map_key(pairs: Pairs) -> Tensor:
             return self.map_key(parameters, pairs.mappable(position), scale=scale)
 
-        turned = position.turn(query, call.tokens)
+        turned = call.turn(query, position)
         return (Mapped(self.map_query(parameters, turned, scale=scale), map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
@@ -146,10 +146,7 @@ class FeatureMap(Part):
         heads = max(weight.shape[0], inputs.shape[2])
         inputs = repeat_heads(inputs, heads)
         weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
-        if inputs.shape[1] == 1:
-            mapped = (inputs.squeeze(1).transpose(0, 1) @ weight).transpose(0, 1).unsqueeze(1)
-        else:
-            mapped = torch.einsum("bthd,hdf->bthf", inputs, weight)
+        mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).unflatten(0, inputs.shape[:2])
         if bias is not None:
             mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
         return mapped + inputs if self.skip else mapped

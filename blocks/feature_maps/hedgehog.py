@@ -24,4 +24,6 @@ class Hedgehog(FeatureMap):
     """Smallest feature: queries and keys without a common feature still have a mass above 0."""
 
     def activate(self, inputs: Tensor) -> Tensor:
-        return inputs.softmax(dim=-1).clamp(min=self.floor)
+        shares = inputs.softmax(dim=-1)
+        # A softmax's gradient needs what it gave.
+        return shares.clamp(min=self.floor) if shares.requires_grad else shares.clamp_(min=self.floor)

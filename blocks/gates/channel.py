@@ -57,6 +57,7 @@ class PerChannel(Gate):
         kind, logits = accumulating(hidden.dtype), hidden
         for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
             logits = logits.to(parameters[matrix].dtype) @ parameters[matrix].T
-        decay = torch.nn.functional.logsigmoid(logits.to(kind) + parameters["bias"].to(kind)) / self.temperature
+        # In place: what a product or a sigmoid's logarithm has made is nobody else's, and has no other use.
+        decay = torch.nn.functional.logsigmoid(logits.to(kind).add_(parameters["bias"].to(kind))).div_(self.temperature)
         decay = decay.unflatten(-1, (-1, shape.features))
         return repeat_heads(decay, shape.state_heads)

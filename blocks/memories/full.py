@@ -10,7 +10,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Setting
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense
+from blocks.softmax import dense, native, native_fits
 
 
 class Full(Memory):
@@ -39,6 +39,7 @@ class Full(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
             Form(REFERENCE, "all pairs, masked", self.answer),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", self.answer_one, native_fits, decode=True),
             Form(TORCH, "scaled_dot_product_attention", partial(self.answer, native=True), _native_fits),
             Form(TORCH, "blocks of 512 queries", self.answer),
         )
@@ -57,10 +58,9 @@ class Full(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Answer the queries. native: by PyTorch's own attention, which gives no mass, and wants a pair from every token."""
         turn, tokens, state = self.turn, call.tokens, call.state
-        query = turn.turn(query, tokens)
+        query = call.turn(query, turn)
         earlier = state["key"].shape[1]
-        key = torch.cat((state["key"], pairs.turned(turn)), dim=1)
-        value = torch.cat((state["value"], pairs.value), dim=1)
+        key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         if native:
             answer = Partial(self._native(query, key, value, position, call, earlier), lse=None)
@@ -69,6 +69,18 @@ class Full(Memory):
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
+        return (answer,), {"key": key, "value": value, "position": position}
+
+    def answer_one(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs
+    ) -> tuple[tuple[Partial], State]:
+        """The same for one token of the document that the state belongs to."""
+        key, value = _grown(call.state["key"], pairs.turned(self.turn)), _grown(call.state["value"], pairs.value)
+        position = torch.cat((call.state["position"], pairs.position), dim=1)
+        seen, window = position, call.shape.window
+        if window is not None:
+            seen = position.masked_fill(position <= call.tokens.position - window, -1)
+        answer = native(call.turn(query, self.turn), key, value, seen)
         return (answer,), {"key": key, "value": value, "position": position}
 
     def _visible(self, position: Tensor, call: Call, earlier: int) -> Tensor:
@@ -107,8 +119,13 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(turn.turn(query, tokens), pairs.turned(turn), pairs.value, visible, call.shape.softcap)
+        answer = dense(call.turn(query, turn), pairs.turned(turn), pairs.value, visible, call.shape.softcap)
         return (answer,), {}
+
+
+def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Float[Tensor, "B S K D"]:
+    """Entries, and behind them the call's; those of a key head stand together in memory, as attention goes through them."""
+    return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
 def _native_fits(setting: Setting) -> str | None:

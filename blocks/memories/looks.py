@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blocks.flow import Features, with_ones
-from blocks.legend import Float, Tensor, torch
+from blocks.legend import Bool, Float, Int, Tensor, torch
 
 
 class Looks:
-    """What each query head's matrix, as it stands, answers to keys.
+    """What each query head's matrix, as it stands, answers to the keys of some pairs, while some of them fall in.
 
     asking: keys as they ask; answers: what numerators ``B H E V`` come to; mass: whether the last column of the matrix is the mass.
-    Where other keys begin to ask, all that has fallen enters the matrix at once.
     """
 
     def __init__(
@@ -24,26 +23,32 @@ class Looks:
         mass: bool,
     ) -> None:
         self.matrix, self.asking, self.answers, self.mass = matrix, asking, answers, mass
-        self.keys: Tensor | None = None
-        self.fallen: list[tuple[Tensor, Tensor]] = []
-        self.counted = 0
+        self.fallen: Tensor | None = None
 
-    def take(self, pairs: Features) -> None:
-        """Let the pairs, of each query head, fall in."""
+    def look(self, pairs: Features) -> None:
+        """Ask for these from now on; what has fallen of others is in the matrix."""
+        if self.fallen is not None:
+            self.matrix = self.matrix + self.keys.mT @ (self.value * self.fallen)
         value = pairs.value.to(self.matrix.dtype)
-        value = pairs.there(with_ones(value) if self.mass else value, 0.0)
-        self.fallen.append((pairs.key.transpose(1, 2), value.transpose(1, 2)))
+        keys, self.value = (of.transpose(1, 2).contiguous() for of in (pairs.key, with_ones(value) if self.mass else value))
+        queries = self.asking(pairs.key).transpose(1, 2).contiguous()
+        self.numerators, self.queries, self.products = queries @ self.matrix, queries, None
+        self.keys, self.fallen, self.last = keys, torch.zeros_like(keys[..., :1]), None
 
-    def predict(self, keys: Float[Tensor, "B E H F"]) -> Float[Tensor, "B E H D"]:
+    def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"]) -> None:
+        """Let some of them fall in, where they are pairs."""
+        assert self.fallen is not None
+        index, there = index.transpose(1, 2)[..., None], there.transpose(1, 2)[..., None].to(self.value.dtype)
+        self.fallen = self.fallen.scatter(2, index, there)
+        self.last = index, there
+
+    def predict(self) -> Float[Tensor, "B E H D"]:
         """What the matrix answers to each key."""
-        if keys is self.keys:
-            for key, value in self.fallen[self.counted :]:
-                self.numerators = self.numerators + (self.queries @ key.mT) @ value
-        else:
-            if self.fallen:
-                key, value = (torch.cat(of, dim=2) for of in zip(*self.fallen, strict=True))
-                self.matrix, self.fallen = self.matrix + key.mT @ value, []
-            self.keys, self.queries = keys, self.asking(keys).transpose(1, 2).contiguous()
-            self.numerators = self.queries @ self.matrix
-        self.counted = len(self.fallen)
+        if self.last is not None:
+            index, there = self.last
+            # What one more pair adds: the product of its key with each that asks, times its value.
+            self.products = self.queries @ self.keys.mT if self.products is None else self.products
+            value = self.value.gather(2, index.expand(-1, -1, -1, self.value.shape[-1])) * there
+            products = self.products.gather(3, index.mT.expand(-1, -1, self.products.shape[2], -1))
+            self.numerators, self.last = self.numerators + products @ value, None
         return self.answers(self.numerators).transpose(1, 2)

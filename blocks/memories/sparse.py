@@ -16,7 +16,7 @@ from blocks.memories.base import Memory, Path
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Setting, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
@@ -40,16 +40,20 @@ class Below(Protocol):
         """The pairs' keys as the state sees them."""
         ...
 
+    def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
+        """These pairs are asked for, and some of them fall, until others are."""
+        ...
+
     def reach(self, column: Int[Tensor, " B"]) -> None:
         """Let time pass up to the token in this column, one a row, without its decay; a document that it starts finds nothing."""
         ...
 
-    def predict(self, keys: Float[Tensor, "B E H F"]) -> Float[Tensor, "B E H D"]:
+    def predict(self) -> Float[Tensor, "B E H D"]:
         """What the state, as it stands, answers to each pair's own key."""
         ...
 
-    def take(self, pairs: Pairs, keys: Float[Tensor, "B E H F"], column: Int[Tensor, " B"]) -> None:
-        """Let the pairs fall in at the token in this column."""
+    def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
+        """Let some of the pairs, where they are there, fall in at the token in this column."""
         ...
 
 
@@ -130,7 +134,7 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = (
-            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_step_fits, decode=True),
+            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
         )
         return (*steps, Form(EVERY, "one fall after the other", self.answer))
@@ -175,7 +179,7 @@ class Sparse(Holding):
         blocks = {name: entries.split(size, dim=1) for name, entries in arriving.items()}
         answers: list[Partial] = []
         for index, (asking, at, falls) in enumerate(
-            zip(*(of.split(size, dim=1) for of in (self.turn.turn(query, tokens), column, arrival)), strict=True)
+            zip(*(of.split(size, dim=1) for of in (call.turn(query, self.turn), column, arrival)), strict=True)
         ):
             eligible = {name: torch.cat((entries, blocks[name][index].to(entries.dtype)), dim=1) for name, entries in held.items()}
             members, left = self._pass(eligible, falls, together, call, below)
@@ -185,10 +189,9 @@ class Sparse(Holding):
             if tokens.segment is not None:
                 visible = visible & (eligible["segment"][:, None] == take(tokens.segment, at)[..., None, None])
             visible = visible.permute(0, 3, 1, 2)
-            answers.append(
-                dense(asking, eligible["key"], eligible["value"], visible, call.shape.softcap) if self.size else _nothing(asking)
-            )
-            held = _at(eligible, members)
+            softcap = call.shape.softcap
+            answers.append(dense(asking, eligible["key"], eligible["value"], visible, softcap) if self.size else _nothing(asking))
+            held = selected(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
         return _joined(answers), {name: held[name] for name in call.state}
@@ -201,6 +204,8 @@ class Sparse(Holding):
         position, segment, worth = eligible["position"], call.tokens.segment, None
         place = torch.arange(position.shape[1], device=position.device)[:, None].expand_as(position)
         members, left = place[:, : self.size], torch.full_like(position, call.tokens.position.shape[1])
+        if below is not None:
+            below.look(self._falling(eligible, call), eligible["mapped"])
         for first in range(0, falls.shape[1], together):
             column, there = falls[:, first], position >= 0
             if segment is not None:
@@ -214,9 +219,7 @@ class Sparse(Holding):
             members, fall = contenders.gather(1, stay), contenders.gather(1, fall)
             left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
             if below is not None:
-                falling = _at(eligible, fall)
-                falling["position"] = falling["position"].masked_fill(~there.gather(1, fall), -1)
-                below.take(self._falling(falling, call), falling["mapped"], column)
+                below.fall(fall, there.gather(1, fall), column)
         return members, left
 
     def step(
@@ -236,17 +239,20 @@ class Sparse(Holding):
             eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                eligible["mapped"] = repeat_heads(below.map(self._falling(eligible, call)), query.shape[2])
+                every = self._falling(eligible, call)
+                eligible["mapped"] = repeat_heads(below.map(every), query.shape[2])
+                below.look(every, eligible["mapped"])
             stay, fall = self._chosen(*self._worth(eligible, below, call.place), eligible["position"] >= 0)
-            held, dropped = _at(eligible, stay), _at(eligible, fall)
+            held, dropped = selected(eligible, stay), selected(eligible, fall)
             falling, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
-        visible = state["position"] >= 0
         if self.size == 0:
             answer = _nothing(query)
         else:
-            answer = attention(self.turn.turn(query, call.tokens), state["key"], state["value"], visible, call.shape.softcap)
+            answer = attention(
+                call.turn(query, self.turn), state["key"], state["value"], state["position"], None, call.shape.softcap
+            )
         return answer, falling, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
@@ -277,7 +283,7 @@ class Sparse(Holding):
             value, answered = eligible["value"].to(accumulating(eligible["value"].dtype)), None
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                answered = below.predict(eligible["mapped"]).to(value.dtype)
+                answered = below.predict().to(value.dtype)
             contenders = Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
@@ -303,12 +309,7 @@ def _joined(answers: list[Partial]) -> Partial:
     return Partial(output, lse, maximum=largest)
 
 
-def native_step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a step of decode by PyTorch's kernel."""
-    return unbroken(setting) or native_fits(setting)
-
-
-def _at(held: Held, index: Int[Tensor, "B M H"]) -> Held:
+def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:
     """Some of them, each head its own."""
     heads = torch.arange(index.shape[2], device=index.device)
     place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()

@@ -10,12 +10,11 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import STEP, Attention, Sparse, native_step_fits
+from blocks.memories.sparse import STEP, Attention, Sparse, selected
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
-from blocks.softmax import native, single
+from blocks.softmax import native, native_fits, single
 
 
 class Falling:
@@ -32,25 +31,33 @@ class Falling:
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
         self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
-        self.seen = state.call.state
-        self.looks: Looks | None = None
+        self.seen, self.groups = state.call.state, 0
         self.fallen: list[Features] = []
+        self.falls: list[tuple[Tensor, Tensor, Tensor]] = []
+        # A step of decode looks once.
+        again = features.query.shape[1] > 1 and decay is None and state.call.tokens.segment is None
+        self.looks = self.memory.looks(self.seen) if again else None
 
     def map(self, pairs: Pairs) -> Tensor:
         """The pairs' keys as the state sees them."""
         return self.mapped.key(pairs)
 
+    def look(self, pairs: Pairs, keys: Tensor) -> None:
+        """These pairs are asked for, and some of them fall, until others are."""
+        self._settle()
+        self.pairs = self.memory.mapped(keys, pairs)
+        if self.looks is not None:
+            with torch.no_grad():
+                self.looks.look(self.pairs)
+
     def reach(self, column: Tensor) -> None:
         """Take what fell last, and let time pass up to this column, without its decay."""
         segment = self.call.tokens.segment
-        if not self.fallen and self.log_decay is None and segment is None:
-            self.looks = self.memory.looks(self.seen)
         if self.looks is not None:
             return
         with torch.no_grad():
-            before = torch.full_like(column, -1)
-            if self.fallen:
-                last = self.fallen[-1]
+            last, before = self._last(), torch.full_like(column, -1)
+            if last is not None:
                 assert last.arrival is not None
                 before = last.arrival[:, 0]
                 self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
@@ -61,18 +68,35 @@ class Falling:
             if decay is not None or segment is not None:
                 self._pass(self._nothing(1), decay, segment)
 
-    def predict(self, keys: Tensor) -> Tensor:
+    def predict(self) -> Tensor:
         """What the state, as it stands, answers to each pair's own key."""
         with torch.no_grad():
-            return self.memory.predict(keys, self.seen) if self.looks is None else self.looks.predict(keys)
+            return self.memory.predict(self.pairs.key, self.seen) if self.looks is None else self.looks.predict()
 
-    def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
-        """Let the pairs fall in at the token in this column."""
-        arrival = column[:, None].expand(keys.shape[:2])
-        self.fallen.append(replace(self.memory.mapped(keys, pairs), arrival=arrival))
+    def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
+        """Let some of the pairs, where they are there, fall in at the token in this column."""
+        self.groups += 1
+        self.falls.append((index, there, column[:, None].expand(index.shape[:2])))
         if self.looks is not None:
             with torch.no_grad():
-                self.looks.take(self.fallen[-1])
+                self.looks.fall(index, there)
+
+    def _settle(self) -> None:
+        """Gather what fell of the pairs that were asked for."""
+        if self.falls:
+            self.fallen.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.falls, strict=True))))
+            self.falls = []
+
+    def _of(self, index: Tensor, there: Tensor, column: Tensor) -> Features:
+        pairs = self.pairs
+        held = selected({"key": pairs.key, "value": pairs.value} | ({} if pairs.rate is None else {"rate": pairs.rate}), index)
+        return Features(held["key"], held["value"], there, column, held.get("rate"), self.together)
+
+    def _last(self) -> Features | None:
+        """What fell last."""
+        if self.falls:
+            return self._of(*self.falls[-1])
+        return self.fallen[-1].cut(slice(-self.together, None)) if self.fallen else None
 
     def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """The state's answer to the only token, at which these pairs fall, and what it hands on."""
@@ -85,6 +109,7 @@ class Falling:
 
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
+        self._settle()
         fallen = _joined(self.fallen, self.together)
         return self._recall(self.mapped.query, fallen, self.log_decay, self.call.tokens, self.call.state)
 
@@ -101,7 +126,7 @@ class Falling:
         """The decay of the tokens from a column to another, B 1 N or B 1 N F. Both lie where the last group and this one fall."""
         if self.log_decay is None:
             return None
-        around = slice(max(len(self.fallen) - 1, 0) * self.together, (len(self.fallen) + 1) * self.together)
+        around = slice(max(self.groups - 1, 0) * self.together, (self.groups + 1) * self.together)
         decay, valid = self.log_decay[:, around], self.call.tokens.valid
         column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
         inside = (column >= first[:, None]) & (column < end[:, None])
@@ -159,7 +184,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     steps = [
         Form(recurrence.backend, f"{STEP}{how}; {recurrence.says}", partial(_answer, recurrence=recurrence, attention=attention),
              partial(_both_fit, (fits, recurrence.fits)), decode=True)
-        for how, attention, fits in ((", by PyTorch's kernel", native, native_step_fits), ("", single, unbroken))
+        for how, attention, fits in ((", by PyTorch's kernel", native, native_fits), ("", single, unbroken))
         for recurrence in memory.recurrences
         if recurrence.backend != REFERENCE
     ]  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -13,14 +15,18 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Path
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import REFERENCE, Call, Form
+from blocks.operation import REFERENCE, TORCH, Call, Form
 from blocks.part import FieldError, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
+from blocks.recurrences.additive.together import together
 from blocks.recurrences.stabilised import stabilise, stabilise_one
 
 if TYPE_CHECKING:
     from blocks.feature_maps.base import FeatureMap
+
+SHORTEST_GROUP = 16
+"""Of shorter groups the states between them would be more numbers than the pairs and tokens on one line."""
 
 
 class StateMemory(Recurrent):
@@ -82,6 +88,15 @@ class StateMemory(Recurrent):
         columns = shape.head_dim + self.normalise
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
+
+    def recall(
+        self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
+    ) -> tuple[Partial, State]:
+        grouped = pairs is not None and pairs.together >= SHORTEST_GROUP and log_decay is None and not call.shape.exponential
+        if grouped and recurrence.backend == TORCH and not recurrence.decode:
+            run = partial(together, arrival=pairs.arrival, size=pairs.together)
+            return self.recur(call, query, pairs, None, replace(recurrence, run=run))
+        return super().recall(call, query, pairs, log_decay, recurrence)
 
     def recur(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form

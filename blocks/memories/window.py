@@ -9,15 +9,16 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, seen_at_once, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, may_look, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
+from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, native, native_fits, single, windowed
+from blocks.softmax.dense import hidden
 
 
 class Window(Holding):
@@ -70,7 +71,7 @@ class Window(Holding):
         step = "one query against the ring of pairs"
         return (
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), _native_fits, decode=True),
+            Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
             Form(TORCH, "blocks of queries against their own and the previous window", partial(self.answer, attention=_blocks)),
         )
@@ -105,7 +106,7 @@ class Window(Holding):
         before = self.pairs_of(state).each(lambda entries: by_age(entries, tokens))
         extended = before.joined(pairs.kept(self.turn))
         segment = tokens.extended_segment(held)
-        key, query = extended.key, self.turn.turn(query, tokens)
+        key, query = extended.key, call.turn(query, self.turn)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
         answer = attention(query, key, extended, visible, call.shape.softcap)
@@ -137,25 +138,43 @@ class Window(Holding):
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
         fallen = None if self.drops else self.pairs_of(oldest(state, place)) if sliding else self._chunk_that_falls(state, tokens)
         carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
-        query, visible = self.turn.turn(query, tokens), carried["position"] >= 0
+        query, hiding = call.turn(query, self.turn), None
         if not sliding:
-            visible = visible & _of_two_chunks(tokens, self.size)
-        for number in call.shape.numbers:
-            if number.error is not None:
-                every = self.pairs_of(carried)
-                sums = error_sums(number.error, features[number.name], query, every.key, every, tokens, lambda *_: visible[:, None])
-                carried[number.name] = carried[number.name] + sums
-        return (attention(query, carried["key"], carried["value"], visible, call.shape.softcap), fallen), carried
+            hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
+        if any(number.error for number in call.shape.numbers):
+            carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
+        return (
+            attention(query, carried["key"], carried["value"], carried["position"], hiding, call.shape.softcap),
+            fallen,
+        ), carried
+
+    def _summed(
+        self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The sums of errors, with those of the only token."""
+        seen = every.present if hiding is None else every.present & ~hiding[:, 0, 0].isneginf()
+        return {
+            number.name: every.numbers[number.name]
+            + error_sums(number.error, features[number.name], query, every.key, every, call.tokens, lambda *_: seen[:, None])
+            for number in call.shape.numbers
+            if number.error is not None
+        }
 
     def _chunk_that_falls(self, state: State, tokens: Tokens) -> Pairs | None:
-        """The chunk before the last, where the only token of a call begins one: position -1 in the other rows."""
-        begins, any_begins = tokens.once(("begins", self.size), lambda: _looked_at(tokens.position % self.size == 0))
-        if any_begins is False:
+        """The chunk before the last, where the only token of a call begins one: position -1 in the rows where it does not."""
+        begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
+        if may_look(begins) and not begins.any():
             return None
         first = tokens.position // self.size % 2 * self.size
         index = first + torch.arange(self.size, device=first.device)
         fallen = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
         return replace(only(fallen, begins), arrival=torch.zeros_like(index), together=self.size)
+
+    def _beyond_two_chunks(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
+        """Of a ring of two chunks, what hides from the only token what is neither in its own chunk nor in the one before."""
+        place, stands = tokens.position % self.held, torch.arange(self.held, device=tokens.position.device)
+        back = (place - stands) % self.held
+        return hidden(back <= place % self.size + self.size, accumulating(dtype))[:, None, None]
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
@@ -172,7 +191,7 @@ class Window(Holding):
     ) -> tuple[tuple[Partial, None], State]:
         """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing falls."""
         tokens = call.tokens
-        query, key = self.turn.turn(query, tokens), pairs.turned(self.turn)
+        query, key = call.turn(query, self.turn), pairs.turned(self.turn)
         if not blocks:
             entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
@@ -217,24 +236,6 @@ class Window(Holding):
             there = there & (take(segment, entry) == take(segment, arrival + self.held))
         fallen = only(extended.each(lambda entries: take(entries, entry)), there)
         return replace(fallen, arrival=arrival, together=size)
-
-
-def _native_fits(setting: Setting) -> str | None:
-    return unbroken(setting) or native_fits(setting)
-
-
-def _looked_at(flags: Tensor) -> tuple[Tensor, bool | None]:
-    return flags, seen_at_once(flags)
-
-
-def _of_two_chunks(tokens: Tokens, size: int) -> Bool[Tensor, "B W"]:
-    """Which places of a ring of two chunks belong to the only token's own, up to it, and to the one before."""
-
-    def places() -> Tensor:
-        place, stands = tokens.position % (2 * size), torch.arange(2 * size, device=tokens.position.device)
-        return (place - stands) % (2 * size) <= place % size + size
-
-    return tokens.once(("two chunks", size), places)
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
@@ -10,9 +11,9 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
-from blocks.operation import EVERY, Form
+from blocks.operation import EVERY, Form, unbroken
 from blocks.part import Fresh, Parameters, Slot, State
-from blocks.taps import filtered
+from blocks.taps import Filtering, filtered, filtered_one
 
 
 class ConvolutionMixer(Mixer):
@@ -38,11 +39,14 @@ class ConvolutionMixer(Mixer):
 
     @property
     def one_way(self) -> tuple[Form, ...]:
-        return (Form(EVERY, "as defined", self.follow),)
+        return (
+            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_one), unbroken, decode=True),
+            Form(EVERY, "as defined", partial(self.follow, filtering=filtered)),
+        )
 
     def follow(
-        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State
+        self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, filtering: Filtering
     ) -> tuple[Float[Tensor, "B T C"], State]:
         # As one head of C coordinates.
-        mixed, last = filtered(hidden[:, :, None], parameters["weight"][None], tokens, state["hidden"][:, :, None])
+        mixed, last = filtering(hidden[:, :, None], parameters["weight"][None], tokens, state["hidden"][:, :, None])
         return mixed.squeeze(2), {"hidden": last.squeeze(2)}

@@ -71,7 +71,7 @@ class RGLRU(Mixer):
     ) -> tuple[Float[Tensor, "B T C"], State]:
         kind = accumulating(hidden.dtype)
         pace, gate = (_gate(parameters, name, hidden, kind).sigmoid() for name in ("recurrence", "input"))
-        log_decay = -POWER * torch.nn.functional.softplus(-parameters["decay"].to(kind)) * pace
+        log_decay = POWER * torch.nn.functional.logsigmoid(parameters["decay"].to(kind)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
         share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
         inputs = share * gate * hidden.to(kind)
@@ -88,5 +88,5 @@ def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"], kin
     hidden, bias = hidden.to(weight.dtype), parameters[f"{name}_bias"].to(kind)
     if weight.shape[0] == 1:
         return torch.nn.functional.linear(hidden, weight[0]).to(kind) + bias
-    split = hidden.unflatten(-1, (weight.shape[0], -1))
-    return torch.einsum("btni,noi->btno", split, weight).flatten(2).to(kind) + bias
+    rows = hidden.reshape(-1, *weight.shape[:2]).transpose(0, 1)
+    return rows.bmm(weight.mT).transpose(0, 1).reshape(hidden.shape).to(kind) + bias

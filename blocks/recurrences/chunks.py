@@ -31,6 +31,13 @@ def into_chunks(
     return states.unflatten(2, groups).unflatten(1, (count, chunk)).permute(order).contiguous()
 
 
+def of_documents(segment: Int[Tensor, "B T"], count: int, chunk: int) -> tuple[Int[Tensor, "B n c"], Int[Tensor, "B n"]]:
+    """The document of each token, those that fill the last chunk in the last one, and the document before each chunk."""
+    missing = count * chunk - segment.shape[1]
+    document = torch.cat((segment, segment[:, -1:].expand(-1, missing)), dim=1).unflatten(1, (count, chunk))
+    return document, torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)
+
+
 def decay_between(decay: Float[Tensor, "B K n R c ..."]) -> Float[Tensor, "B K n R c c ..."]:
     """Decay after token j up to token i, at [i, j]: summed, since the difference of two long sums would lose what is small."""
     later = torch.ones(decay.shape[4], decay.shape[4], dtype=torch.bool, device=decay.device).tril(-1)

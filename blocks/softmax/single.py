@@ -1,17 +1,22 @@
 """One query against the pairs that are held, in any order: the forms of decode.
 
-    query  B 1 H D      key  B S K D      value  B S K D      visible  B S, or B S K where each key head has its own
+    query     B 1 H D
+    key       B S K D
+    value     B S K D
+    position  B S, or B S K where each key head has pairs of its own: -1 where there is none
+    hiding    B 1 1 S: what is added to the logits, -inf for pairs that the query does not reach. None: it reaches all
+    softcap   see ``capped``
 
-Where no pair is visible, the output is 0 and the lse -inf.
+Where there is no pair, the output is 0 and the lse -inf.
 """
 
 from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, seen_at_once
-from blocks.legend import Bool, Float, Tensor, torch
-from blocks.operation import Setting
+from blocks.flow import Partial, accumulating, may_look
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.operation import Setting, unbroken
 from blocks.softmax.dense import capped
 
 
@@ -19,16 +24,17 @@ def single(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    visible: Bool[Tensor, "B S"] | Bool[Tensor, "B S K"],
+    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"],
+    hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: float | None = None,
 ) -> Partial:
-    """Softmax over the visible pairs. softcap: of the logits."""
+    """Softmax over the pairs."""
     kind = accumulating(query.dtype)
     batch, _, heads, size = query.shape
     grouped = query.to(kind).view(batch, key.shape[2], -1, size) / math.sqrt(size)
     logits = capped(grouped @ key.to(kind).permute(0, 2, 3, 1), softcap)
-    hidden = ~(visible[:, None] if visible.dim() == 2 else visible.transpose(1, 2))
-    logits = logits.masked_fill(hidden[:, :, None], -math.inf)
+    logits = logits.masked_fill(_rows(position) < 0, -math.inf)
+    logits = logits if hiding is None else logits + hiding
     lse = logits.logsumexp(-1, keepdim=True)
     weights = (logits - lse.clamp(min=torch.finfo(kind).min)).exp()
     output = weights @ value.to(kind).permute(0, 2, 1, 3)
@@ -40,19 +46,21 @@ def native(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    visible: Bool[Tensor, "B S"] | Bool[Tensor, "B S K"],
+    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"],
+    hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
-    """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum."""
-    kind = accumulating(query.dtype)
-    hiding = hidden = None
-    if seen_at_once(~visible) is not False:
-        visible = visible[:, None, None] if visible.dim() == 2 else visible.transpose(1, 2)[:, :, None]
-        # The logarithms of 1 and of 0.
-        hiding, hidden = visible.to(kind).log(), ~visible.any(-1)
-    states = (states.to(kind).transpose(1, 2) for states in (query, key, value))
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*states, attn_mask=hiding)
-    lse = lse if hidden is None else lse.masked_fill(hidden, -math.inf)
+    """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum. It is told what to hide only
+    where something is hidden."""
+    kind, empty = accumulating(query.dtype), None
+    if not (may_look(position) and position.min() >= 0):
+        # The logarithms of 0 and of 1.
+        absent = (_rows(position) >= 0).to(kind).log()
+        hiding = absent if hiding is None else hiding + absent
+        empty = hiding.amax(-1).isneginf()
+    query_, *pairs = (states.to(kind).transpose(1, 2) for states in (query, key, value))
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
+    lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
     return Partial(output.transpose(1, 2).to(query.dtype), lse.transpose(1, 2))
 
 
@@ -62,6 +70,11 @@ def native_fits(setting: Setting) -> str | None:
         return "PyTorch's attention does not give the largest logit, and the read asks for it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
-    if setting.device != "cpu":
-        return "PyTorch's attention gives its lse on a CPU alone"
-    return "PyTorch's attention gives no gradient of its lse" if setting.gradients else None
+    if setting.gradients:
+        return "PyTorch's attention gives no gradient of its lse"
+    return unbroken(setting) if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
+
+
+def _rows(position: Tensor) -> Tensor:
+    """``B 1 1 S``, or ``B K 1 S``."""
+    return position[:, None, None] if position.dim() == 2 else position.transpose(1, 2)[:, :, None]

@@ -25,9 +25,7 @@ from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 
 
 def generate(
-    model: Annotated[
-        str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")
-    ],
+    model: Annotated[str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from; - reads it from stdin.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,

@@ -7,7 +7,7 @@ the state are its own; all of that is bound when the head is compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blocks.flow import Tokens
@@ -25,12 +25,13 @@ before them."""
 @dataclass(frozen=True)
 class Around:
     """What one call of a head hands to all of its steps. place: the layer, and the first of these heads in it. in_place: nobody
-    else holds the state."""
+    else holds the state. turned: the queries as its steps have turned them."""
 
     tokens: Tokens
     state: State
     place: tuple[int, int]
     in_place: bool
+    turned: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Covered:
     many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
     inside: tuple[tuple[str, Value], ...]
     """What comes from another operation of its step, which the step's form passes on by itself."""
+    options: tuple[tuple[str, Any], ...]
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
     mass_asked: bool
@@ -52,13 +54,15 @@ class Covered:
         given = {port: values[source] for port, source in self.single}
         for port, sources in self.many:
             given[port] = {label: values[source] for label, source in sources}
-        given.update(self.node.options)
+        for name, option in self.options:
+            given[name] = option
         return given
 
     def call(self, around: Around) -> Call:
         """What the operation knows beside its inputs."""
         state = {name: around.state[full] for name, full in self.slots}
-        return Call(around.tokens, state, self.node.shape, around.place, around.in_place, self.mass_asked)
+        how = around.place, around.in_place, self.mass_asked, around.turned
+        return Call(around.tokens, state, self.node.shape, *how)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write what the operation has given, and its new state."""
@@ -137,4 +141,4 @@ def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozense
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
     slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    return Covered(node, tuple(single), tuple(many), inside, gives, slots, mass_asked)
+    return Covered(node, tuple(single), tuple(many), inside, tuple(node.options.items()), gives, slots, mass_asked)

@@ -13,6 +13,7 @@ from torch import Tensor
 from blocks.convolution import Convolution
 from blocks.flow import Tokens
 from blocks.legend import Shape
+from blocks.taps import filtered, filtered_one
 from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, owner, random, started
 
 CHOICES = [
@@ -90,7 +91,8 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
     state, at, pieces = empty(part, GROUPED, 2), 0, []
     for length in cuts:
         piece = slice(at, at + length)
-        *outputs, state = part.convolve(parameters, query[:, piece], key[:, piece], counted(2, length, at), state)
+        taps = filtered_one if length == 1 else filtered
+        *outputs, state = part.convolve(parameters, query[:, piece], key[:, piece], counted(2, length, at), state, taps)
         pieces.append(outputs)
         at += length
     for index in range(2):

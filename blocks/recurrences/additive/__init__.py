@@ -11,7 +11,7 @@ Every form takes and returns the same:
     returns    output B T H V, and the state after the last token
 
 A form of decode is told by ``in_place`` whether it may write over ``state``, and takes what falls at its only token: E pairs, as
-key B E N F and value B E K V, or None.
+key B E n F (n heads, N or K of them) and value B E K V, or None.
 """
 
 from __future__ import annotations

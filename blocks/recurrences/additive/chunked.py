@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.chunks import decay_between, into_chunks, spans
+from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
 
 CHUNK = 64
 SPAN = 512
@@ -77,8 +77,7 @@ def _span(
 
     continues = None
     if segment is not None:
-        document = torch.cat((segment, segment[:, -1:].expand(-1, count * chunk - length)), dim=1).unflatten(1, (count, chunk))
-        before = torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)
+        document, before = of_documents(segment, count, chunk)
         same = document[..., :, None] == document[..., None, :]
         weights = weights * same[:, None, :, None, None]
         from_start = from_start * (document == before[..., None])[:, None, :, None, None, :, None]
@@ -86,7 +85,7 @@ def _span(
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
 
     added = (to_end.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
-    entering, state = _scan(added, whole, continues, state.unflatten(1, (key_heads, shares)))
+    entering, state = scan(added, whole, continues, state.unflatten(1, (key_heads, shares)))
     output = weights.flatten(3, 5) @ values
     output = output.unflatten(3, (shares, reads * chunk)) + from_start.flatten(4, 5) @ entering
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
@@ -94,10 +93,15 @@ def _span(
 
 
 def _block(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
-    """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1."""
+    """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
+    where a compiler cannot look at numbers."""
+    if torch.compiler.is_compiling():
+        return 1
     with torch.no_grad():
         missing = -log_decay.shape[1] % chunk
-        padded = torch.cat((log_decay, log_decay.new_zeros(log_decay.shape[0], missing, *log_decay.shape[2:])), dim=1)
+        padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
+        if padded.unflatten(1, (-1, chunk)).sum(2).min() >= STEEPEST:
+            return chunk
         sums, lowest = padded, []
         while sums.shape[1] * chunk > padded.shape[1]:
             sums = sums.unflatten(1, (-1, 2)).sum(2)
@@ -126,7 +130,7 @@ def _in_blocks(
     from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
     if block == 1:
         return _Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
-    undone = keys * (-total).exp()
+    undone = keys / passed
     weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
     return _Parts(weights, from_start, undone * whole, whole)
 
@@ -147,7 +151,7 @@ def _joined(parts: _Parts) -> _Parts:
     )
 
 
-def _scan(
+def scan(
     added: Float[Tensor, "B K n R F V"],
     whole: Tensor | None,
     continues: Tensor | None,

@@ -8,7 +8,7 @@ from blocks.recurrences.left import left_of
 
 def step(
     query: Float[Tensor, "B 1 H F"],
-    key: Float[Tensor, "B E N F"] | None,
+    key: Float[Tensor, "B E n F"] | None,
     value: Float[Tensor, "B E K V"] | None,
     log_decay: Tensor | None,
     segment: Int[Tensor, "B 1"] | None,

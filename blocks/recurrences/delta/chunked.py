@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.chunks import decay_between, into_chunks, spans
+from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
 
 CHUNK = 64
 SPAN = 512
@@ -63,8 +63,7 @@ def _span(
         between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
         survives = decay.cumsum(4).exp()[..., None]
     if segment is not None:
-        document = torch.cat((segment, segment[:, -1:].expand(-1, count * chunk - length)), dim=1).unflatten(1, (count, chunk))
-        before = torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)
+        document, before = of_documents(segment, count, chunk)
         between = between * (document[..., :, None] == document[..., None, :])[:, None, :, None]
         survives = survives * (document == before[..., None])[:, None, :, None, :, None]
 

@@ -149,12 +149,15 @@ class Beneath:
             rows.append(recalled(self.memory, self.form, query, self._all(query, row), None, tokens, held)[1])
         self.seen = {name: torch.cat([row[name] for row in rows]) for name in self.held}
 
-    def predict(self, keys: Tensor) -> Tensor:
-        return self.memory.predict(keys, self.seen)
+    def predict(self) -> Tensor:
+        return self.memory.predict(self.asked[0], self.seen)
 
-    def take(self, pairs: Pairs, keys: Tensor, column: Tensor) -> None:
-        arrival = column[:, None].expand(keys.shape[:2])
-        self.fallen.append(Features(keys, pairs.value, pairs.present, arrival))
+    def look(self, pairs: Pairs, keys: Tensor) -> None:
+        self.asked = keys, pairs.value
+
+    def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
+        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.asked)
+        self.fallen.append(Features(key, value, there, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
         fallen = replace(self._all(self.query), together=self.together)

@@ -1,0 +1,64 @@
+"""Pairs that fall in groups, on a state without decay: between two falls every token asks the same state.
+
+A group of pairs is one product that the state takes; of the chunk of tokens among which it falls, those before ask the state that
+enters the chunk, and the others that and the group. No pair meets a query, so nothing is quadratic in the length of a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.additive.chunked import SPAN, scan
+from blocks.recurrences.chunks import into_chunks, of_documents, spans
+
+
+def together(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B E N F"],
+    value: Float[Tensor, "B E K V"],
+    log_decay: None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+    *,
+    arrival: Int[Tensor, "B E"],
+    size: int,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Groups of ``size`` pairs, the j-th at one token of the j-th chunk of so many tokens; the others as in the recurrence."""
+    span, outputs = size * max(1, SPAN // size), []
+    place = arrival[:, ::size] % size
+    pieces = zip(spans(query.shape[1], span, segment, query, key, value), place.split(span // size, dim=1), strict=True)
+    for (*inputs, document), falls in pieces:
+        output, state = _span(*inputs, falls, document, state)
+        outputs.append(output)
+    return torch.cat(outputs, dim=1), state
+
+
+def _span(
+    query: Tensor, key: Tensor, value: Tensor, falls: Int[Tensor, "B n"], segment: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Letters beside the legend's: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
+    length, (heads, state_heads, key_heads) = query.shape[1], (of.shape[2] for of in (query, key, value))
+    count, chunk = falls.shape[1], math.ceil(key.shape[1] / falls.shape[1])
+    reads, shares = heads // state_heads, state_heads // key_heads
+    queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6)).flatten(4, 5)
+    keys = into_chunks(key, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
+    values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
+    group = (keys.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
+
+    asks = torch.arange(chunk, device=query.device) >= falls[..., None]
+    added, continues, enters = group, None, None
+    if segment is not None:
+        document, before = of_documents(segment, count, chunk)
+        own = document.gather(2, falls[..., None])
+        asks, enters = asks & (document == own), document == before[..., None]
+        added = group * (document[..., -1:] == own)[:, None, :, None, None]
+        continues = (document[..., -1] == before)[:, None, :, None, None, None]
+    entering, state = scan(added, None, continues, state.unflatten(1, (key_heads, shares)))
+
+    def where(states: Tensor, tokens: Tensor | None) -> Tensor:
+        states = states.unflatten(4, (reads, chunk))
+        return states if tokens is None else states * tokens[:, None, :, None, None, :, None]
+
+    output = where(queries @ entering, enters) + where(queries @ group, asks)
+    return output.permute(0, 2, 5, 1, 3, 4, 6).flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
