@@ -56,7 +56,7 @@ class PerChannel(Gate):
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
         kind, logits = accumulating(hidden.dtype), hidden
         for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
-            logits = logits.to(parameters[matrix].dtype) @ parameters[matrix].T
+            logits = torch.nn.functional.linear(logits.to(parameters[matrix].dtype), parameters[matrix])
         decay = torch.nn.functional.logsigmoid(logits.to(kind) + parameters["bias"].to(kind)) / self.temperature
         decay = decay.unflatten(-1, (-1, shape.features))
         return repeat_heads(decay, shape.state_heads)

@@ -41,7 +41,9 @@ PROGRAM = """
 
 
 def test_a_step_of_decode_is_one_graph() -> None:
-    """Of every causal spec that is shipped, of four rows, and of one for those that cover the kinds of memory. In a process of its own: in this one, shapes are checked at
-    every call, which no compiler looks through."""
+    """Of every causal spec that is shipped, of four rows, and of one for those that cover the kinds of memory.
+
+    In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
+    """
     seen = printed(PROGRAM).split()
     assert {"softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"} < set(seen)
