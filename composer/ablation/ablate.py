@@ -8,7 +8,7 @@ from pathlib import Path
 from composer.ablation.check import check_inputs, check_request
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
-from composer.ablation.runner import Start, Told, one_process, run_chains
+from composer.ablation.runner import OnStep, Start, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import draw, markdown
 from composer.errors import AblationError
@@ -26,7 +26,7 @@ def ablate(
     *,
     overrides: Sequence[str] = (),
     workers: Start = one_process,
-    tell: Told | None = None,
+    tell: OnStep | None = None,
 ) -> AblationReport:
     """Builds, trains and scores each variant with each seed, and writes ``report.json``, ``table.md`` and ``plot.png`` to ``out``.
 
@@ -54,7 +54,7 @@ def ablate(
 
 
 def run(
-    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: Told | None = None
+    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: OnStep | None = None
 ) -> dict[str, Figures]:
     """What every step of planned chains found, by its name; in the folder ``steps``, which it makes. Raises ComposerError."""
     check_inputs(chains, request, steps)

@@ -13,10 +13,10 @@ from composer.ablation.steps import found
 from composer.api import resolve_spec
 from composer.data.packing import How
 from composer.errors import AblationError
-from composer.evaluation.asked import read_lengths
+from composer.evaluation.arguments import read_lengths
 from composer.evaluation.runner import check_texts
 from composer.spec.recipe import Recipe
-from composer.training.run import Options, both_sides, tokenizer_of
+from composer.training.run import TrainingOptions, both_sides, tokenizer_of
 from composer.training.teacher import check_fits, open_language_model
 from composer.weights.fresh import trunk_from
 from composer.weights.sources import open_model, tokenizer_folder
@@ -54,7 +54,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
         return
     tokenizer = tokenizer_of(_words(request))
     if missing & {"transfer", "compare", "finetune", "train"}:
-        options = Options(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
+        options = TrainingOptions(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
         kinds: set[tuple[int | None, How, int, int]] = {
             (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
             for variant in variants

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.ablation.plan import Step
+from composer.ablation.plan import AblationStep
 from composer.ablation.runner import Start, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
@@ -63,12 +63,12 @@ def _check_answers(address: str) -> None:
 class _Cluster:
     def __init__(self, ray: Any, gpus: float) -> None:
         self._ray, self._task = ray, ray.remote(num_gpus=gpus)(run_there)
-        self._waiting: dict[Any, Step] = {}
+        self._waiting: dict[Any, AblationStep] = {}
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         self._waiting[self._task.remote(step, folder.resolve(), Path.cwd())] = step
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         (done, *_), _ = self._ray.wait(list(self._waiting))
         step = self._waiting.pop(done)
         try:
@@ -79,7 +79,7 @@ class _Cluster:
             return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}
 
 
-def run_there(step: Step, folder: Path, here: Path) -> Figures:
+def run_there(step: AblationStep, folder: Path, here: Path) -> Figures:
     """A step on a machine of the cluster. here: the folder that relative names in the request start from."""
     if not (folder / MARK).is_file() or not here.is_dir():
         missing = here if (folder / MARK).is_file() else folder

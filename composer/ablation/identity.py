@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer.data.reading import files_of
 from composer.data.references import FileData, TaskData, parse_reference, tasks
-from composer.evaluation.asked import Asked, read_lengths, read_tasks
-from composer.evaluation.options import Options
+from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import named_files, task_facts
 from composer.training.folder import fingerprint
 from composer.versions import versions_of
@@ -54,12 +54,12 @@ def data_identity(said: str) -> dict[str, Any]:
     return {"said": said, "files": {name: sha256(path) for name, path in files.items()}}
 
 
-def asked_of(request: Request) -> tuple[Asked, ...]:
+def asked_of(request: Request) -> tuple[NamedTask, ...]:
     """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
-    return read_tasks(request.tasks, Options(samples=request.samples, **files_for(request)))
+    return read_tasks(request.tasks, EvaluationOptions(samples=request.samples, **files_for(request)))
 
 
 def files_for(request: Request) -> dict[str, Any]:

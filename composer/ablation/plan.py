@@ -22,10 +22,10 @@ from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
 from composer.training.rules import check_held_out
 
-Kind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
-STAGES: tuple[Kind, ...] = ("transfer", "finetune", "train")
+StepKind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
+STAGES: tuple[StepKind, ...] = ("transfer", "finetune", "train")
 """Steps that train."""
-MODELS: tuple[Kind, ...] = ("build", *STAGES)
+MODELS: tuple[StepKind, ...] = ("build", *STAGES)
 """Steps whose result is a model."""
 
 
@@ -72,12 +72,12 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Step:
+class AblationStep:
     """One thing to do. key: a hash of all that decides its result. after: the step whose result it works on."""
 
-    kind: Kind
+    kind: StepKind
     key: str
-    after: Step | None
+    after: AblationStep | None
     variant: Variant
     request: Request
     seed: int
@@ -94,7 +94,7 @@ class Chain:
 
     variant: Variant
     seed: int
-    steps: tuple[Step, ...]
+    steps: tuple[AblationStep, ...]
 
 
 def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[Variant]:
@@ -173,14 +173,14 @@ def _first(request: Request) -> str:
 
 def _steps(
     variant: Variant, seed: int, request: Request, stages: Mapping[str, Stage], meaning: str, common: Mapping[str, Any]
-) -> Iterator[Step]:
+) -> Iterator[AblationStep]:
     """Each behind the one before; the second stage does not wait for the comparison, which makes no model."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
-    last: Step | None = None
+    last: AblationStep | None = None
 
-    def made(kind: Kind, **decides: Any) -> Step:
+    def made(kind: StepKind, **decides: Any) -> AblationStep:
         told = {"after": last and last.key, "versions": common["versions"], **decides}
-        return Step(kind, _key(kind, told), last, variant, request, seed)
+        return AblationStep(kind, _key(kind, told), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}
     data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.autocast}

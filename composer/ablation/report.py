@@ -12,8 +12,8 @@ from blocks.part import Closed
 from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
 
-Kind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
-TITLES: dict[Kind, str] = {
+ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
+TITLES: dict[ColumnKind, str] = {
     "before": "perplexity before stage 2",
     "after": "perplexity",
     "mse": "attention MSE",
@@ -32,7 +32,7 @@ class Figure(Closed):
 class Column(Closed):
     """A figure that variants are compared by. task, length (of its samples): of a task's score, or of the perplexity on it."""
 
-    kind: Kind
+    kind: ColumnKind
     task: str | None = None
     length: int | None = None
 
@@ -81,7 +81,7 @@ def make_report(
     """From what the steps found, by their names."""
     found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
-    columns.sort(key=lambda column: get_args(Kind).index(column.kind) if column.length is None else len(TITLES))
+    columns.sort(key=lambda column: get_args(ColumnKind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
     said = vars(request) | {"files": {name: str(path) for name, path in request.files.items()}}
     return AblationReport(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.ablation.identity import files_for
-from composer.ablation.plan import MODELS, Kind, Step
+from composer.ablation.plan import MODELS, AblationStep, StepKind
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
 from composer.errors import AblationError, ComposerError
@@ -20,7 +20,7 @@ from composer.spec.recipe import Recipe
 from converters.bounded import MOST_CONFIG, read_json
 
 if TYPE_CHECKING:
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
 
 Figures = dict[str, Any]
 """What a step found, as JSON has it. ``seconds`` is how long it took."""
@@ -29,7 +29,7 @@ MARK = ".lock"
 """The file that says that steps stand in a folder."""
 
 
-def found(step: Step, folder: Path) -> Figures | None:
+def found(step: AblationStep, folder: Path) -> Figures | None:
     """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
     path = folder / f"{step.name}.json"
     if not path.is_file():
@@ -43,7 +43,7 @@ def found(step: Step, folder: Path) -> Figures | None:
     return figures
 
 
-def run_step(step: Step, folder: Path) -> Figures:
+def run_step(step: AblationStep, folder: Path) -> Figures:
     """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``.
 
     Another ablation of the same folder may be at it: then this waits. Raises OSError where the folder cannot be written to.
@@ -69,7 +69,7 @@ def run_step(step: Step, folder: Path) -> Figures:
         return figures
 
 
-def model_of(step: Step | None, folder: Path) -> Path:
+def model_of(step: AblationStep | None, folder: Path) -> Path:
     """The model that a step works on: what the last one of the chain that made one has made."""
     while step is not None and step.kind not in MODELS:
         step = step.after
@@ -77,7 +77,7 @@ def model_of(step: Step | None, folder: Path) -> Path:
     return folder / step.name
 
 
-def _build(step: Step, folder: Path) -> Figures:
+def _build(step: AblationStep, folder: Path) -> Figures:
     request = step.request
     report = build_folder(
         step.variant.spec,
@@ -91,7 +91,7 @@ def _build(step: Step, folder: Path) -> Figures:
     return {"spec_hash": report.spec_hash}
 
 
-def _trained(step: Step, folder: Path) -> Figures:
+def _trained(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
     from composer.training.distill import distill
     from composer.training.scratch import train
@@ -119,34 +119,33 @@ def _trained(step: Step, folder: Path) -> Figures:
     }
 
 
-def _compare(step: Step, folder: Path) -> Figures:
+def _compare(step: AblationStep, folder: Path) -> Figures:
     from composer.training.likeness import likeness_of
 
     found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe)
     return found.model_dump(mode="json")
 
 
-def _evaluate(step: Step, folder: Path) -> Figures:
-    from composer.evaluation import Options as Evaluated
-    from composer.evaluation import evaluate
+def _evaluate(step: AblationStep, folder: Path) -> Figures:
+    from composer.evaluation import EvaluationOptions, evaluate
 
     request = step.request
     report = evaluate(
         {"student": model_of(step.after, folder)},
         request.tasks,
         request.lengths,
-        Evaluated(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
+        EvaluationOptions(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
     )
     figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
     failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
     return figures | ({FAILURE: "; ".join(failed)} if failed else {})
 
 
-def _options(step: Step, *, resume: bool = False) -> Options:
-    from composer.training.run import Options
+def _options(step: AblationStep, *, resume: bool = False) -> TrainingOptions:
+    from composer.training.run import TrainingOptions
 
     request = step.request
-    return Options(
+    return TrainingOptions(
         data=request.data,
         held_out=request.held_out,
         share=request.share,
@@ -158,7 +157,7 @@ def _options(step: Step, *, resume: bool = False) -> Options:
     )
 
 
-RUN: dict[Kind, Callable[[Step, Path], Figures]] = {
+RUN: dict[StepKind, Callable[[AblationStep, Path], Figures]] = {
     "build": _build,
     "transfer": _trained,
     "compare": _compare,

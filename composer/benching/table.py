@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from composer.benching.report import KINDS, Cell, Kind, Report
+from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
 
 Figure = TypeVar("Figure", int, float)
 MISSING = "–"
-OF: dict[Kind, str] = {
+OF: dict[Phase, str] = {
     "prefill": "one pass over a prompt of so many tokens",
     "decode": "one token after so many others",
 }
@@ -24,7 +24,7 @@ class Table(NamedTuple):
     figures: range
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: BenchReport) -> Iterator[Table]:
     """The models, and one table for each kind and batch."""
     setting = report.setting
     models = tuple((one.label, f"{one.parameters:,}", size(one.weight_bytes), one.dtype, one.attention) for one in setting.models)
@@ -40,7 +40,7 @@ def tables(report: Report) -> Iterator[Table]:
         headers.insert(1, "speed")
     if setting.peak is not None:
         headers.append("peak")
-    for kind in KINDS:
+    for kind in PHASES:
         for batch in setting.batches:
             rows = tuple(_row(cell, headers) for cell in report.cells if (cell.kind, cell.batch) == (kind, batch))
             if rows:
@@ -48,7 +48,7 @@ def tables(report: Report) -> Iterator[Table]:
                 yield Table(title, ("tokens", *headers), rows, range(2, len(headers) + 1))
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: BenchReport) -> list[str]:
     """What the tables do not say."""
     setting = report.setting
     said = []
@@ -66,7 +66,7 @@ def remarks(report: Report) -> list[str]:
     return [*said, *report.remarks]
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BenchReport) -> str:
     """All tables, for ``table.md``."""
     parts = []
     for table in tables(report):
@@ -93,7 +93,7 @@ def size(count: int) -> str:
     return f"{_three(left)} TiB"
 
 
-def _row(cell: Cell, headers: list[str]) -> tuple[str, ...]:
+def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     found = {
         "model": cell.model,
         "speed": _said(cell.speed, lambda speed: f"{speed:.2f}×"),

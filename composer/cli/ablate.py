@@ -19,9 +19,9 @@ from composer.errors import AblationError
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.ablation.plan import Step
+    from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
-    from composer.ablation.runner import Start, Told
+    from composer.ablation.runner import OnStep, Start
     from composer.ablation.steps import Figures
 
 FAILED = 1
@@ -128,7 +128,7 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
     return one_process if count == 1 else processes(count)
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Told | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
     """How an ablation goes: a bar on a terminal, a line as each step ends elsewhere."""
     return bars.watching(
         "bar",
@@ -141,13 +141,13 @@ def watching(*, quiet: bool) -> AbstractContextManager[Told | None]:
     )
 
 
-def _line(step: Step | None, figures: Figures, done: int, total: int) -> None:
+def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
         typer.echo(f"{done}/{total}  {_ended(step, figures)}", err=True)
     elif done:
         typer.echo(f"{done}/{total}  found done", err=True)
 
 
-def _ended(step: Step, figures: Figures) -> str:
+def _ended(step: AblationStep, figures: Figures) -> str:
     how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
     return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec
 import typer
 
 if TYPE_CHECKING:
-    from composer.training.loop import Step
+    from composer.training.loop import StepProgress
 
 Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
 Told = ParamSpec("Told")
@@ -106,7 +106,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def training_steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
+def training_steps(*, quiet: bool) -> Iterator[Callable[[StepProgress], None] | None]:
     """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
     with watching(
         "name",
@@ -120,11 +120,11 @@ def training_steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
         yield watch
 
 
-def _line(step: Step) -> None:
+def _line(step: StepProgress) -> None:
     if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
         typer.echo(f"{step.stage}  {_figures(step)}", err=True)
 
 
-def _figures(step: Step) -> str:
+def _figures(step: StepProgress) -> str:
     left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.benching.options import REPEATS, STEPS, Options
+from composer.benching.options import REPEATS, STEPS, BenchOptions
 from composer.cli import bars
 from composer.cli.bars import Shown
 from composer.cli.numbers import read_numbers
@@ -20,8 +20,8 @@ from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.benching.options import Progress
-    from composer.benching.report import Report
+    from composer.benching.options import BenchProgress
+    from composer.benching.report import BenchReport
 
 
 def bench(
@@ -65,7 +65,7 @@ def bench(
 
     errors_alone()
     with watching(quiet=as_json) as watch:
-        options = Options(
+        options = BenchOptions(
             batches=rows,
             repeats=repeats,
             steps=steps,
@@ -83,7 +83,7 @@ def bench(
     _print(report, out, as_json=as_json)
 
 
-def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
+def _print(report: BenchReport, out: Path | None, *, as_json: bool) -> None:
     from composer.benching.table import remarks, tables
 
     if as_json:
@@ -101,7 +101,7 @@ def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"Report, table and plots: {shown(out)}")
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:
     """How a bench goes: a bar on a terminal, a line as each cell begins elsewhere."""
     return bars.watching(
         "text",

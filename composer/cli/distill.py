@@ -15,7 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.training.run import RunReport
+    from composer.training.run import TrainingReport
 
 
 def distill(
@@ -51,12 +51,12 @@ def distill(
     Several processes share out the models' parameters and each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
     from composer.training.distill import distill as run
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
     with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
-        options = Options(
+        options = TrainingOptions(
             data=data,
             held_out=held_out or (),
             share=share,
@@ -78,7 +78,7 @@ def distill(
         print_run(report, "Distilled", as_json=as_json)
 
 
-def print_run(report: RunReport, did: str, *, as_json: bool) -> None:
+def print_run(report: TrainingReport, did: str, *, as_json: bool) -> None:
     """Losses before and after, and where the rest is told."""
     if as_json:
         print_json(report.model_dump(mode="json"))

@@ -15,13 +15,13 @@ from composer.cli.numbers import read_numbers
 from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
 from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import EvaluationError
-from composer.evaluation.options import BATCH_TOKENS, SAMPLES, Options
+from composer.evaluation.options import BATCH_TOKENS, SAMPLES, EvaluationOptions
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.evaluation.options import Progress
-    from composer.evaluation.report import Report
+    from composer.evaluation.options import EvaluationProgress
+    from composer.evaluation.report import EvaluationReport
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def evaluate(
     if include_path is not None and harness is None:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     with watching(quiet=as_json) as watch:
-        options = Options(
+        options = EvaluationOptions(
             samples=samples,
             seed=seed,
             out=out,
@@ -95,7 +95,7 @@ def evaluate(
     print_report(report, out, as_json=as_json)
 
 
-def print_report(report: Report, out: Path | None, *, as_json: bool) -> None:
+def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -> None:
     """The tables, and where the rest is told."""
     from composer.evaluation.table import tables
 
@@ -111,11 +111,11 @@ def print_report(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"\nResults, tables and plots: {shown(out)}")
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
     """How an evaluation goes: a bar on a terminal, a line as each cell begins elsewhere."""
     begun: list[tuple[str, str, int]] = []
 
-    def line(progress: Progress) -> None:
+    def line(progress: EvaluationProgress) -> None:
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)
@@ -132,5 +132,5 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None
     )
 
 
-def _cell(progress: Progress) -> str:
+def _cell(progress: EvaluationProgress) -> str:
     return f"{progress.model}  {progress.task}  {progress.length:,}"

@@ -41,13 +41,13 @@ def train(
 
     Several processes share out the model's parameters and each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
     with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
-        options = Options(
+        options = TrainingOptions(
             data=data,
             held_out=held_out or (),
             share=share,

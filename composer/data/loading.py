@@ -10,9 +10,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from composer.data.document import Document
-from composer.data.formats import Draft, draft, encode
+from composer.data.formats import TextDraft, draft, encode
 from composer.data.order import OF_DOCUMENTS, permutation
-from composer.data.packing import How, Rows, pack
+from composer.data.packing import How, PackedRows, pack
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, Reference, Split, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHARE = 0.05
 """The share of documents that is kept from training, for evaluation."""
 LARGEST_SHARE = 0.5
-Progress = Callable[[str, int], None]
+OnDocument = Callable[[str, int], None]
 """Told of a reference, as it was said, and how many of its documents have been read by now."""
 
 
@@ -49,15 +49,21 @@ def load_rows(
     longest: int | None = None,
     share: float = SHARE,
     seed: int = 0,
-    progress: Progress | None = None,
-) -> Rows:
-    """Rows of ``sequence`` tokens of all references; their documents are shuffled together first. ``Rows.report`` counts them.
+    progress: OnDocument | None = None,
+) -> PackedRows:
+    """Rows of ``sequence`` tokens from all references, whose documents are shuffled together first. Raises DataError.
 
-    vocabulary: how many embeddings the model has. longest: tokens that the source was made for; None does not ask. share: of the
-    documents of each file and each data set of the Hub; training never sees them, and evaluation sees nothing else (``held_out``).
-    0 gives all of them to either: for data that are for one of the two only. A task makes samples of its own for each, and that
-    share of them for evaluation.
-    Raises DataError.
+    - split: training, or evaluation on what is held out of it.
+    - vocabulary: how many embeddings the model has; a larger token id is refused.
+    - how: as ``pack`` has it.
+    - longest: tokens that the source model was made for; longer rows are refused. None: any length.
+    - share: of the documents of each file and each data set of the Hub, held out for evaluation; training never sees them, and
+      evaluation sees nothing else. 0 gives all documents to either split, for data that serve one of them only. A task makes other
+      samples for evaluation than for training: this share as many.
+    - seed: of the shuffle.
+    - progress: called as documents are read.
+
+    ``PackedRows.report`` counts what was read.
     """
     _check(sequence, longest, share)
     if not references:
@@ -159,7 +165,7 @@ def _documents(
     return (encode(one, tokenizer) for one, held in sides if held == wanted or not share)
 
 
-def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[Draft]:
+def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[TextDraft]:
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1

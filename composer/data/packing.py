@@ -62,7 +62,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PackedRows:
     """Rows of exactly ``sequence`` tokens.
 
     ids: ``N T`` int32, 0 in padding. labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned,
@@ -121,7 +121,7 @@ class Rows:
         return self.ids, self.labels, self.position, self.valid
 
 
-def pack(documents: Iterable[Document], sequence: int, *, how: How) -> Rows:
+def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRows:
     """Rows of ``sequence`` tokens, in the order of the documents.
 
     packed: documents are laid end to end; one that is longer than what is left of its row goes on in the next as a document of its
@@ -141,16 +141,16 @@ def pack(documents: Iterable[Document], sequence: int, *, how: How) -> Rows:
         else:
             left_out += len(document)
     if not kept:
-        return Rows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
+        return PackedRows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
     lengths = np.array([len(document) for document in kept], dtype=np.int64)
     starts = np.fromiter(_starts(lengths, sequence, how), np.int64, len(lengths))
     count = -(-int(starts[-1] + lengths[-1]) // sequence)
     rows = _filled(kept, starts, lengths, count, sequence)
     teaching = (rows.labels != IGNORED).any(axis=1)
     if teaching.all():
-        return Rows(*rows._arrays(), dropped=left_out)
+        return PackedRows(*rows._arrays(), dropped=left_out)
     left_out += int(np.count_nonzero(rows.valid[~teaching]))
-    return Rows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
+    return PackedRows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
 
 
 def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
@@ -164,7 +164,7 @@ def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
         free += length
 
 
-def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> Rows:
+def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> PackedRows:
     """All rows, with the documents at their places."""
     ids = np.full(count * sequence, PADDING, np.int32)
     learned = np.zeros(count * sequence, np.bool_)
@@ -178,4 +178,4 @@ def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, 
     column = np.arange(sequence, dtype=np.int32)
     position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     labels = np.where(learned.reshape(count, sequence) & ~begins, ids.reshape(count, sequence), np.int32(IGNORED))
-    return Rows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))
+    return PackedRows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))

@@ -22,14 +22,14 @@ READ = ", ".join(KINDS)
 MAGIC = "*?["
 
 
-class Record(NamedTuple):
+class DataRecord(NamedTuple):
     """One record and where it stands, such as ``data.jsonl, record 3`` (from 1)."""
 
     place: str
     fields: dict[str, Any]
 
 
-def read_records(data: FileData | HubData) -> Iterator[Record]:
+def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
     """All records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or later."""
     source = _hub_records(data) if isinstance(data, HubData) else _file_records(data)
     return islice(source, data.skip, None if data.limit is None else data.skip + data.limit)
@@ -70,14 +70,14 @@ def _missing(said: str, path: Path) -> str:
     return f"no file, folder or task {brief(said)}{guess} Tasks: {', '.join(tasks()) or 'none'}"
 
 
-def _file_records(data: FileData) -> Iterator[Record]:
+def _file_records(data: FileData) -> Iterator[DataRecord]:
     for file in files_of(data):
         if not file.stat().st_size:
             raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
         count = 0
         for fields in _read_file(file, data.by or "document"):
             count += 1
-            yield Record(f"{file}, record {count}", fields)
+            yield DataRecord(f"{file}, record {count}", fields)
         if not count:
             raise DataError(f"{file} has no record in it, only blank space; expected texts, or leave the file out")
 
@@ -130,7 +130,7 @@ def _why(file: Path, error: Exception) -> str:
     return f" cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}"
 
 
-def _hub_records(data: HubData) -> Iterator[Record]:
+def _hub_records(data: HubData) -> Iterator[DataRecord]:
     try:
         with _silent() as datasets:
             rows: Iterable[Any] = datasets.load_dataset(data.name, data.config, split=data.split, revision=data.revision)
@@ -141,7 +141,7 @@ def _hub_records(data: HubData) -> Iterator[Record]:
             "Options: split, config (the subset), revision; a gated data set needs `hf auth login`"
         ) from error
     for number, fields in enumerate(rows, 1):
-        yield Record(f"{data.title} ({data.split}), record {number}", fields)
+        yield DataRecord(f"{data.title} ({data.split}), record {number}", fields)
 
 
 def _offline() -> bool:

@@ -31,7 +31,7 @@ class Slice(Closed):
     """Records to read at most, after those left out."""
 
 
-class Records(Slice):
+class RecordOptions(Slice):
     """Options of what consists of records with columns."""
 
     format: Form | None = None
@@ -42,7 +42,7 @@ class Records(Slice):
     """Whether a record with nothing in it is an error, or is left out and counted."""
 
 
-class FileData(Records):
+class FileData(RecordOptions):
     """A file (JSON lines, JSON, Parquet, plain text), a folder of such files, or a pattern such as ``data/*.jsonl``."""
 
     kind: Literal["file"] = "file"
@@ -55,7 +55,7 @@ class FileData(Records):
         return self.path
 
 
-class HubData(Records):
+class HubData(RecordOptions):
     """A data set of the Hugging Face Hub."""
 
     kind: Literal["hub"] = "hub"

@@ -10,7 +10,7 @@ from typing import Any
 
 from composer import files
 from composer.errors import EvaluationError
-from composer.evaluation.report import Judged, Key, Setting
+from composer.evaluation.report import CellKey, EvaluationSetting, SampleResult
 from composer.graph.lowering import AUTO
 from composer.locks import alone, inside
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
@@ -22,30 +22,30 @@ SHOWN = 5
 """Differences that a message lists."""
 
 
-class Standing:
+class ScoreLog:
     """What has been scored so far. folder: None keeps it in memory alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._judged: dict[Key, dict[int, Judged]] = {}
+        self._results: dict[CellKey, dict[int, SampleResult]] = {}
         self._harness: dict[str, Any] = {}
         if folder is not None:
             with _undamaged(folder / SAMPLES):
                 for line in _whole_lines(folder / SAMPLES):
-                    key = Key(line.pop("model"), line.pop("task"), line.pop("length"))
-                    judged = Judged.model_validate(line)
-                    self._judged.setdefault(key, {})[judged.index] = judged
+                    key = CellKey(line.pop("model"), line.pop("task"), line.pop("length"))
+                    judged = SampleResult.model_validate(line)
+                    self._results.setdefault(key, {})[judged.index] = judged
             with _undamaged(folder / HARNESS):
                 for line in _whole_lines(folder / HARNESS):
                     self._harness[line["model"]] = line["results"]
 
-    def judged(self, key: Key) -> dict[int, Judged]:
+    def results(self, key: CellKey) -> dict[int, SampleResult]:
         """The samples of a cell, by index."""
-        return self._judged.get(key, {})
+        return self._results.get(key, {})
 
-    def add(self, key: Key, judged: Judged) -> None:
+    def add(self, key: CellKey, judged: SampleResult) -> None:
         """Keep one more sample, on the disk from now on."""
-        self._judged.setdefault(key, {})[judged.index] = judged
+        self._results.setdefault(key, {})[judged.index] = judged
         self._append(SAMPLES, {**key._asdict(), **judged.model_dump(mode="json", exclude_none=True)})
 
     def harness(self, model: str) -> Any:
@@ -64,13 +64,13 @@ class Standing:
 
 
 @contextmanager
-def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iterator[Standing]:
+def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
     """The evaluation in a folder, gone on with if it is this one, or begun; inside, no other one writes there.
 
     force: what another one has written there goes. Raises EvaluationError where something else stands there.
     """
     if folder is None:
-        yield Standing()
+        yield ScoreLog()
         return
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
@@ -88,10 +88,10 @@ def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iter
             elif any(not path.name.startswith(".") for path in folder.iterdir()):
                 raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
             write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
-        yield Standing(folder)
+        yield ScoreLog(folder)
 
 
-def check_same(folder: Path, setting: Setting) -> None:
+def check_same(folder: Path, setting: EvaluationSetting) -> None:
     """Whether the evaluation in a folder is this one. Raises EvaluationError, which lists what differs."""
     path = folder / RUN
     try:

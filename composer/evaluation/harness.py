@@ -10,8 +10,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import Options
-from composer.evaluation.report import HarnessFacts, Measured
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.report import HarnessFacts, HarnessFigure
 from composer.spec.places import brief, nearest
 from composer.weights.contents import sha256
 
@@ -24,7 +24,7 @@ ERROR_OF = "_stderr"
 """What lm-eval puts behind a metric's name for its standard error."""
 
 
-def open_harness(options: Options) -> Any:
+def open_harness(options: EvaluationOptions) -> Any:
     """lm-eval's manager of tasks, which has those asked for, with their data. Raises EvaluationError.
 
     Where the folder of one's own has all of them, lm-eval's own, more than ten thousand, are not read.
@@ -50,7 +50,7 @@ def open_harness(options: Options) -> Any:
     return manager
 
 
-def harness_facts(options: Options) -> HarnessFacts:
+def harness_facts(options: EvaluationOptions) -> HarnessFacts:
     """What lm-eval is asked for, with the hashes of tasks that are not its own."""
     folder = options.include_path
     hashes = {}
@@ -60,8 +60,10 @@ def harness_facts(options: Options) -> HarnessFacts:
     return HarnessFacts(tasks=tuple(options.harness), limit=options.samples, files=hashes)
 
 
-def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options, manager: Any) -> dict[str, dict[str, Any]]:
-    """Its results, by task; ``measured`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
+def run_harness(
+    model: Any, tokenizer: PreTrainedTokenizerBase, options: EvaluationOptions, manager: Any
+) -> dict[str, dict[str, Any]]:
+    """Its results, by task; ``harness_figures`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
     with _told():
         from lm_eval import evaluator
         from lm_eval.models import huggingface
@@ -91,14 +93,14 @@ def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options
     }
 
 
-def measured(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[Measured]:
+def harness_figures(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[HarnessFigure]:
     """Every figure that lm-eval found, but standard errors, which stand beside theirs. Its keys are ``metric,filter``."""
     for task, figures in results.items():
         for name, value in figures.items():
             metric, _, way = name.partition(",")
             if not metric.endswith(ERROR_OF):
                 error = figures.get(f"{metric}{ERROR_OF},{way}")
-                yield Measured(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
+                yield HarnessFigure(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
 
 
 def _is_figure(name: str, value: Any) -> bool:

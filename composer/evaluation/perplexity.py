@@ -18,7 +18,7 @@ from composer.tasks.writer import Writer
 
 
 @dataclass(frozen=True)
-class Drawn:
+class LazySamples:
     """The samples of a task at one length, each drawn when it is asked for. draw: takes an index from 0, below ``count``."""
 
     count: int
@@ -42,7 +42,7 @@ class Perplexity(Closed):
     def name(self) -> str:
         return self.kind
 
-    def windows(self, writer: Writer, length: int) -> Drawn:
+    def windows(self, writer: Writer, length: int) -> LazySamples:
         """Raises ``TaskError`` where the text is shorter than one window."""
         ids = tokens_of(writer.tokenizer, self.text)
         fresh = length - len(writer.begin)
@@ -56,7 +56,7 @@ class Perplexity(Closed):
             cut = (*writer.begin, *ids[start : start + fresh].tolist())
             return Sample(cut, (False,) * len(cut), writer.decode(cut))
 
-        return Drawn(count, window)
+        return LazySamples(count, window)
 
 
 @lru_cache(maxsize=2)

@@ -19,7 +19,7 @@ DEPTHS = 10
 """Parts of a haystack that needles are counted in."""
 
 
-class Key(NamedTuple):
+class CellKey(NamedTuple):
     """One cell of the table: labels of a model and of a task, and a length in tokens."""
 
     model: str
@@ -27,7 +27,7 @@ class Key(NamedTuple):
     length: int
 
 
-class Judged(Closed):
+class SampleResult(Closed):
     """One sample and how the model did. index: which one of the task's, from 0."""
 
     index: int
@@ -63,7 +63,7 @@ class PositionBin(Closed):
     nats: float
 
 
-class Cell(Closed):
+class EvaluationCell(Closed):
     """One model on one task at one length."""
 
     model: str
@@ -85,11 +85,11 @@ class Cell(Closed):
     by_position: tuple[PositionBin, ...] = ()
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.task, self.length)
+    def key(self) -> CellKey:
+        return CellKey(self.model, self.task, self.length)
 
 
-class ModelFacts(OpenedFacts):
+class EvaluatedModelFacts(OpenedFacts):
     """What exactly was evaluated."""
 
     tokenizer_sha256: str
@@ -114,10 +114,10 @@ class HarnessFacts(Closed):
     files: dict[str, str]
 
 
-class Setting(Closed):
+class EvaluationSetting(Closed):
     """All that decides the numbers of an evaluation."""
 
-    models: tuple[ModelFacts, ...]
+    models: tuple[EvaluatedModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
     lengths: tuple[int, ...]
     samples: int
@@ -133,7 +133,7 @@ class Setting(Closed):
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
 
 
-class Measured(Closed):
+class HarnessFigure(Closed):
     """One figure of lm-eval."""
 
     model: str
@@ -144,16 +144,16 @@ class Measured(Closed):
     standard_error: float | None
 
 
-class Report(Closed):
+class EvaluationReport(Closed):
     """The whole evaluation, as ``results.json`` has it."""
 
     format: Literal[1] = 1
-    setting: Setting
+    setting: EvaluationSetting
     batch_tokens: int
-    cells: tuple[Cell, ...]
-    harness: tuple[Measured, ...] = ()
+    cells: tuple[EvaluationCell, ...]
+    harness: tuple[HarnessFigure, ...] = ()
 
-    def cell(self, model: str, task: str, length: int) -> Cell:
+    def cell(self, model: str, task: str, length: int) -> EvaluationCell:
         """Raises KeyError."""
         for cell in self.cells:
             if cell.key == (model, task, length):
@@ -161,16 +161,16 @@ class Report(Closed):
         raise KeyError((model, task, length))
 
 
-def make_cell(key: Key, scored: Scored, judged: Sequence[Judged], failure: str | None = None) -> Cell:
+def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
     """What the samples of a cell come to; where it failed, only how many of them there are."""
     seconds = round(sum(one.seconds for one in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:
-        return Cell(**common, mean=None, standard_error=None, failure=failure)
+        return EvaluationCell(**common, mean=None, standard_error=None, failure=failure)
     scores = [one.score for one in judged]
     mean = math.fsum(scores) / len(scores)
     spread = math.fsum((score - mean) ** 2 for score in scores)
-    return Cell(
+    return EvaluationCell(
         **common,
         mean=mean,
         standard_error=math.sqrt(spread) / len(scores) if len(scores) > 1 else None,
@@ -190,7 +190,7 @@ def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 700 else None
 
 
-def _by_depth(judged: Sequence[Judged]) -> tuple[DepthBin, ...]:
+def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
     """The parts of the haystack in which there is a needle at all."""
     bins: dict[int, list[float]] = {}
     for one in judged:
@@ -202,7 +202,7 @@ def _by_depth(judged: Sequence[Judged]) -> tuple[DepthBin, ...]:
     )
 
 
-def _by_position(length: int, judged: Sequence[Judged]) -> tuple[PositionBin, ...]:
+def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionBin, ...]:
     size = bucket_size(length)
     rows = [one.losses for one in judged if one.losses is not None]
     bins: list[PositionBin] = []

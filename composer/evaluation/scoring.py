@@ -15,8 +15,8 @@ from torch.nn import functional
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS
-from composer.evaluation.perplexity import Drawn, Perplexity
-from composer.evaluation.report import Judged, bucket_size
+from composer.evaluation.perplexity import LazySamples, Perplexity
+from composer.evaluation.report import SampleResult, bucket_size
 from composer.tasks.base import Sample, Task, rng_of
 from composer.tasks.writer import Writer
 
@@ -35,7 +35,7 @@ class CellFailed(EvaluationError):
     """A cell has no result: one sample alone is too much for the memory, or the model's numbers are not finite."""
 
 
-class Given(NamedTuple):
+class SampleScore(NamedTuple):
     """What is found of one sample."""
 
     score: float
@@ -43,11 +43,13 @@ class Given(NamedTuple):
     losses: tuple[float | None, ...] | None = None
 
 
-def drawn(task: Task | Perplexity, writer: Writer, length: int) -> Drawn:
+def drawn(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
     """The samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
     if isinstance(task, Perplexity):
         return task.windows(writer, length)
-    return Drawn(task.samples, lambda index: task.sample(rng_of(task.seed, "evaluation", index), writer, length, "evaluation"))
+    return LazySamples(
+        task.samples, lambda index: task.sample(rng_of(task.seed, "evaluation", index), writer, length, "evaluation")
+    )
 
 
 def score_cell(
@@ -58,8 +60,8 @@ def score_cell(
     *,
     batch_tokens: int = BATCH_TOKENS,
     known: Collection[int] = (),
-    tell: Callable[[Judged], None] | None = None,
-) -> list[Judged]:
+    tell: Callable[[SampleResult], None] | None = None,
+) -> list[SampleResult]:
     """Every sample of the task but those known, in order. model: a causal one in evaluation mode.
 
     Samples share a batch by their number alone, so that a run that goes on computes what the one that stopped would have. known:
@@ -69,7 +71,7 @@ def score_cell(
     writer = Writer(tokenizer)
     samples = drawn(task, writer, length)
     size = max(1, batch_tokens // length)
-    found: list[Judged] = []
+    found: list[SampleResult] = []
     for start in range(0, samples.count, size):
         indices = range(start, min(start + size, samples.count))
         if all(index in known for index in indices):
@@ -82,7 +84,7 @@ def score_cell(
         for index, sample, one in zip(indices, batch, given, strict=True):
             if index in known:
                 continue
-            judged = Judged(
+            judged = SampleResult(
                 index=index,
                 tokens=len(sample.ids),
                 depth=sample.depth,
@@ -105,7 +107,7 @@ def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
         )
 
 
-def _as_many_as_fit(judge: Callable[[list[Sample]], list[Given]], samples: list[Sample]) -> list[Given]:
+def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:
     """All at once, or in halves where memory ends. Raises CellFailed where one alone is too much."""
     try:
         return judge(samples)
@@ -121,22 +123,22 @@ def _as_many_as_fit(judge: Callable[[list[Sample]], list[Given]], samples: list[
     return [*_as_many_as_fit(judge, samples[:middle]), *_as_many_as_fit(judge, samples[middle:])]
 
 
-def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, samples: list[Sample]) -> list[Given]:
+def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, samples: list[Sample]) -> list[SampleScore]:
     if task.scored == "written":
         assert isinstance(task, Task)
         prompts = [sample.prompt_ids for sample in samples]
         most = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
         texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
-        return [Given(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
+        return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
     if task.scored == "tokens":
         told = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
-        return [Given(_mean(right.tolist())) for right, _ in told]
+        return [SampleScore(_mean(right.tolist())) for right, _ in told]
     # A text is not asked where the next one begins.
     asked = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
     told = judge_tokens(model, [sample.ids for sample in samples], asked)
     size = bucket_size(length)
     return [
-        Given(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
+        SampleScore(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
         for (_, nats), where in zip(told, asked, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from composer.evaluation.report import Cell, Report
+from composer.evaluation.report import EvaluationCell, EvaluationReport
 from composer.tasks.base import Scored
 
 MEANING: dict[Scored, str] = {
@@ -23,7 +23,7 @@ class Table(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: EvaluationReport) -> Iterator[Table]:
     """One for each task, and one for what lm-eval has found."""
     setting = report.setting
     for task in setting.tasks:
@@ -45,7 +45,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield Table("lm-eval", ("model", "task", "metric", "value"), rows)
 
 
-def markdown(report: Report) -> str:
+def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
     parts = []
     for table in tables(report):
@@ -57,7 +57,7 @@ def markdown(report: Report) -> str:
     return "\n".join(parts) + notes
 
 
-def said(cell: Cell) -> str:
+def said(cell: EvaluationCell) -> str:
     """A cell in words: ``0.940 ± 0.034``."""
     return cell.failure or "" if cell.mean is None else _said(cell.mean, cell.standard_error)
 

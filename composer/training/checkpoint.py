@@ -33,10 +33,10 @@ TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
 """What only checkpoints of earlier versions have."""
 Answer = TypeVar("Answer")
-Told = TypeVar("Told", bound=Closed)
+OfKind = TypeVar("OfKind", bound=Closed)
 
 
-class Process(Closed):
+class ProcessFacts(Closed):
     """What a process keeps: the SHA-256 of its file, and its random states as hexadecimal digits."""
 
     sha256: str
@@ -44,12 +44,12 @@ class Process(Closed):
     random_cuda: str | None
 
 
-class Stored(Closed):
+class CheckpointFacts(Closed):
     """What a checkpoint says of itself. processes: by rank; told: what was given to ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessFacts, ...]
     told: dict[str, Any]
 
 
@@ -60,7 +60,7 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
     try:
         by_first(lambda: _begin(folder, partial))
         processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-        stored = Stored(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+        stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
         by_first(lambda: _complete(partial, target, stored))
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -76,7 +76,7 @@ def _begin(folder: Path, partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _write(file: Path, units: Sequence[Unit]) -> Process:
+def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
     """What this process keeps: its rows of what is shared out and, of the first process, all else."""
     parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
     pieces = [_piece(name, own) for name, (own, tensor) in parts.items() if rank() == 0 or own is not tensor]
@@ -84,7 +84,7 @@ def _write(file: Path, units: Sequence[Unit]) -> Process:
     sync(file)
     device = _cuda(units)
     random_cuda = None if device is None else _digits(torch.cuda.get_rng_state(device))
-    return Process(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
+    return ProcessFacts(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
 
 
 def _piece(name: str, tensor: Tensor) -> Piece:
@@ -92,7 +92,7 @@ def _piece(name: str, tensor: Tensor) -> Piece:
     return Piece(name, dtype, tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
 
 
-def _complete(partial: Path, target: Path, stored: Stored) -> None:
+def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     """Put the checkpoint in the place of the one before, once all of it is on the disk."""
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
@@ -111,7 +111,7 @@ def newest(folder: Path) -> Path | None:
     return by_first(lambda: next(reversed(_found(folder)), None))
 
 
-def read_told(checkpoint: Path, kind: type[Told]) -> Told:
+def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
     """What was given to ``save``. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
@@ -173,7 +173,7 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
         raise ValueError(f"{name} has {passed:,} rows")
 
 
-def _stored(checkpoint: Path) -> Stored:
+def _stored(checkpoint: Path) -> CheckpointFacts:
     """Raises TrainingError where an earlier version wrote it, and ValueError where it is not what was written."""
     if (checkpoint / PICKLE).exists():
         raise TrainingError(
@@ -184,7 +184,7 @@ def _stored(checkpoint: Path) -> Stored:
     facts = parse_json(text)["facts"]
     if text != _text(facts):
         raise ValueError(f"{FACTS} is not what was written")
-    return Stored.model_validate(facts)
+    return CheckpointFacts.model_validate(facts)
 
 
 def _text(facts: Any) -> str:

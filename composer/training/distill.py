@@ -19,7 +19,7 @@ from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
 from composer.training.rules import check_stage
-from composer.training.run import Options, Run, RunReport, load_student, open_run, prepare, read_student
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_student
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.teacher import open_teacher
@@ -33,12 +33,12 @@ Which = Literal["transfer", "finetune", "all"]
 def distill(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    options: Options,
+    options: TrainingOptions,
     *,
     which: Which = "all",
     overrides: Sequence[str] = (),
     recipe: Recipe | None = None,
-) -> RunReport:
+) -> TrainingReport:
     """Trains the model of a folder, and writes what came of it to ``out``.
 
     Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
@@ -56,13 +56,13 @@ def distill(
         return _streamed(run) if options.stream else _in_memory(run)
 
 
-def _in_memory(run: Run) -> RunReport:
+def _in_memory(run: TrainingRun) -> TrainingReport:
     """All stages, with both models in memory."""
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
     student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
     shard(teacher, computing_alone(teacher.model), options.device)
-    with run.standing():
+    with run.in_folder():
         setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
         finetune = stages.get("finetune")
 
@@ -87,7 +87,7 @@ def _in_memory(run: Run) -> RunReport:
         )
 
 
-def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
+def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     return student
 
 
-def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
+def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
     if count() > 1:
         raise TrainingError(
             f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since each holds but a share of "
@@ -108,13 +108,13 @@ def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
         raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")
 
 
-def _streamed(run: Run) -> RunReport:
+def _streamed(run: TrainingRun) -> TrainingReport:
     """Attention transfer alone, with one layer in memory at a time."""
     assert run.teacher is not None, "it has been opened"
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source)
     assert isinstance(stage, Transfer), "it has been looked at"
     check_disk(run, stage, student)
-    with run.standing():
+    with run.in_folder():
         outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
         return run.finish([outcome], learned)
 
@@ -135,7 +135,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
     return wanted
 
 
-def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Course:
+def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Course:
     if isinstance(stage, Transfer):
         shard(student, computing_alone(student.model), options.device)
         return TransferCourse(student.eval(), teacher, stage)

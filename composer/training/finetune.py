@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composer.data.packing import IGNORED, Batch, Rows
+from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import Losses
@@ -68,7 +68,7 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def loss_of(model: nn.Module, rows: Rows, batch: int, average: Average = "tokens") -> float:
+def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "tokens") -> float:
     """The mean loss of a model on rows, in nats: over the tokens that are asked for, or over rows."""
     total, counted, device = 0.0, 0, next(model.parameters()).device
     for part in rows.in_order(batch * count()):

@@ -18,9 +18,9 @@ from converters.bounded import MOST_CONFIG, read_json
 from converters.source import Source
 
 IDENTITY = "run.json"
-Identity = Mapping[str, Any]
+RunIdentity = Mapping[str, Any]
 """By what a user calls it: all that decides a run's numbers, as JSON has it."""
-UNSAID: Identity = {"--backend": AUTO}
+UNSAID: RunIdentity = {"--backend": AUTO}
 """What runs had that do not say it: they were begun before it could be said."""
 
 
@@ -37,7 +37,7 @@ def fingerprint(source: Source) -> dict[str, Any]:
     }
 
 
-def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
+def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
     """Whether a run can begin in a folder, or go on there. Nothing but what a run wrote is in its way. Raises TrainingError."""
     if (folder / IDENTITY).is_file():
         with _writable(folder), _alone(folder):
@@ -61,7 +61,7 @@ def _check(folder: Path, *, resume: bool, force: bool) -> None:
         raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
 
-def check_same(folder: Path, identity: Identity) -> None:
+def check_same(folder: Path, identity: RunIdentity) -> None:
     """Whether the run in a folder is this one. Raises TrainingError."""
     path = folder / IDENTITY
     try:
@@ -80,7 +80,7 @@ def check_same(folder: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Iterator[None]:
+def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool) -> Iterator[None]:
     """The folder of a run, to go on in or made anew: then it appears with what it is, or not at all.
 
     Inside, no other run is there. Raises TrainingError.
@@ -97,7 +97,7 @@ def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Ite
         yield
 
 
-def _make_anew(folder: Path, identity: Identity) -> None:
+def _make_anew(folder: Path, identity: RunIdentity) -> None:
     aside, partial = folder.with_name(f".{folder.name}.replaced"), partial_of(folder)
     for left in (aside, partial):  # of one that was killed here
         if left.exists():

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
 from composer.training.rules import without_weights
-from composer.training.run import Options, load_student, read_student, rows_of
+from composer.training.run import TrainingOptions, load_student, read_student, rows_of
 from composer.training.teacher import open_teacher
 from composer.training.transfer import attention_of, attention_weights, lessons
 
@@ -24,7 +24,7 @@ ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
 
 
-class Attention(Closed):
+class AttentionLikeness(Closed):
     """Means over the tokens and heads of one layer, which is given the teacher's hidden states."""
 
     mse: float
@@ -40,7 +40,7 @@ class Likeness(Closed):
 
     loss: float | None
     teacher_loss: float
-    layers: tuple[Attention, ...]
+    layers: tuple[AttentionLikeness, ...]
 
     @property
     def mse(self) -> float:
@@ -53,7 +53,7 @@ class Likeness(Closed):
 
 
 def likeness_of(
-    model: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
+    model: str | os.PathLike[str], options: TrainingOptions, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
 ) -> Likeness:
     """The student of a folder and its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
     described = read_student(model, overrides, recipe)
@@ -72,7 +72,9 @@ def likeness_of(
 
 
 @torch.no_grad()
-def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: Rows) -> tuple[Attention, ...]:
+def attention_likeness(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
+) -> tuple[AttentionLikeness, ...]:
     """Layer by layer, on the first ``ROWS`` rows."""
     layers = len(student.model.layers)
     errors, divergences, tokens = [0.0] * layers, [0.0] * layers, 0
@@ -92,7 +94,7 @@ def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalL
             ratios = wanted.clamp(min=tiny).log() - weights.clamp(min=tiny).log()
             divergences[index] += _total((wanted * ratios).sum(-1).mean(-1), batch)
     return tuple(
-        Attention(mse=error / tokens, divergence=divergence / tokens if weighed else None)
+        AttentionLikeness(mse=error / tokens, divergence=divergence / tokens if weighed else None)
         for error, divergence, weighed in zip(errors, divergences, known, strict=True)
     )
 

@@ -13,7 +13,7 @@ import torch
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
@@ -26,7 +26,7 @@ EVALUATIONS = 10
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProgress:
     """What a loop tells whoever watches it, after each step. tokens_per_second: in training alone; seconds_left: in all."""
 
     stage: str
@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StageSetting:
     """What a stage runs in. checkpoint_seconds: between two of them; autocast: what projections compute in, if not float32."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Setting:
     seed: int = 0
     checkpoint_seconds: float = 60.0
     autocast: torch.dtype | None = None
-    watch: Callable[[Step], None] | None = None
+    watch: Callable[[StepProgress], None] | None = None
 
 
 class Outcome(Closed):
@@ -61,7 +61,7 @@ class Outcome(Closed):
     after: dict[str, float]
 
 
-class Reached(Closed):
+class StageState(Closed):
     """How far a stage has come: what a checkpoint is told beside its units. identity: what it must agree in with who goes on."""
 
     identity: dict[str, Any]
@@ -74,13 +74,17 @@ class Reached(Closed):
     after: dict[str, float]
 
 
-def run_stage(name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> Outcome:
+def run_stage(
+    name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
+) -> Outcome:
     """Runs a stage, or what is left of it; its units end with the parameters that the recipe keeps. Raises TrainingError."""
     return _StageRun(name, course, stage, rows, held_out, setting).run()
 
 
 class _StageRun:
-    def __init__(self, name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> None:
+    def __init__(
+        self, name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
+    ) -> None:
         self.name, self.course, self.stage, self.rows, self.held_out, self.setting = name, course, stage, rows, held_out, setting
         self.steps = length_of(stage, rows)
         self.every = stage.evaluate or max(1, self.steps // EVALUATIONS)
@@ -163,13 +167,13 @@ class _StageRun:
         if self.setting.watch is not None:
             mean = sum(losses.values()) / max(1, len(losses))
             left = self.seconds / self.taken * (self.steps - self.taken)
-            self.setting.watch(Step(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
+            self.setting.watch(StepProgress(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
 
     def _identity(self) -> dict[str, Any]:
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
 
     def _save(self) -> None:
-        reached = Reached(
+        reached = StageState(
             identity=self._identity(),
             step=self.taken,
             tokens=self.tokens,
@@ -186,7 +190,7 @@ class _StageRun:
         if found is None:
             self.setting.journal.rewind(self.name, -1)
             return
-        reached = checkpoint.read_told(found, Reached)
+        reached = checkpoint.read_told(found, StageState)
         different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(
@@ -204,7 +208,7 @@ class _StageRun:
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
 
-def length_of(stage: Stage, rows: Rows) -> int:
+def length_of(stage: Stage, rows: PackedRows) -> int:
     """The steps of a stage on these rows."""
     lengths = [] if stage.steps is None else [stage.steps]
     if stage.tokens is not None:

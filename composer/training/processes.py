@@ -28,7 +28,7 @@ from composer.data.packing import Batch
 from composer.errors import TrainingError
 
 Answer = TypeVar("Answer")
-Rows = TypeVar("Rows", bound=Batch)
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 COMPUTE = "compute_with_whole_parameters"
 """The method that ``shard`` gives a module, for ``within``."""
 
@@ -127,7 +127,7 @@ def _mesh(kind: str) -> DeviceMesh:
     return DeviceMesh.from_group(group, kind)
 
 
-def shares(batch: Rows, parts: int, total: float) -> Iterator[tuple[Rows, float]]:
+def shares(batch: AnyBatch, parts: int, total: float) -> Iterator[tuple[AnyBatch, float]]:
     """This process's rows of a batch that is taken in ``parts``, each with what its losses are divided by.
 
     No part is so small that it leaves processes without a row, as long as the batch has enough. Where it has not, a process without

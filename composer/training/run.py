@@ -15,16 +15,16 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.data.loading import SHARE, load_rows
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Recipe, Stage
-from composer.training.folder import Identity, check_same, check_standing, fingerprint, taken
+from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
-from composer.training.loop import Outcome, Setting, Step
+from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
 from composer.training.teacher import Teacher
@@ -44,7 +44,7 @@ LONGEST_ROW = 1024
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """How a run is run; what it computes is in the recipe.
 
     data, held_out: what ``composer.data`` can read. share: of data that is held out where ``held_out`` names none.
@@ -69,12 +69,12 @@ class Options:
     """Attention transfer with one layer in memory at a time."""
     merge: bool = False
     """Fold adapters into the weights at the end."""
-    watch: Callable[[Step], None] | None = None
+    watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
     """Is told in words what a user may want to know, as it happens."""
 
 
-class RunReport(Closed):
+class TrainingReport(Closed):
     """What a run did. loss, teacher_loss: of the next token on the held-out rows, in nats, whatever a recipe weighs it with; the
     mean is the one that the recipe takes. None where nothing is held out, or where no stage learns the next token."""
 
@@ -95,35 +95,35 @@ class Student:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What the stages of a run work with. held_out: None where nothing is; folder: where it stands while it runs."""
 
     student: Student
     teacher: Teacher | None
     stages: Mapping[str, Stage]
     out: Path
-    options: Options
-    rows: Rows
-    held_out: Rows | None
+    options: TrainingOptions
+    rows: PackedRows
+    held_out: PackedRows | None
     folder: Path
-    identity: Identity
+    identity: RunIdentity
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def in_folder(self) -> Iterator[None]:
         """Makes the run's folder, and locks it against other runs until the end of the block. Raises TrainingError."""
         with ExitStack() as held:
             by_first(lambda: self._take(held))
             yield
 
     def _take(self, held: ExitStack) -> None:
-        held.enter_context(taken(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
+        held.enter_context(run_folder(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
 
-    def setting(self, journal: Journal) -> Setting:
+    def setting(self, journal: Journal) -> StageSetting:
         """What its stages run in."""
         kind = torch.bfloat16 if self.options.autocast else None
         watch = self.options.watch if is_first() else None
-        return Setting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
+        return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
 
     def finish(
         self,
@@ -133,7 +133,7 @@ class Run:
         adapter: Adapter | None = None,
         loss: float | None = None,
         teacher_loss: float | None = None,
-    ) -> RunReport:
+    ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
         changed = whole(changed, for_first=True)
         if adapter is not None:
@@ -152,7 +152,7 @@ class Run:
         )
         papers = {name: self.folder / name for name in (LOG, CURVE)}
         by_first(lambda: self._write(Trained(changed, adapter, told, papers)))
-        return RunReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
+        return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE)
@@ -177,8 +177,8 @@ def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe
 
 
 def open_run(
-    student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: Options
-) -> Run:
+    student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
+) -> TrainingRun:
     """Read all else that a run needs, and see whether it can begin, or go on; nothing is written yet.
 
     Raises TrainingError, DataError and BuildError.
@@ -188,7 +188,7 @@ def open_run(
     check_held_out(stages, held_out=bool(options.held_out or options.share))
     check_output(target, student.source, force=options.force)
     folder = target.parent / f"{target.name}.run"
-    by_first(lambda: check_standing(folder, resume=options.resume, force=options.force))
+    by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
     identity = {
         "model": fingerprint(student.source),
@@ -205,17 +205,17 @@ def open_run(
     }
     if options.resume:
         check_same(folder, identity)
-    return Run(student, teacher, stages, target, options, rows, held_out, folder, identity)
+    return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, identity)
 
 
-def load_student(student: Student, options: Options) -> ComposedForCausalLM:
+def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
     loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
     assert isinstance(loaded, ComposedForCausalLM), "the record has been looked at"
     return loaded
 
 
-def prepare(student: ComposedForCausalLM, options: Options) -> None:
+def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
     """Make a model ready to learn as a whole, in place: its layers shared out, and computed twice where that is asked for."""
     if options.gradient_checkpointing:
         # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
@@ -239,7 +239,7 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
     return spec.recipe
 
 
-def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
+def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
     """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
     trunk = student.record.trunk
     tokenizer = tokenizer_of(student.source.folder)
@@ -247,12 +247,12 @@ def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
 
 
 def both_sides(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: Options
-) -> tuple[Rows, Rows | None]:
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
+) -> tuple[PackedRows, PackedRows | None]:
     """The same for any model. vocabulary: how many embeddings it has; longest: tokens that it was made for."""
     own = bool(options.held_out)
 
-    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> Rows:
+    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
         return load_rows(
             references,
             tokenizer,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import partial_of, whole
 from composer.model.modeling import ComposedDecoderLayer
@@ -40,7 +40,7 @@ class HiddenBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class HiddenRows(Rows):
+class HiddenRows(PackedRows):
     """Rows whose hidden states are read when they are asked for: ``hidden`` gives n T C for the numbers of n rows."""
 
     hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - behind fields that may be left out
@@ -53,7 +53,7 @@ class HiddenRows(Rows):
 class Spill:
     """used: the numbers of the rows that are asked for. width: C. A file holds rows · T · C float32, and their SHA-256."""
 
-    def __init__(self, folder: Path, name: str, rows: Rows, used: np.ndarray, width: int) -> None:
+    def __init__(self, folder: Path, name: str, rows: PackedRows, used: np.ndarray, width: int) -> None:
         self._folder, self._name, self._rows, self._used = folder, name, rows, used
         self._shape = (len(used), rows.sequence, width)
         self._place = np.full(len(rows), -1)
@@ -95,7 +95,7 @@ class Spill:
 
     def rows(self) -> HiddenRows:
         """The rows with what the next layer is handed."""
-        given, at = {field.name: getattr(self._rows, field.name) for field in fields(Rows)}, self.at
+        given, at = {field.name: getattr(self._rows, field.name) for field in fields(PackedRows)}, self.at
         return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
 
     @torch.no_grad()

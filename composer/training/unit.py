@@ -24,7 +24,7 @@ PLATEAU = 2
 
 
 @dataclass
-class Progress:
+class UnitProgress:
     """How far a unit has come: all of it that is no tensor."""
 
     best: float = math.inf
@@ -48,7 +48,7 @@ class Unit:
         groups = [(rate, dict(parameters)) for rate, parameters in groups if parameters]
         self.name = name
         self.parameters = {name: parameter for _, group in groups for name, parameter in group.items()}
-        self.progress = Progress()
+        self.progress = UnitProgress()
         self.best: dict[str, Tensor] = {}
         self._stage = stage
         self._rates = [rate for rate, _ in groups]
@@ -118,7 +118,7 @@ class Unit:
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Make room for the tensors that go with these facts, and take up the progress."""
-        self.progress = TypeAdapter(Progress).validate_python(facts["progress"])
+        self.progress = TypeAdapter(UnitProgress).validate_python(facts["progress"])
         self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts["best"] else {}
         self._optimizer.state.clear()
         for name in facts["moved"]:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import SAMPLES, Options
+from composer.evaluation.options import SAMPLES, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
 from composer.spec.places import brief, nearest
 from composer.tasks.base import Task
@@ -24,28 +24,28 @@ FILES = ("text", "haystack", "babi")
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamedTask:
     """A task, and what it is called: its name and the options that were said with it."""
 
     label: str
     task: Task | Perplexity
 
 
-def read_tasks(said: Sequence[str | Task | Perplexity], options: Options) -> tuple[Asked, ...]:
+def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptions) -> tuple[NamedTask, ...]:
     """Tasks by name, with options behind commas: ``passkey,depth=0.5,recall`` are two of them. A task that is one already keeps its
     own samples and seed. Raises EvaluationError.
     """
-    asked: list[Asked] = []
+    asked: list[NamedTask] = []
     taken: set[str] = set()
     for one in said:
         if not isinstance(one, str):
-            asked.append(Asked(one.name, one))
+            asked.append(NamedTask(one.name, one))
             continue
         for name, own in _parted(one):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared(name, own, options)
             taken |= shared.keys()
-            asked.append(Asked(label, _validated(label, name, own, shared)))
+            asked.append(NamedTask(label, _validated(label, name, own, shared)))
     twice = [one.label for place, one in enumerate(asked) if one.label in [before.label for before in asked[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is asked for twice; say it once, or with other options.")
@@ -83,7 +83,7 @@ def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
     return parted
 
 
-def _shared(name: str, own: Mapping[str, str], options: Options) -> dict[str, Any]:
+def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
     """What the evaluation says for all of its tasks, as far as this one takes it and does not say its own."""
     known = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
