@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
+from composer.tables import Table
 
 Figure = TypeVar("Figure", int, float)
 MISSING = "–"
@@ -13,15 +14,6 @@ OF: dict[Phase, str] = {
     "prefill": "one pass over a prompt of so many tokens",
     "decode": "one token after so many others",
 }
-
-
-class Table(NamedTuple):
-    """One table. Rows are as long as the headers; the columns of figures stand on the right."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    figures: range
 
 
 def tables(report: BenchReport) -> Iterator[Table]:
@@ -68,11 +60,7 @@ def remarks(report: BenchReport) -> list[str]:
 
 def markdown(report: BenchReport) -> str:
     """All tables, for ``table.md``."""
-    parts = []
-    for table in tables(report):
-        ruler = ["---:" if column in table.figures else "---" for column in range(len(table.headers))]
-        parts.append(f"### {table.title}\n\n" + "\n".join(map(_line, (table.headers, ruler, *table.rows))) + "\n")
-    return "\n".join(parts) + "".join(f"\n{remark}\n" for remark in remarks(report))
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{remark}\n" for remark in remarks(report))
 
 
 def seconds(count: float) -> str:
@@ -114,7 +102,3 @@ def _said(value: Figure | None, say: Callable[[Figure], str]) -> str:
 def _three(number: float) -> str:
     """Three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _line(words: Sequence[str]) -> str:
-    return "| " + " | ".join(word.replace("|", r"\|") for word in words) + " |"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from composer.evaluation.report import EvaluationCell, EvaluationReport
+from composer.tables import Table
 from composer.tasks.base import Scored
 
 MEANING: dict[Scored, str] = {
@@ -13,14 +13,6 @@ MEANING: dict[Scored, str] = {
     "tokens": "share of answer tokens that are the first choice",
     "loss": "nats per token",
 }
-
-
-class Table(NamedTuple):
-    """One table. Rows are as long as the headers."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def tables(report: EvaluationReport) -> Iterator[Table]:
@@ -47,14 +39,10 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
 
 def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
-    parts = []
-    for table in tables(report):
-        lines = [_row(table.headers), _row(["---"] * len(table.headers)), *map(_row, table.rows)]
-        parts.append(f"### {table.title}\n\n" + "\n".join(lines) + "\n")
     counts = sorted({cell.samples for cell in report.cells if cell.failure is None})
     listed = " or ".join(f"{count:,}" for count in counts)
     notes = f"\nMean ± standard error of {listed} samples, seed {report.setting.seed}.\n" if counts else ""
-    return "\n".join(parts) + notes
+    return "\n".join(table.markdown() for table in tables(report)) + notes
 
 
 def said(cell: EvaluationCell) -> str:
@@ -64,7 +52,3 @@ def said(cell: EvaluationCell) -> str:
 
 def _said(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
-
-
-def _row(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
