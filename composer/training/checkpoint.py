@@ -1,7 +1,10 @@
-"""Where a run goes on from: tensors of its units, random state and facts, in a folder that appears whole or not at all.
+"""Checkpoints of a stage, from which a stopped run continues: each is a folder that appears whole or not at all.
 
-Each process keeps its rows of what is shared out in a safetensors file of its own, and the first one all else. ``facts.json`` has
-the SHA-256 of every file, and one of itself. Nothing in there is code: a checkpoint may come from anybody.
+- ``process-N.safetensors``: parameters, the best of them, and optimiser states. Of a sharded tensor each process writes its own
+  rows; all other tensors are in the first process's file.
+- ``facts.json``: all that is no tensor, random states, the SHA-256 of every file, and its own.
+
+Nothing in it is code, so a checkpoint may come from anybody.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ FACTS = "facts.json"
 NAME = "step-{:08d}"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
-"""What only checkpoints of earlier versions have."""
+"""A file that only checkpoints of earlier versions have."""
 Answer = TypeVar("Answer")
 OfKind = TypeVar("OfKind", bound=Closed)
 
 
 class ProcessFacts(Closed):
-    """What a process keeps: the SHA-256 of its file, and its random states as hexadecimal digits."""
+    """What a process has written: the SHA-256 of its file, and its random states as hexadecimal digits."""
 
     sha256: str
     random: str
@@ -45,7 +48,7 @@ class ProcessFacts(Closed):
 
 
 class CheckpointFacts(Closed):
-    """What a checkpoint says of itself. processes: by rank; told: what was given to ``save``."""
+    """The contents of ``facts.json``. units: by name; processes: by rank; told: what was given to ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
@@ -54,7 +57,7 @@ class CheckpointFacts(Closed):
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]) -> None:
-    """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
+    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
     try:
@@ -71,13 +74,13 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
 
 
 def _begin(folder: Path, partial: Path) -> None:
-    for stale in folder.glob(partial_of(folder / "*").name):  # of a run that was killed
+    for stale in folder.glob(partial_of(folder / "*").name):  # left by a run that was killed
         shutil.rmtree(stale, ignore_errors=True)
     partial.mkdir(parents=True)
 
 
 def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
-    """What this process keeps: its rows of what is shared out and, of the first process, all else."""
+    """Write this process's file: its rows of sharded tensors and, in the first process, all other tensors."""
     parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
     pieces = [_piece(name, own) for name, (own, tensor) in parts.items() if rank() == 0 or own is not tensor]
     digest = write_shard(file, pieces, lambda count: None)
@@ -97,7 +100,7 @@ def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
-    if target.exists():  # an end that was reached before, with the same numbers
+    if target.exists():  # from a run that was stopped after this step, with the same numbers
         shutil.rmtree(target)
     partial.rename(target)
     sync(target.parent)
@@ -107,7 +110,7 @@ def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint."""
+    """The last complete checkpoint, if there is one."""
     return by_first(lambda: next(reversed(_found(folder)), None))
 
 
@@ -117,14 +120,17 @@ def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
-    """Bring units and random state to where they were, whatever the number of processes; one more than then keeps its own random
-    state. Before that every byte is held against its checksum. Raises TrainingError where the checkpoint is damaged."""
+    """Load units and random states, once the checksums of all files have been checked.
+
+    There may be more or fewer processes than when it was written; additional ones keep their own random states. Raises
+    TrainingError where the checkpoint is damaged.
+    """
     by_all(lambda: _undamaged(checkpoint, lambda: _check(checkpoint)))
     by_all(lambda: _undamaged(checkpoint, lambda: _restore(checkpoint, units)))
 
 
 def _check(checkpoint: Path) -> None:
-    """This process's share of the files."""
+    """Check this process's share of the files."""
     for number, process in list(enumerate(_stored(checkpoint).processes))[rank() :: count()]:
         if sha256(checkpoint / TENSORS.format(number)) != process.sha256:
             raise ValueError(f"{TENSORS.format(number)} is not what was written")
@@ -153,7 +159,7 @@ def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
 
 
 def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
-    """The rows that this process has of a tensor, out of the files that have any of it, in their order."""
+    """Copy the rows that this process holds of a tensor out of the files, each of which has the rows after those of the last."""
     own, first = held(tensor)
     if not own.dim():
         own.fill_(files[0].get_tensor(name).item())
@@ -174,7 +180,7 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
 
 
 def _stored(checkpoint: Path) -> CheckpointFacts:
-    """Raises TrainingError where an earlier version wrote it, and ValueError where it is not what was written."""
+    """Raises TrainingError where an earlier version wrote it, and ValueError where it does not match its own checksum."""
     if (checkpoint / PICKLE).exists():
         raise TrainingError(
             f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
@@ -188,7 +194,7 @@ def _stored(checkpoint: Path) -> CheckpointFacts:
 
 
 def _text(facts: Any) -> str:
-    """What is in the file of the facts, to the byte."""
+    """The contents of ``facts.json``, to the byte."""
     return json.dumps({"sha256": hashlib.sha256(json.dumps(facts).encode()).hexdigest(), "facts": facts})
 
 

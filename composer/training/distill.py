@@ -1,4 +1,4 @@
-"""A built model learns to be as good as its teacher: attention transfer, then fine-tuning, as its recipe says."""
+"""Distillation of a built model from its teacher: attention transfer, then fine-tuning, as its recipe says."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ def distill(
     overrides: Sequence[str] = (),
     recipe: Recipe | None = None,
 ) -> TrainingReport:
-    """Trains the model of a folder, and writes what came of it to ``out``.
+    """Trains the model of a folder, and writes the result to ``out``, whole or not at all.
 
-    Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
-    same numbers. recipe: instead of the one that the model was built with; overrides: of the latter. Raises TrainingError,
-    DataError, SpecError and BuildError.
+    Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
+
+    - which: the stages of the recipe to run.
+    - overrides: of the recipe that the model was built with, as ``--set`` has them.
+    - recipe: replaces that one.
+
+    Raises TrainingError, DataError, SpecError and BuildError.
     """
     with together():
         check_device(options.device)
@@ -88,7 +92,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
-    """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
+    """The student with what it has learned, loaded anew: the next stage shards it in another way, and a model is sharded once."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():
@@ -120,7 +124,7 @@ def _streamed(run: TrainingRun) -> TrainingReport:
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
-    """The stages to run, in their order. Raises TrainingError where there are none, or where the heads cannot follow one."""
+    """The stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained so."""
     said = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     wanted: dict[str, Stage] = {name: stage for name, stage in said.items() if stage is not None and which in (name, "all")}
     if not wanted:
@@ -154,6 +158,6 @@ def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge
 
 
 def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
-    """What has changed of the model's own parameters, by their names there."""
+    """The parameters that training has changed, adapters left out, by their names in the model."""
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
     return own | (merged(student) if merge else {})

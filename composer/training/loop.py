@@ -1,4 +1,4 @@
-"""One stage of training, from its first step or from where it stopped, to its last."""
+"""The training loop: one stage, from its first step or its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from composer.training.journal import Journal
 from composer.training.processes import added, said_by_first, shares
 
 EVALUATIONS = 10
-"""As many in a stage, where its recipe does not say."""
+"""Evaluations in a stage, where its recipe does not say how often."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """What a loop tells whoever watches it, after each step. tokens_per_second: in training alone; seconds_left: in all."""
+    """Where the loop is after a step. tokens_per_second: of training alone; seconds_left: with evaluations."""
 
     stage: str
     step: int
@@ -39,7 +39,15 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class StageSetting:
-    """What a stage runs in. checkpoint_seconds: between two of them; autocast: what projections compute in, if not float32."""
+    """How a stage is run.
+
+    - folder: of the run; the stage's checkpoints are in a folder of its name there.
+    - journal: the run's log.
+    - seed: of the order of the rows.
+    - checkpoint_seconds: at least so many pass between two checkpoints.
+    - autocast: the type that projections compute in; None: float32.
+    - watch: called after each step.
+    """
 
     folder: Path
     journal: Journal
@@ -50,19 +58,19 @@ class StageSetting:
 
 
 class Outcome(Closed):
-    """How a stage went. Losses are of the held-out rows, by unit; empty where there are none."""
+    """The result of a stage. before, after: losses on the held-out rows, by unit; empty where nothing is held out."""
 
     stage: str
     steps: int
     tokens: int
-    """Seen in training, as often as they were."""
+    """Tokens of all training steps."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
 
 
 class StageState(Closed):
-    """How far a stage has come: what a checkpoint is told beside its units. identity: what it must agree in with who goes on."""
+    """How far a stage has come: what its checkpoint stores beside the units. identity: what a continuation has to share."""
 
     identity: dict[str, Any]
     step: int
@@ -99,7 +107,7 @@ class _StageRun:
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
-            self._judge()  # the start competes: no unit ends worse than it began
+            self._judge()  # the start counts, too: no unit ends worse than it began
             self.before = dict(self.after)
         while not self.done:
             losses = self._step()
@@ -118,7 +126,7 @@ class _StageRun:
         )
 
     def _step(self) -> dict[str, float]:
-        """One update of every unit that has not stopped: its loss."""
+        """Update every unit that has not stopped; their losses."""
         stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         batch = self.rows.batch(indices)

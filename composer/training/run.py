@@ -1,4 +1,4 @@
-"""One run of training, whichever stages it has: what it needs, the folder that it stands in, and the folder that it becomes."""
+"""A training run, whichever stages it has: what it reads, its folder while it runs, and the result that it writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,21 @@ LONGEST_ROW = 1024
 class TrainingOptions:
     """How a run is run; what it computes is in the recipe.
 
-    data, held_out: what ``composer.data`` can read. share: of data that is held out where ``held_out`` names none.
+    - data, held_out: references, as ``composer.data`` reads them.
+    - share: of the data, held out where ``held_out`` names none.
+    - teacher: None takes the model that the student was built from.
+    - seed: of the order of the data, and of adapters.
+    - device: where both models run; backend: which forms run their heads.
+    - autocast: let projections compute in bfloat16.
+    - checkpoint_seconds: at least so many pass between two checkpoints.
+    - gradient_checkpointing: where the whole model learns, compute the inside of its layers again in the backward pass: less
+      memory, more time.
+    - resume: continue the run that was stopped.
+    - force: replace the result and the run that are there.
+    - stream: attention transfer with one layer in memory at a time.
+    - merge: fold adapters into the weights at the end.
+    - watch: called after each step.
+    - tell: called with messages to the user.
     """
 
     data: Sequence[str]
@@ -57,26 +71,20 @@ class TrainingOptions:
     seed: int = 0
     device: str = "cpu"
     backend: str = AUTO
-    """Which forms run the heads, the student's and the teacher's."""
     autocast: bool = False
-    """Let projections compute in bfloat16."""
     checkpoint_seconds: float = 60.0
     gradient_checkpointing: bool = False
-    """Compute what is within a layer again on the way back, where the whole model learns; it costs time in place of memory."""
     resume: bool = False
     force: bool = False
     stream: bool = False
-    """Attention transfer with one layer in memory at a time."""
     merge: bool = False
-    """Fold adapters into the weights at the end."""
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
-    """Is told in words what a user may want to know, as it happens."""
 
 
 class TrainingReport(Closed):
-    """What a run did. loss, teacher_loss: of the next token on the held-out rows, in nats, whatever a recipe weighs it with; the
-    mean is the one that the recipe takes. None where nothing is held out, or where no stage learns the next token."""
+    """The result of a run. loss, teacher_loss: next-token losses on the held-out rows, in nats, averaged over tokens or rows as
+    the recipe says. None where nothing is held out, or where no stage learns the next token."""
 
     out: Path
     stages: tuple[Outcome, ...]
@@ -87,7 +95,7 @@ class TrainingReport(Closed):
 
 @dataclass(frozen=True)
 class Student:
-    """A model to train, as its folder says it, and how its recipe does."""
+    """A model to train, as its folder describes it, and the recipe to train it by."""
 
     source: Source
     record: Record
@@ -96,7 +104,7 @@ class Student:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the stages of a run work with. held_out: None where nothing is; folder: where it stands while it runs."""
+    """What the stages of a run share. held_out: None where nothing is. folder: of the run, until its result is written."""
 
     student: Student
     teacher: Teacher | None
@@ -120,7 +128,7 @@ class TrainingRun:
         check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
 
     def setting(self, journal: Journal) -> StageSetting:
-        """What its stages run in."""
+        """How its stages are run."""
         kind = torch.bfloat16 if self.options.autocast else None
         watch = self.options.watch if is_first() else None
         return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
@@ -150,8 +158,8 @@ class TrainingRun:
             )
             for outcome in outcomes
         )
-        papers = {name: self.folder / name for name in (LOG, CURVE)}
-        by_first(lambda: self._write(Trained(changed, adapter, told, papers)))
+        logs = {name: self.folder / name for name in (LOG, CURVE)}
+        by_first(lambda: self._write(Trained(changed, adapter, told, logs)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
@@ -161,7 +169,7 @@ class TrainingRun:
 
 
 def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
-    """What a folder says of the model in it, and the recipe that it is to follow, its own where none is given.
+    """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
 
     Raises TrainingError, BuildError and SourceError.
     """
@@ -179,7 +187,7 @@ def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe
 def open_run(
     student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingRun:
-    """Read all else that a run needs, and see whether it can begin, or go on; nothing is written yet.
+    """Read what a run needs, and check that it can start, or continue; nothing is written yet.
 
     Raises TrainingError, DataError and BuildError.
     """
@@ -211,12 +219,12 @@ def open_run(
 def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
     loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
-    assert isinstance(loaded, ComposedForCausalLM), "the record has been looked at"
+    assert isinstance(loaded, ComposedForCausalLM), "a folder with a record holds a composed model"
     return loaded
 
 
 def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
-    """Make a model ready to learn as a whole, in place: its layers shared out, and computed twice where that is asked for."""
+    """Prepare a model to be trained as a whole, in place: its layers are sharded, and checkpointed where that is asked for."""
     if options.gradient_checkpointing:
         # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
@@ -249,7 +257,7 @@ def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, Pac
 def both_sides(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
 ) -> tuple[PackedRows, PackedRows | None]:
-    """The same for any model. vocabulary: how many embeddings it has; longest: tokens that it was made for."""
+    """The same for any model with so many embeddings, that was made for at most ``longest`` tokens."""
     own = bool(options.held_out)
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:

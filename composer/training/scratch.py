@@ -1,4 +1,4 @@
-"""A model built from nothing learns the next token, every parameter of it."""
+"""Training from nothing: every parameter of a model learns to predict the next token."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def _stage(student: Student) -> Train:
 
 
 def _as_finetune(stage: Train) -> Finetune:
-    """The same, with all of the trunk learning the next token beside the heads."""
+    """The stage as a fine-tuning of the whole trunk and the heads."""
     return Finetune(**stage.model_dump(), trunk=True)
