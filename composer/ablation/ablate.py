@@ -1,4 +1,4 @@
-"""The whole ablation: variants are read, planned, run and reported in one folder, which a later call goes on with."""
+"""Runs an ablation: variants are read, planned, run and reported in one folder, where a later call continues."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def ablate(
 ) -> AblationReport:
     """Builds, trains and scores each variant with each seed, and writes ``report.json``, ``table.md`` and ``plot.png`` to ``out``.
 
-    What a step found stays in ``out/steps``, under a hash of all that decides it: a call that was stopped goes on, one with another
-    variant, seed or task does what is new. Raises ComposerError before anything is done; what fails later stands in the report.
+    The figures of each step stay in ``out/steps``, under a hash of all that decides them: a call that was stopped continues, and
+    one with another variant, seed or task runs what is new. Raises ComposerError before the first step; a step that fails later
+    says why in the report.
     """
     out = out.expanduser()
     steps = out / STEPS
@@ -56,7 +57,7 @@ def ablate(
 def run(
     chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: OnStep | None = None
 ) -> dict[str, Figures]:
-    """What every step of planned chains found, by its name; in the folder ``steps``, which it makes. Raises ComposerError."""
+    """The figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
     check_inputs(chains, request, steps)
     try:
         with workers() as started:

@@ -1,4 +1,4 @@
-"""What decides the results of an ablation beside a variant's own spec: models, data and tasks, by what is in their files."""
+"""What decides the results of an ablation beside its specs: models, data and tasks, by the contents of their files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """As JSON has it. Data of the Hub count by what is said of them, all files by their contents, weights as ``fingerprint`` has
-    them. Raises ComposerError where something of it cannot be read."""
+    """What all variants share, as JSON holds it. Raises ComposerError where something of it cannot be read.
+
+    Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
+    """
     source = None if request.source is None else model_identity(open_model(request.source))
     return {
         "versions": versions_of(PACKAGES),
@@ -38,12 +40,12 @@ def common_to_all(request: Request) -> dict[str, Any]:
 
 
 def model_identity(source: Source) -> dict[str, Any]:
-    """Of weights, config and tokenizer."""
+    """A model by its weights, config and tokenizer."""
     return {**fingerprint(source), "tokenizer": _tokenizer(source.folder)}
 
 
 def data_identity(said: str) -> dict[str, Any]:
-    """Of a reference: as it is said, and what stands in its files. Raises DataError."""
+    """A reference to data, with the hashes of its files. Raises DataError."""
     reference = parse_reference(said)
     if isinstance(reference, FileData):
         files = {str(path): path for path in files_of(reference)}

@@ -1,4 +1,4 @@
-"""What an ablation found: a row for each variant, the mean and the spread over seeds of every figure."""
+"""The results of an ablation: for each variant the mean and the spread of every figure over seeds."""
 
 from __future__ import annotations
 
@@ -45,8 +45,15 @@ class Column(Closed):
 
 
 class VariantReport(Closed):
-    """values: what its row of the sweep says, by path. spec_hash: of what it means. trained: its stages. figures: by the title of a
-    column; failures: by seed. seconds: of all its steps, shared ones too, over all seeds."""
+    """One variant.
+
+    - values: what its row of the sweep sets, by path.
+    - spec_hash: of the resolved spec.
+    - trained: the stages that it went through.
+    - figures: by the titles of columns.
+    - failures: by seed.
+    - seconds: of all its steps over all seeds, those shared with other variants included.
+    """
 
     name: str
     values: dict[str, Any]
@@ -61,7 +68,7 @@ class VariantReport(Closed):
 
 
 class AblationReport(Closed):
-    """All of it, and what it takes to run it again."""
+    """The whole ablation, with the request to repeat it with."""
 
     format: Literal[1] = 1
     request: dict[str, Any]

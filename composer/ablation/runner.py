@@ -1,4 +1,4 @@
-"""All steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
+"""Runs the steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Workers(Protocol):
 
 Start = Callable[[], AbstractContextManager[Workers]]
 OnStep = Callable[[AblationStep | None, Figures, int, int], None]
-"""A step that has ended and what it found (None: nothing has, yet), and how many of all steps are done."""
+"""Called with a step that has ended (None at the start) and its figures, and how many steps of how many are done."""
 
 
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
-    """What every step found, by its name. A step behind one that failed is not run, and fails for that reason."""
+    """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason."""
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     results: dict[str, Figures] = {}
     waiting: dict[str, list[AblationStep]] = {}
@@ -88,7 +88,7 @@ class _Queue:
 
 @contextmanager
 def one_process() -> Iterator[Workers]:
-    """One after the other, here."""
+    """Steps run one after the other, in this process."""
     yield _Queue()
 
 
@@ -113,12 +113,12 @@ class _Pool:
 
 
 def _run_there(step: AblationStep, folder: Path) -> Figures:
-    say_nothing(folder)  # the process that waits for this one has said it
+    say_nothing(folder)  # the process that started this one has printed the warning
     return run_step(step, folder)
 
 
 def processes(count: int) -> Start:
-    """So many at a time on this machine, each with one thread. They end with the process that started them, however it ends."""
+    """So many steps at a time, in processes of one thread each, which end with this one, however it ends."""
 
     @contextmanager
     def start() -> Iterator[Workers]:
@@ -137,7 +137,7 @@ def processes(count: int) -> Start:
 
 
 def _begin(stop: Any) -> None:
-    """Several processes with several threads each would wait for one another; and none goes on where nobody waits for it."""
+    """One thread, since several in each process would compete for the cores; and the process ends with the one that started it."""
     import torch
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""A step is run in a folder of its own, and what it found is kept beside it: whoever comes later finds it done."""
+"""Runs a step in a folder of its own, and keeps its figures in a file beside it, where a later call finds them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from composer.training.run import TrainingOptions
 
 Figures = dict[str, Any]
-"""What a step found, as JSON has it. ``seconds`` is how long it took."""
+"""The results of a step, as JSON holds them. ``seconds`` is how long it took."""
 FAILURE = "failure"
 MARK = ".lock"
-"""The file that says that steps stand in a folder."""
+"""The file that marks a folder of steps."""
 
 
 def found(step: AblationStep, folder: Path) -> Figures | None:
-    """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
+    """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     path = folder / f"{step.name}.json"
     if not path.is_file():
         return None
@@ -44,9 +44,10 @@ def found(step: AblationStep, folder: Path) -> Figures | None:
 
 
 def run_step(step: AblationStep, folder: Path) -> Figures:
-    """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``.
+    """The figures of a step, which is run, or continued where it was stopped, unless it is done. A user's mistake is the figure
+    ``failure``.
 
-    Another ablation of the same folder may be at it: then this waits. Raises OSError where the folder cannot be written to.
+    Where another ablation in the same folder runs it, this waits. Raises OSError where the folder cannot be written to.
     """
     results = folder / f"{step.name}.json"
     with alone(beside(results), None):
@@ -70,7 +71,7 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
 
 
 def model_of(step: AblationStep | None, folder: Path) -> Path:
-    """The model that a step works on: what the last one of the chain that made one has made."""
+    """The model that a step takes: that of the last step up to this one that makes a model."""
     while step is not None and step.kind not in MODELS:
         step = step.after
     assert step is not None, "a chain begins with a build"
@@ -97,7 +98,7 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     from composer.training.scratch import train
 
     out, whole = folder / step.name, step.variant.recipe
-    # No more of the recipe than decides the step: whichever variant it is that goes on with it, it is the same run.
+    # Only what decides the step: variants that share it differ in the rest, and any of them may continue its run.
     recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
     if out.exists():  # a kill between the result and its figures
         shutil.rmtree(out)

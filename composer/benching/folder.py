@@ -1,4 +1,4 @@
-"""The folder of a bench: whether it may stand there, and what is written."""
+"""The folder of a bench: it is locked and checked before anything is timed, and written at the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BENCH, TABLE = "bench.json", "table.md"
 
 @contextmanager
 def bench_folder(folder: Path, *, force: bool) -> Iterator[None]:
-    """The folder of a bench, made where it is not there: nobody wants to hear at the end that it cannot be written to.
+    """Makes the folder of a bench, and locks it for the block; a folder that cannot be written is an error before the first run.
 
-    Inside, no other bench is at it. force: replace one. Raises BenchError.
+    force: replace the bench that is there. Raises BenchError.
     """
     if folder.exists() and not folder.is_dir():
         raise BenchError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
@@ -34,7 +34,7 @@ def bench_folder(folder: Path, *, force: bool) -> Iterator[None]:
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Raises BenchError where something else stands there, or a bench that is not to be replaced."""
+    """Raises BenchError where the folder holds other files, or a bench that is not to be replaced."""
     if (folder / BENCH).is_file():
         if not force:
             raise BenchError(f"{folder} holds a bench, and times are not added to. Choose another --out, or replace it: --force.")

@@ -1,4 +1,4 @@
-"""What a bench finds: a cell for each model, length and batch, and all that it takes to run it again."""
+"""The results of a bench: a cell for each model, length and batch, and the settings to repeat it with."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class BenchSetting(Closed):
 
 
 class BenchReport(Closed):
-    """The whole bench, as ``bench.json`` has it. remarks: what became of it that no cell says."""
+    """The whole bench, as ``bench.json`` has it. remarks: what happened that no cell says."""
 
     format: Literal[1] = 1
     setting: BenchSetting
@@ -135,5 +135,5 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
-    """Round by round: whatever else the machine did then hurt both."""
+    """The median of ratios, round by round: what else the machine does slows both runs of a round."""
     return statistics.median(one / other for one, other in zip(first, own, strict=True)) if own else None

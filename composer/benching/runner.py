@@ -1,4 +1,4 @@
-"""The whole bench: everything is checked first, then all models are loaded, and take turns at each workload."""
+"""Runs a bench: everything is checked first, then all models are loaded, and take turns at each workload."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ def bench(
     decode: Sequence[int] = (),
     options: BenchOptions | None = None,
 ) -> BenchReport:
-    """Times every model on every workload, in turn. models: folders that were built or distilled, or whatever a model can be built
-    from, by labels of one's own if it is a mapping; the first is the one that the others are compared with.
+    """Times every model on every workload, in turn.
 
-    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError, BuildError and SourceError before
-    anything is timed; what runs out of memory stands in the report.
+    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels. The others
+      are compared with the first.
+    - prefill: tokens of prompts.
+    - decode: positions at which a token is decoded.
+
+    Raises BenchError, BuildError and SourceError before anything is timed. Where memory does not suffice, the report says so.
     """
     options = options or BenchOptions()
     check_device(options.device)
@@ -63,7 +66,7 @@ def bench(
         with _threads(options.threads):
             report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
         if out is not None:
-            check_free(out, force=options.force)  # also where nothing guards it
+            check_free(out, force=options.force)  # again, for file systems without locks
             write_report(report, out)
     return report
 
@@ -152,7 +155,7 @@ def _numbers(prefill: Sequence[int], decode: Sequence[int], options: BenchOption
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
-    """Positions that are learned end somewhere. All others go on, whatever the model was made for. Raises BenchError."""
+    """Raises BenchError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for one in opened:
         trunk = one.source.trunk
         if trunk.position_embedding != "learned":

@@ -1,4 +1,4 @@
-"""The report in rows: the models, and for each kind and batch the lengths with all models at each of them."""
+"""The report as tables: the models, and one for each kind and batch, with a row for each length and model."""
 
 from __future__ import annotations
 

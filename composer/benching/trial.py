@@ -23,7 +23,7 @@ WARM = 8
 
 
 class Trial(Closed):
-    """What the models go through. vocabulary: ids below it are drawn, the same for all. repeats, steps: runs that count."""
+    """The workloads of a bench, and their random tokens, of ids below ``vocabulary``. repeats, steps: runs that are timed."""
 
     prefill: tuple[int, ...]
     decode: tuple[int, ...]
@@ -53,7 +53,7 @@ class Contestant:
         self.label, self.model = label, model
         self.cache: Any = None
         self.full = False
-        """Whether this batch has come to the end of the memory: every later position needs more."""
+        """Whether this batch has run out of memory: every later position needs more."""
 
     @property
     def seen(self) -> int:
@@ -61,7 +61,7 @@ class Contestant:
         return 0 if self.cache is None else self.cache.get_seq_length()
 
     def clear(self) -> None:
-        """Begin with another batch."""
+        """Empty the cache for another batch."""
         self.cache, self.full = None, False
 
     def prefill(self, ids: Tensor) -> Any:
@@ -73,7 +73,7 @@ class Contestant:
         self.cache = self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).past_key_values
 
     def reach(self, position: int, batch: int, trial: Trial) -> None:
-        """Go on to ``position`` tokens in pieces; from nothing where the cache is beyond already."""
+        """Fill the cache up to ``position`` tokens, in pieces; it is emptied before where it holds more."""
         if self.seen > position:
             self.cache = None
         while self.seen < position:
@@ -146,7 +146,7 @@ def _first(one: Contestant, run: Callable[[], Any], workload: Workload, trial: T
 
 
 def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
-    """Give back what a model without room had taken."""
+    """Free the caches of models that have run out of memory."""
     for one in contestants:
         if one.full:
             one.cache = None

@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 
 
 def on_terminal() -> bool:
-    """Whether there is somebody to watch a bar."""
+    """Whether stderr is a terminal, where bars can move."""
     return sys.stderr.isatty()
 
 
@@ -64,9 +64,9 @@ def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], Non
 def watching(
     *columns: Column, bar: Callable[Told, Shown], line: Callable[Told, None], quiet: bool, stay: bool = False
 ) -> Iterator[Callable[Told, None] | None]:
-    """What to call as a command gets on: it moves a bar on a terminal, and prints lines to stderr elsewhere. None where ``quiet``.
+    """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where ``quiet``.
 
-    bar: what is shown of a call. line: prints what there is to print of it.
+    bar: from the callback's arguments to what the bar shows. line: prints them, or nothing.
     """
     if quiet:
         yield None
@@ -79,7 +79,7 @@ def watching(
 
 @contextmanager
 def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """What to call with a file's name, and the bytes of it that are done and there are; None where nobody watches."""
+    """A callback that takes a file's name, its bytes that are done, and its bytes; None where stderr is no terminal."""
     if not on_terminal():
         yield None
         return
@@ -89,7 +89,7 @@ def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """What to call after each of ``total`` things."""
+    """A callback for each of ``total`` things that is done."""
     if not on_terminal():
         yield lambda: None
         return

@@ -35,18 +35,18 @@ def evaluate(
     ],
     tasks: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK,…", help="passkey, recall, perplexity, …, with options behind: passkey,depth=0.5,recall."),
+        typer.Option(metavar="TASK,…", help="Tasks, options behind them: passkey,depth=0.5,recall,perplexity are three."),
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,…", help="Tokens of a sample, its answer included: 512,4k, where 4k is 4,096.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help=f"Of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
+        int | None, typer.Option(min=1, help=f"Samples of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Where results and pictures go; said again, it goes on there."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Folder for results and plots; the same call again continues in it."),
     ] = None,
     text: Text = None,
     haystack: Haystack = None,
@@ -54,20 +54,20 @@ def evaluate(
     device: RunsOn = "cpu",
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples that are scored together.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples of a batch.")] = BATCH_TOKENS,
     harness: Annotated[
         str | None, typer.Option("--lm-eval", metavar="TASK,…", help="Tasks of lm-eval-harness, if it is installed.")
     ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --lm-eval: a folder with tasks of your own.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the evaluation that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the evaluation in OUT.")] = False,
     as_json: Json = False,
 ) -> None:
     """Score models on tasks at several lengths.
 
-    Every sample is written down as it is scored: an evaluation that was interrupted goes on where it stopped when it is started
-    again with the same OUT. Without OUT nothing is written.
+    Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.
+    Without OUT nothing is written.
     """
     from composer.evaluation.runner import evaluate as run
 

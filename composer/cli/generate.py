@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import composer
-from composer.cli.options import Backend, Json
+from composer.cli.options import Backend, Json, RunsOn
 from composer.cli.screen import print_json, size, without_bars
 from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
@@ -23,16 +23,16 @@ from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from; - reads it from stdin.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue; - reads it from stdin.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
+    device: RunsOn = "cpu",
     backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Let a built model go on from a prompt, and print both."""
+    """Let a built model continue a prompt, and print both."""
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = _text(prompt)
@@ -77,7 +77,7 @@ def generate(
 
 
 def _text(prompt: str) -> str:
-    """What is to be gone on from: the prompt, or what stands on stdin. Raises ComposerError where it is no text."""
+    """The prompt, or what is read from stdin. Raises ComposerError where it is no text."""
     try:
         text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
         text.encode("utf-8")
@@ -92,7 +92,7 @@ def _text(prompt: str) -> str:
 
 @contextmanager
 def _said_by(settings: Path) -> Iterator[None]:
-    """What transformers says of ways of writing that it does not have, or that are no composed model's."""
+    """Errors of transformers about generation settings that it, or a composed model, does not have, as ComposerErrors."""
     try:
         yield
     except ValueError as error:
@@ -101,7 +101,7 @@ def _said_by(settings: Path) -> Iterator[None]:
 
 @contextmanager
 def _room_for(model: Any, tokens: int) -> Iterator[None]:
-    """Running out of memory, in words: what the state takes, and what to lower."""
+    """Running out of memory, as a ComposerError that says what the state takes, and what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter

@@ -1,4 +1,4 @@
-"""What a record's columns mean: which of its words are said to the model, and which it is to learn."""
+"""From a record's columns to a document: which text the model is given, and which it learns."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
 DAY = "26 Jul 2024"
-"""What Llama's chat templates call today where they are not told: the default of those that do not ask the clock."""
+"""The date for chat templates that write one: the default of Llama's, of those that do not ask the clock."""
 
 
 class TextPiece(NamedTuple):
-    """Words of a document, and whether they are learned."""
+    """A piece of a document, and whether it is learned."""
 
     text: str
     learned: bool
 
 
 class TextDraft(NamedTuple):
-    """A document before it is cut into tokens. bare: it says itself how it begins and ends, as chat templates do."""
+    """A document before it is tokenized. bare: its text has BOS and EOS already, as chat templates write them."""
 
     pieces: tuple[TextPiece, ...]
     bare: bool = False
@@ -49,7 +49,7 @@ class Empty(DataError):
 
 
 def draft(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedTokenizerBase) -> TextDraft | None:
-    """The record as pieces, or None where it is empty and may be. Raises DataError, which names the record."""
+    """The record as pieces of text; None where it is empty and such are skipped. Raises DataError, which names the record."""
     form = form_of(record, options)
     try:
         if form == "messages":
@@ -167,10 +167,10 @@ def _rendered(record: DataRecord, turns: list[dict[str, str]], tokenizer: PreTra
 
 
 def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
-    """The draft in tokens: a beginning where the tokenizer puts one of its own accord, an end where it has one; it is learned.
+    """The draft in tokens, with BOS where the tokenizer adds it by itself, and EOS, which is learned, where it has one.
 
-    A piece is cut into tokens as what follows the pieces before it, whose tokens stay as they are without it: a prompt has the
-    tokens that it has when a model is asked to go on with it.
+    Each piece is tokenized as the continuation of those before it, whose tokens it does not change: a prompt has the tokens that
+    it has in generation.
     """
     ids, learned, text, before = [], [], "", np.empty(0, np.int32)
     for piece in said.pieces:

@@ -1,4 +1,4 @@
-"""From what ``--data`` says to rows: read, kept apart, cut into tokens, checked, mixed and packed."""
+"""From references to rows: documents are read, split, tokenized, checked, shuffled and packed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHARE = 0.05
-"""The share of documents that is kept from training, for evaluation."""
+"""The share of documents that is held out for evaluation."""
 LARGEST_SHARE = 0.5
 OnDocument = Callable[[str, int], None]
-"""Told of a reference, as it was said, and how many of its documents have been read by now."""
+"""Called with a reference, and how many of its documents have been read."""
 
 
 @dataclass
 class _Count:
-    """What is counted while a reference is read."""
+    """Counts and documents of one reference."""
 
     records: int = 0
     empty: int = 0
@@ -106,10 +106,11 @@ def load_rows(
 
 
 def held_out(index: int, share: float) -> bool:
-    """Whether document ``index`` (from 0) of a reference is kept from training.
+    """Whether document ``index`` (from 0) of a reference is held out for evaluation.
 
-    One of each ``round(1 / share)`` in a row is: the first of all, so that there always is one, then whichever a hash picks. What
-    follows a document does not matter, so more data, or a larger ``limit``, move none from one side to the other.
+    One document of each block of ``round(1 / share)`` is: the first document of the first block, so that there always is one, and
+    one that a hash picks in each other block. Later documents do not matter, so more data, or a larger ``limit``, move none from
+    one split to the other.
     """
     if not share:
         return False

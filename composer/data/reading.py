@@ -17,7 +17,7 @@ from composer.spec.places import brief, nearest
 from converters.bounded import parse_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-"""What is read, by the end of its name, and who reads it in ``datasets``."""
+"""Suffixes of the files that are read, and the readers of ``datasets`` for them."""
 READ = ", ".join(KINDS)
 MAGIC = "*?["
 
@@ -36,7 +36,7 @@ def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
 
 
 def files_of(data: FileData) -> tuple[Path, ...]:
-    """The files that are meant, sorted, all of one kind. Raises DataError where there is none, or one that is not read."""
+    """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
@@ -156,7 +156,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _silent() -> Iterator[Any]:
-    """``datasets``, without its log: what goes wrong is told once, by us."""
+    """``datasets``, without its log: errors are reported once, by this module."""
     import datasets
     from datasets.utils import logging
 

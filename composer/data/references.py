@@ -1,4 +1,4 @@
-"""What ``--data`` says: a file, a data set of the Hub, or a task, and options behind commas: ``moby-dick.txt,by=line``."""
+"""References to data: a file, a data set of the Hub, or a task, with options behind commas: ``moby-dick.txt,by=line``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Slice(Closed):
 
 
 class RecordOptions(Slice):
-    """Options of what consists of records with columns."""
+    """Options of references to records with columns."""
 
     format: Form | None = None
     """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there."""

@@ -15,7 +15,7 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """How far an evaluation is: so many of all samples of all models are scored, in so many seconds."""
+    """How far an evaluation is: samples that are scored, of those of all models, and the seconds since it began."""
 
     model: str
     task: str

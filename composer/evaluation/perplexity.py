@@ -19,15 +19,15 @@ from composer.tasks.writer import Writer
 
 @dataclass(frozen=True)
 class LazySamples:
-    """The samples of a task at one length, each drawn when it is asked for. draw: takes an index from 0, below ``count``."""
+    """The samples of a task at one length, each made when it is needed. draw: makes the one of an index from 0, below ``count``."""
 
     count: int
     draw: Callable[[int], Sample]
 
 
 class Perplexity(Closed):
-    """Windows of exactly the length asked for, BOS included, that do not overlap; where the text has more of them than samples are
-    asked for, they are spread over all of it."""
+    """Windows of exactly the wanted length, BOS included, that do not overlap. Where a text has more of them than there are to be
+    samples, these are spread over all of it."""
 
     source: ClassVar[str] = "the loss of a language model on a text of one's own"
     scored: ClassVar[Scored] = "loss"

@@ -1,4 +1,4 @@
-"""What an evaluation finds: a line a sample, a cell for each model, task and length, and all that it takes to run it again."""
+"""The results of an evaluation: samples, a cell for each model, task and length, and the settings to repeat it with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
 BUCKETS = 64
-"""Parts of a window whose losses are told apart, where it has that many tokens."""
+"""Parts of a window whose losses are reported apart, where it has that many tokens."""
 DEPTHS = 10
 """Parts of a haystack that needles are counted in."""
 
@@ -90,13 +90,13 @@ class EvaluationCell(Closed):
 
 
 class EvaluatedModelFacts(OpenedFacts):
-    """What exactly was evaluated."""
+    """Which model was evaluated, to the hash of its tokenizer."""
 
     tokenizer_sha256: str
 
 
 class TaskFacts(Closed):
-    """A task with all of its options. files: SHA-256 of what these name. provenance: where its texts come from, if it says so."""
+    """A task with all of its options. files: SHA-256 of those that they name. provenance: of its texts, where the task has it."""
 
     label: str
     scored: Scored
@@ -107,7 +107,7 @@ class TaskFacts(Closed):
 
 
 class HarnessFacts(Closed):
-    """What lm-eval is asked for. files: SHA-256 of what the included folder holds."""
+    """Which tasks lm-eval runs. files: SHA-256 of those in the included folder."""
 
     tasks: tuple[str, ...]
     limit: int | None
@@ -124,12 +124,12 @@ class EvaluationSetting(Closed):
     seed: int
     device: str
     backend: str = AUTO
-    """Which forms ran the heads of built models. Evaluations of before do not say it, and had this one."""
+    """Which forms ran the heads of built models. Evaluations of earlier versions had this one, and do not store it."""
     harness: HarnessFacts | None
     versions: dict[str, str]
 
     def identity(self) -> dict[str, Any]:
-        """The same without what may change between a run and its continuation: where a model stands."""
+        """What a continuation has to share: all but where the models are."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
 
 
@@ -162,7 +162,7 @@ class EvaluationReport(Closed):
 
 
 def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
-    """What the samples of a cell come to; where it failed, only how many of them there are."""
+    """A cell out of its samples; where it failed, it has no figures but their number."""
     seconds = round(sum(one.seconds for one in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:

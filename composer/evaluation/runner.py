@@ -1,4 +1,4 @@
-"""The whole evaluation: everything is checked first, then each model is loaded in its turn and scored on what is still missing."""
+"""Runs an evaluation: everything is checked first, then each model is loaded in turn and scored on the samples that are missing."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ def evaluate(
     lengths: Sequence[int],
     options: EvaluationOptions | None = None,
 ) -> EvaluationReport:
-    """Scores every model on every task at every length. models: folders that were built or distilled, or whatever a model can be
-    built from, by labels of one's own if it is a mapping.
+    """Scores every model on every task at every length.
 
-    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written; what fails in a cell stands
-    in the report.
+    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels.
+    - tasks: names with options, as ``read_tasks`` has them, or objects.
+    - lengths: tokens of a sample, its answer included.
+
+    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that fails later
+    says why in the report.
     """
     options = options or EvaluationOptions()
     check_device(options.device)
@@ -80,7 +83,7 @@ def write_report(report: EvaluationReport, folder: Path) -> None:
 
 
 class _Evaluation:
-    """Models in turn, and how far all of them are."""
+    """Scores models in turn, and reports the progress of all."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class _Evaluation:
         log: ScoreLog,
         manager: Any,
     ) -> None:
-        """manager: lm-eval's, or None where it is not asked."""
+        """manager: lm-eval's, or None where it does not run."""
         self.options, self.log, self.manager = options, log, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
@@ -154,7 +157,7 @@ def _check_numbers(options: EvaluationOptions) -> None:
 
 
 def _check_room(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
-    """Positions that are learned end somewhere. All others go on, and how well is what is asked. Raises EvaluationError."""
+    """Raises EvaluationError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for subject in subjects:
         trunk = subject.source.trunk
         if trunk.position_embedding != "learned" or not lengths:
@@ -169,8 +172,10 @@ def _check_room(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths
 
 
 def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
-    """Whether every task can be written in a model's tokens at every length: all samples of the shortest, for what fits there
-    fits into more, and the first of each other one. Raises TaskError and EvaluationError."""
+    """Raises TaskError and EvaluationError where a task cannot be written in a model's tokens at one of the lengths.
+
+    All samples are made at the shortest length, since what fits there fits into more, and one at each other length.
+    """
     writer = Writer(tokenizer)
     for one in asked:
         for length in lengths:
@@ -196,7 +201,7 @@ def _setting(
 
 
 def task_facts(asked: NamedTask) -> TaskFacts:
-    """A task with all that decides its samples."""
+    """All that decides the samples of a task."""
     task = asked.task
     return TaskFacts(
         label=asked.label,
@@ -215,7 +220,7 @@ def named_files(task: Task | Perplexity) -> dict[str, Path]:
 
 
 def _provenance(task: Any) -> Any:
-    """What a task says of where its texts come from, if it does."""
+    """Where a task's texts come from, if it says so."""
     told = getattr(task, "provenance", None)
     return told() if callable(told) else told
 

@@ -1,4 +1,4 @@
-"""Scores one model on one task at one length, in batches: by the text that it writes, by its first choices, or by its loss."""
+"""Scores one model on one task at one length, in batches: by what it generates, by its likeliest tokens, or by its loss."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LOGITS = 2**24
 
 
 class CellFailed(EvaluationError):
-    """A cell has no result: one sample alone is too much for the memory, or the model's numbers are not finite."""
+    """A cell has no result: memory does not suffice for a single sample, or logits are not finite."""
 
 
 class SampleScore(NamedTuple):
-    """What is found of one sample."""
+    """The score of one sample, and the generated text or the losses."""
 
     score: float
     written: str | None = None
@@ -62,11 +62,13 @@ def score_cell(
     known: Collection[int] = (),
     tell: Callable[[SampleResult], None] | None = None,
 ) -> list[SampleResult]:
-    """Every sample of the task but those known, in order. model: a causal one in evaluation mode.
+    """Scores the samples of a task at one length, in order. Raises CellFailed and TaskError.
 
-    Samples share a batch by their number alone, so that a run that goes on computes what the one that stopped would have. known:
-    indices that were scored before; they are scored again, and left out of what is returned and told, where others of their batch
-    are missing. tell: is told of each sample as its batch is done. Raises CellFailed and TaskError.
+    - model: a causal one, in evaluation mode.
+    - batch_tokens: tokens of the samples of a batch.
+    - known: indices of samples that were scored before, which are not returned. Batches are made of all samples all the same, so
+      that a continued evaluation computes the same numbers: known samples are computed again where their batch has others.
+    - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
     samples = drawn(task, writer, length)
@@ -99,7 +101,7 @@ def score_cell(
 
 
 def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
-    """Whether the model has an embedding for every token. Raises EvaluationError."""
+    """Raises EvaluationError where the model has no embedding for a token."""
     largest = max(max(sample.ids) for sample in samples)
     if largest >= vocabulary:
         raise EvaluationError(
@@ -108,7 +110,7 @@ def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
 
 
 def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:
-    """All at once, or in halves where memory ends. Raises CellFailed where one alone is too much."""
+    """Scores all samples at once, or in halves where memory does not suffice. Raises CellFailed where it does not for one."""
     try:
         return judge(samples)
     except (MemoryError, RuntimeError) as error:
@@ -133,7 +135,7 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
     if task.scored == "tokens":
         told = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
         return [SampleScore(_mean(right.tolist())) for right, _ in told]
-    # A text is not asked where the next one begins.
+    # BOS, which begins the next text, is not predicted.
     asked = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
     told = judge_tokens(model, [sample.ids for sample in samples], asked)
     size = bucket_size(length)
@@ -151,9 +153,9 @@ def ends_of(model: Any, writer: Writer) -> frozenset[int]:
 
 @torch.inference_mode()
 def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], ends: Collection[int]) -> list[list[int]]:
-    """What the model's first choices go on with: after each prompt so many tokens at most, up to one that ends a text.
+    """Greedy continuations: after each prompt at most so many tokens, up to one of ``ends``.
 
-    Whatever a generation config says of sampling or penalties does not count. Prompts are padded on the left.
+    Sampling and penalties of a generation config are ignored. Prompts are padded on the left.
     """
     width = max(map(len, prompts))
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
@@ -180,8 +182,10 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
 
 @torch.inference_mode()
 def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
-    """For each text: of the tokens asked for but the first of all, each after the true ones before it, whether it is the model's
-    first choice, and its loss in nats. The logits of no more than some tokens are held at a time."""
+    """For each text, of its tokens that are ``asked``: whether each is the likeliest after those before it, and its loss in nats.
+
+    The first token of a text is never among them. Logits of a limited number of tokens are held at a time.
+    """
     width = max(map(len, texts))
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
@@ -209,7 +213,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _in_buckets(nats: Sequence[float], asked: Sequence[bool], size: int) -> tuple[float | None, ...]:
-    """The mean in each part of a text. nats: of the tokens asked for, but the first of all."""
+    """The mean loss in each part of a text. nats: of the tokens that are ``asked``, but its first."""
     counts = list(accumulate((place > 0 and one for place, one in enumerate(asked)), initial=0))
     bounds = [*range(0, len(asked), size), len(asked)]
     parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]

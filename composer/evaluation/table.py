@@ -1,4 +1,4 @@
-"""The report in rows: for each task the models, and a column a length."""
+"""The report as tables: one for each task, a row a model, a column a length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEANING: dict[Scored, str] = {
 
 
 def tables(report: EvaluationReport) -> Iterator[Table]:
-    """One for each task, and one for what lm-eval has found."""
+    """One for each task, and one for lm-eval's figures."""
     setting = report.setting
     for task in setting.tasks:
         rows = tuple(
