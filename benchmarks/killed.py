@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from composer import build_folder
 from composer.cli.screen import without_bars
 from composer.training.distill import distill
-from composer.training.run import Options
+from composer.training.run import TrainingOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "killed.json"
@@ -57,7 +57,9 @@ class Course(NamedTuple):
 def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], None]) -> None:
     """step: is called after each."""
     which, stream = KINDS[kind]
-    options = Options([f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step())
+    options = TrainingOptions(
+        [f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step()
+    )
     distill(model, out, options, which=which, overrides=[f"recipe.{which}.steps={STEPS}", f"recipe.{which}.batch={BATCH}"])
 
 

@@ -80,7 +80,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from composer.training.distill import distill
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
     from composer.training.spill import TOKENS
 
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     report = distill(
         folder / "model",
         folder / "out",
-        Options(data=[str(folder / "texts.jsonl")], stream=True, tell=lambda said: print(said, file=sys.stderr)),
+        TrainingOptions(data=[str(folder / "texts.jsonl")], stream=True, tell=lambda said: print(said, file=sys.stderr)),
         which="transfer",
         overrides=[f"recipe.{setting}" for setting in overrides],
     )

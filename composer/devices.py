@@ -1,4 +1,4 @@
-"""Where a model can run, and how to tell that it has no room there."""
+"""The devices that a model can run on, and whether their memory suffices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from composer.errors import BuildError, ComposerError
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
-"""What PyTorch says where memory ends: on a CPU that is no error of a kind of its own."""
+"""What PyTorch says when it runs out of memory: on a CPU that error has no class of its own."""
 
 _GROUP = Path("/sys/fs/cgroup")
 
 
 def check_device(device: str) -> None:
-    """Whether there is such a device here. Raises ComposerError."""
+    """Raises ComposerError where there is no such device here."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -24,7 +24,7 @@ def check_device(device: str) -> None:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is of memory that has come to its end."""
+    """Whether an error says that memory has run out."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -33,7 +33,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Says so before the first byte where memory cannot take what is sure to be taken. Raises BuildError."""
+    """Raises BuildError, before anything is allocated, where memory does not suffice for ``needed`` bytes."""
     free = free_memory()
     if needed > free:
         raise BuildError(f"No memory for {what}: that takes {needed:,} bytes, and {free:,} are free.")
@@ -53,7 +53,7 @@ def free_memory() -> int:
 
 
 def _left_in_group() -> int | None:
-    """Of a container's memory, with what files hold of it and would give back; None where it has no limit."""
+    """Bytes that a container's limit leaves, its cache of files counted as free; None where it has no limit."""
     try:
         most = int((_GROUP / "memory.max").read_text())
         taken = int((_GROUP / "memory.current").read_text())

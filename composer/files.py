@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all: a kill, a full disk or a power cut leaves what stood there before."""
+"""Files that are written whole or not at all: a kill, a full disk or a power cut leaves what was there before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Gives a name to write a file under; it gets its own once all of it is on the disk, else it is gone. Its folder is made.
+    """Gives a temporary path to write a file to, in the folder of ``path``, which is made.
 
-    replace: what stands there. Raises OSError: FileExistsError where something has come to stand there and is not to be replaced.
+    After the block the file is flushed to the disk and renamed to ``path``; where the block raises, it is removed.
+    replace: a file that is there. Raises OSError; FileExistsError where one is there and is not to be replaced.
     """
     partial = partial_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Nothing that stands in a folder runs: where transformers would ask to trust code, this project refuses it."""
+"""Code in a model's folder is never run: where transformers would ask whether to trust it, this project refuses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _NEVER = "Nothing in a folder is ever run here."
 def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
     """Raises ``refusal`` where a model's or a tokenizer's files can only be read by running code that they bring or name.
 
-    The ``auto_map`` of a config alone is no such case: what it stands for is a class that this project, or transformers, has
-    itself, and that one is taken.
+    The ``auto_map`` of a config is no such case: this project, or transformers, has the class that it names, and uses its own.
     """
     config = _json(folder / CONFIG)
     for key in _IMPLEMENTATIONS:
@@ -43,7 +42,7 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
 
 
 def code_in_adapter(config: Mapping[str, Any]) -> str | None:
-    """What a config of PEFT would have imported, or names that are looked up in packages; None where there is nothing of it."""
+    """Why a config of PEFT would have code imported, or looked up by name; None where it would not."""
     if not config:
         return None
     if config.get("peft_type") != "LORA":
@@ -66,7 +65,7 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """Empty where there is none, or nothing of the kind: whoever reads it for what it says tells what is wrong with it."""
+    """The contents; empty where there is no such file, or no mapping in it, which its own reader reports."""
     try:
         value = read_json(path, MOST_CONFIG)
     except (OSError, ValueError):

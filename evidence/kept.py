@@ -11,8 +11,8 @@ from typing import Any
 from blocks.part import Closed
 from composer.ablation.identity import data_identity
 from composer.ablation.plan import Variant
-from composer.evaluation.asked import read_tasks
-from composer.evaluation.options import Options
+from composer.evaluation.arguments import read_tasks
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import task_facts
 from composer.files import write_whole
 from composer.weights.contents import sha256
@@ -45,7 +45,7 @@ def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict
     request = experiment.request
     decides: dict[str, Any] = {"spec": _meaning(variant), "seed": seed, "data": [data_identity(said) for said in request.data]}
     decides |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
-    asked = read_tasks(request.tasks, Options(samples=request.samples)) if request.tasks else ()
+    asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     decides["tasks"] = [task_facts(one).model_dump(mode="json", include={"label", "options", "files"}) for one in asked]
     decides["source"] = contents(Path(request.source or request.tokenizer or ""))
     if experiment.trained is not None:

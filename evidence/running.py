@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer.ablation.ablate import STEPS, run
 from composer.ablation.identity import PACKAGES
-from composer.ablation.plan import Chain, Request, Step, Variant, plan, read_variants
+from composer.ablation.plan import AblationStep, Chain, Request, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import Start
 from composer.ablation.steps import FAILURE, Figures, found, model_of
@@ -100,7 +100,7 @@ def _run(
 ) -> list[str]:
     left = list(chains)
 
-    def ended(step: Step | None, figures: Figures, done: int, total: int) -> None:
+    def ended(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
         if step is not None:
             how = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
             tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {how}")

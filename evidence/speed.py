@@ -9,8 +9,8 @@ from pathlib import Path
 
 from composer import build_folder
 from composer.ablation.identity import PACKAGES
-from composer.benching import Options, bench
-from composer.benching.report import Cell
+from composer.benching import BenchOptions, bench
+from composer.benching.report import BenchCell
 from composer.versions import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
 from evidence.kept import KEPT, Run, contents, keep, path_of, read
@@ -62,8 +62,8 @@ def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", ke
         build_folder(spec, TEACHER, work / NAME / spec, force=True)
     for seed in missing:
         cells = [
-            *bench(models, PREFILL, (), Options(repeats=3, seed=seed, device=device)).cells,
-            *bench(models, (), DECODE, Options(batches=BATCHES, seed=seed, device=device)).cells,
+            *bench(models, PREFILL, (), BenchOptions(repeats=3, seed=seed, device=device)).cells,
+            *bench(models, (), DECODE, BenchOptions(batches=BATCHES, seed=seed, device=device)).cells,
         ]
         for name in models:
             _keep(name, seed, [cell for cell in cells if cell.model == name], kept)
@@ -75,7 +75,7 @@ def _is_kept(seed: int, kept: Path) -> bool:
     return all(run is not None and run.identity == identity(seed) for run in found)
 
 
-def _keep(name: str, seed: int, cells: list[Cell], kept: Path) -> None:
+def _keep(name: str, seed: int, cells: list[BenchCell], kept: Path) -> None:
     figures: dict[str, float] = {}
     for cell in cells:
         if cell.speed is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "versions"},
+    {"errors", "files", "tables", "versions"},
     {"devices", "locks", "trust"},
     {"graph"},
     {"spec"},

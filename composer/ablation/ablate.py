@@ -1,4 +1,4 @@
-"""The whole ablation: variants are read, planned, run and reported in one folder, which a later call goes on with."""
+"""Runs an ablation: variants are read, planned, run and reported in one folder, where a later call continues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from composer.ablation.check import check_inputs, check_request
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
-from composer.ablation.runner import Start, Told, one_process, run_chains
+from composer.ablation.runner import OnStep, Start, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import draw, markdown
 from composer.errors import AblationError
@@ -26,12 +26,13 @@ def ablate(
     *,
     overrides: Sequence[str] = (),
     workers: Start = one_process,
-    tell: Told | None = None,
+    tell: OnStep | None = None,
 ) -> AblationReport:
     """Builds, trains and scores each variant with each seed, and writes ``report.json``, ``table.md`` and ``plot.png`` to ``out``.
 
-    What a step found stays in ``out/steps``, under a hash of all that decides it: a call that was stopped goes on, one with another
-    variant, seed or task does what is new. Raises ComposerError before anything is done; what fails later stands in the report.
+    The figures of each step stay in ``out/steps``, under a hash of all that decides them: a call that was stopped continues, and
+    one with another variant, seed or task runs what is new. Raises ComposerError before the first step; a step that fails later
+    says why in the report.
     """
     out = out.expanduser()
     steps = out / STEPS
@@ -54,9 +55,9 @@ def ablate(
 
 
 def run(
-    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: Told | None = None
+    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: OnStep | None = None
 ) -> dict[str, Figures]:
-    """What every step of planned chains found, by its name; in the folder ``steps``, which it makes. Raises ComposerError."""
+    """The figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
     check_inputs(chains, request, steps)
     try:
         with workers() as started:

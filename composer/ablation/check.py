@@ -1,4 +1,4 @@
-"""What can be known to fail in every variant is said before anything is done."""
+"""Mistakes in the request, the data, the tasks and the models are found before the first step runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from composer.ablation.steps import found
 from composer.api import resolve_spec
 from composer.data.packing import How
 from composer.errors import AblationError
-from composer.evaluation.asked import read_lengths
+from composer.evaluation.arguments import read_lengths
 from composer.evaluation.runner import check_texts
 from composer.spec.recipe import Recipe
-from composer.training.run import Options, both_sides, tokenizer_of
+from composer.training.run import TrainingOptions, both_sides, tokenizer_of
 from composer.training.teacher import check_fits, open_language_model
 from composer.weights.fresh import trunk_from
 from composer.weights.sources import open_model, tokenizer_folder
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_request(request: Request) -> None:
-    """Whether its parts go together. Raises AblationError."""
+    """Raises AblationError where parts of a request do not go together."""
     if not (request.data or request.tasks):
         raise AblationError("Nothing is done with the variants: say --data to train them on, --tasks to score them on, or both.")
     if request.held_out and not request.data:
@@ -41,7 +41,7 @@ def check_request(request: Request) -> None:
 
 
 def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
-    """Reads the data and writes the tasks' texts as the steps that are still to be done will. Raises ComposerError."""
+    """Reads the data and makes the tasks' samples as the steps that are not done yet will. Raises ComposerError."""
     missing = {step.kind for chain in chains for step in chain.steps if found(step, folder) is None}
     variants = {chain.variant.name: chain.variant for chain in chains}.values()
     trunks = {variant.name: _trunk(variant, request) for variant in variants}
@@ -52,9 +52,9 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
         check_fits(teacher, asdict(next(iter(trunks.values()))))
     if not missing - {"build"}:
         return
-    tokenizer = tokenizer_of(_words(request))
+    tokenizer = tokenizer_of(_tokenizer_folder(request))
     if missing & {"transfer", "compare", "finetune", "train"}:
-        options = Options(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
+        options = TrainingOptions(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
         kinds: set[tuple[int | None, How, int, int]] = {
             (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
             for variant in variants
@@ -77,15 +77,15 @@ def _check_variant(variant: Variant, trunk: Trunk, request: Request) -> None:
 
 
 def _trunk(variant: Variant, request: Request) -> Any:
-    """All of the model but its heads."""
+    """The sizes of the model around its heads."""
     if request.source is not None:
         return open_model(request.source).trunk
     return trunk_from(resolve_spec(variant.spec, None), "float32", None)
 
 
-def _words(request: Request) -> Path:
+def _tokenizer_folder(request: Request) -> Path:
     """The folder of the tokenizer that all variants have."""
     if request.source is not None:
         return open_model(request.source).folder
-    assert request.tokenizer is not None, "it has been asked for"
+    assert request.tokenizer is not None, "check_request asks for one"
     return tokenizer_folder(request.tokenizer)

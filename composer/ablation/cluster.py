@@ -1,4 +1,4 @@
-"""The same steps on a Ray cluster, whose machines share the folder of the results."""
+"""Runs the steps of an ablation on a Ray cluster, whose machines share the folder of the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.ablation.plan import Step
+from composer.ablation.plan import AblationStep
 from composer.ablation.runner import Start, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
@@ -21,8 +21,12 @@ PATIENCE = 10.0
 
 
 def ray_workers(address: str, *, gpus: float = 0) -> Start:
-    """A task of Ray for each step. address: of a cluster, ``auto`` for the one that this machine belongs to, or ``local`` to start
-    one on this machine that ends with the ablation. gpus: that each step takes. Raises AblationError where Ray is not there."""
+    """Workers that run each step as a task of Ray. Raises AblationError where Ray is not installed.
+
+    - address: of a cluster; ``auto`` for the one that this machine belongs to; ``local`` to start one on this machine, which ends
+      with the ablation.
+    - gpus: for each step.
+    """
     try:
         import ray
     except ImportError as error:
@@ -31,7 +35,7 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
     @contextmanager
     def start() -> Iterator[Workers]:
         options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
-        if address == LOCAL:  # it would tell its makers that it runs
+        if address == LOCAL:  # no statistics are sent to Ray's makers
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address not in (LOCAL, AUTO):
             _check_answers(address)
@@ -49,7 +53,7 @@ def ray_workers(address: str, *, gpus: float = 0) -> Start:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for minutes. Raises AblationError."""
+    """Raises AblationError where nothing answers at the address; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=PATIENCE):
@@ -63,12 +67,12 @@ def _check_answers(address: str) -> None:
 class _Cluster:
     def __init__(self, ray: Any, gpus: float) -> None:
         self._ray, self._task = ray, ray.remote(num_gpus=gpus)(run_there)
-        self._waiting: dict[Any, Step] = {}
+        self._waiting: dict[Any, AblationStep] = {}
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         self._waiting[self._task.remote(step, folder.resolve(), Path.cwd())] = step
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         (done, *_), _ = self._ray.wait(list(self._waiting))
         step = self._waiting.pop(done)
         try:
@@ -79,8 +83,8 @@ class _Cluster:
             return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}
 
 
-def run_there(step: Step, folder: Path, here: Path) -> Figures:
-    """A step on a machine of the cluster. here: the folder that relative names in the request start from."""
+def run_there(step: AblationStep, folder: Path, here: Path) -> Figures:
+    """Runs a step on a machine of the cluster. here: the folder that relative paths of the request start from."""
     if not (folder / MARK).is_file() or not here.is_dir():
         missing = here if (folder / MARK).is_file() else folder
         where = f"{missing} is not there on {socket.gethostname()}"

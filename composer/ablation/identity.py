@@ -1,4 +1,4 @@
-"""What decides the results of an ablation beside a variant's own spec: models, data and tasks, by what is in their files."""
+"""What decides the results of an ablation beside its specs: models, data and tasks, by the contents of their files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer.data.reading import files_of
 from composer.data.references import FileData, TaskData, parse_reference, tasks
-from composer.evaluation.asked import Asked, read_lengths, read_tasks
-from composer.evaluation.options import Options
+from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import named_files, task_facts
 from composer.training.folder import fingerprint
 from composer.versions import versions_of
@@ -23,8 +23,10 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """As JSON has it. Data of the Hub count by what is said of them, all files by their contents, weights as ``fingerprint`` has
-    them. Raises ComposerError where something of it cannot be read."""
+    """What all variants share, as JSON holds it. Raises ComposerError where something of it cannot be read.
+
+    Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
+    """
     source = None if request.source is None else model_identity(open_model(request.source))
     return {
         "versions": versions_of(PACKAGES),
@@ -38,12 +40,12 @@ def common_to_all(request: Request) -> dict[str, Any]:
 
 
 def model_identity(source: Source) -> dict[str, Any]:
-    """Of weights, config and tokenizer."""
+    """A model by its weights, config and tokenizer."""
     return {**fingerprint(source), "tokenizer": _tokenizer(source.folder)}
 
 
 def data_identity(said: str) -> dict[str, Any]:
-    """Of a reference: as it is said, and what stands in its files. Raises DataError."""
+    """A reference to data, with the hashes of its files. Raises DataError."""
     reference = parse_reference(said)
     if isinstance(reference, FileData):
         files = {str(path): path for path in files_of(reference)}
@@ -54,12 +56,12 @@ def data_identity(said: str) -> dict[str, Any]:
     return {"said": said, "files": {name: sha256(path) for name, path in files.items()}}
 
 
-def asked_of(request: Request) -> tuple[Asked, ...]:
+def asked_of(request: Request) -> tuple[NamedTask, ...]:
     """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
-    return read_tasks(request.tasks, Options(samples=request.samples, **files_for(request)))
+    return read_tasks(request.tasks, EvaluationOptions(samples=request.samples, **files_for(request)))
 
 
 def files_for(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an ablation has to do: a chain of steps for each variant and seed, in which each step is named by all that decides it.
+"""The plan of an ablation: a chain of steps for each variant and seed, in which each step is named by all that decides it.
 
 Two chains that begin alike share their first steps, since these have the same names: the first stage of training is not run twice
 for variants that differ in the second.
@@ -22,19 +22,25 @@ from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
 from composer.training.rules import check_held_out
 
-Kind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
-STAGES: tuple[Kind, ...] = ("transfer", "finetune", "train")
+StepKind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
+STAGES: tuple[StepKind, ...] = ("transfer", "finetune", "train")
 """Steps that train."""
-MODELS: tuple[Kind, ...] = ("build", *STAGES)
+MODELS: tuple[StepKind, ...] = ("build", *STAGES)
 """Steps whose result is a model."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What all variants have in common. source: None builds each on its own trunk, from nothing.
+    """What all variants have in common.
 
-    data, held_out, share: as ``composer.data`` reads them. tasks, lengths, samples, and files (of tasks that read one: text,
-    haystack, babi): as ``composer.evaluation`` does. teacher: left out, the source. tokenizer: for what is built from nothing.
+    - source: the model to build from; None builds each variant on its own trunk, from nothing.
+    - data, held_out, share: to train and compare on, as ``composer.data`` reads them.
+    - teacher: None takes the source.
+    - tasks, lengths, samples: to score on, as ``composer.evaluation`` reads them.
+    - files: options of tasks that name one (text, haystack, babi).
+    - seeds: each variant is built and trained with each of them.
+    - tokenizer: for models from nothing.
+    - device, autocast: as for training.
     """
 
     source: str | None
@@ -59,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Variant:
-    """A spec to try. values: what its row of the sweep says, by path; empty for a spec that stands alone."""
+    """One spec. values: what its row of the sweep sets, by path; empty where it is of no sweep."""
 
     name: str
     spec: Spec
@@ -72,19 +78,19 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One thing to do. key: a hash of all that decides its result. after: the step whose result it works on."""
+class AblationStep:
+    """One step of a chain. key: a hash of all that decides its result. after: the step whose model it takes."""
 
-    kind: Kind
+    kind: StepKind
     key: str
-    after: Step | None
+    after: AblationStep | None
     variant: Variant
     request: Request
     seed: int
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.kind}-{self.key}"
 
 
@@ -94,7 +100,7 @@ class Chain:
 
     variant: Variant
     seed: int
-    steps: tuple[Step, ...]
+    steps: tuple[AblationStep, ...]
 
 
 def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[Variant]:
@@ -108,8 +114,10 @@ def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[V
 
 
 def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
-    """What its recipe trains of a model of this origin, in order; nothing where there are no data. Raises AblationError where the
-    recipe is for another origin."""
+    """The stages of its recipe, in order: for a model with a teacher, or for one from nothing; none where there are no data.
+
+    Raises AblationError where the recipe has stages for the other of the two alone.
+    """
     if not request.data:
         return {}
     recipe = variant.recipe
@@ -173,14 +181,14 @@ def _first(request: Request) -> str:
 
 def _steps(
     variant: Variant, seed: int, request: Request, stages: Mapping[str, Stage], meaning: str, common: Mapping[str, Any]
-) -> Iterator[Step]:
-    """Each behind the one before; the second stage does not wait for the comparison, which makes no model."""
+) -> Iterator[AblationStep]:
+    """Each after the step whose model it takes: the second stage does not wait for the comparison, which makes none."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
-    last: Step | None = None
+    last: AblationStep | None = None
 
-    def made(kind: Kind, **decides: Any) -> Step:
+    def made(kind: StepKind, **decides: Any) -> AblationStep:
         told = {"after": last and last.key, "versions": common["versions"], **decides}
-        return Step(kind, _key(kind, told), last, variant, request, seed)
+        return AblationStep(kind, _key(kind, told), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}
     data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.autocast}

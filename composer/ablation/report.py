@@ -1,4 +1,4 @@
-"""What an ablation found: a row for each variant, the mean and the spread over seeds of every figure."""
+"""The results of an ablation: for each variant the mean and the spread of every figure over seeds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from blocks.part import Closed
 from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
 
-Kind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
-TITLES: dict[Kind, str] = {
+ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
+TITLES: dict[ColumnKind, str] = {
     "before": "perplexity before stage 2",
     "after": "perplexity",
     "mse": "attention MSE",
@@ -32,7 +32,7 @@ class Figure(Closed):
 class Column(Closed):
     """A figure that variants are compared by. task, length (of its samples): of a task's score, or of the perplexity on it."""
 
-    kind: Kind
+    kind: ColumnKind
     task: str | None = None
     length: int | None = None
 
@@ -45,8 +45,15 @@ class Column(Closed):
 
 
 class VariantReport(Closed):
-    """values: what its row of the sweep says, by path. spec_hash: of what it means. trained: its stages. figures: by the title of a
-    column; failures: by seed. seconds: of all its steps, shared ones too, over all seeds."""
+    """One variant.
+
+    - values: what its row of the sweep sets, by path.
+    - spec_hash: of the resolved spec.
+    - trained: the stages that it went through.
+    - figures: by the titles of columns.
+    - failures: by seed.
+    - seconds: of all its steps over all seeds, those shared with other variants included.
+    """
 
     name: str
     values: dict[str, Any]
@@ -61,7 +68,7 @@ class VariantReport(Closed):
 
 
 class AblationReport(Closed):
-    """All of it, and what it takes to run it again."""
+    """The whole ablation, with the request to repeat it with."""
 
     format: Literal[1] = 1
     request: dict[str, Any]
@@ -81,7 +88,7 @@ def make_report(
     """From what the steps found, by their names."""
     found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
-    columns.sort(key=lambda column: get_args(Kind).index(column.kind) if column.length is None else len(TITLES))
+    columns.sort(key=lambda column: get_args(ColumnKind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
     said = vars(request) | {"files": {name: str(path) for name, path in request.files.items()}}
     return AblationReport(

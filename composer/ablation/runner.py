@@ -1,4 +1,4 @@
-"""All steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
+"""Runs the steps of an ablation, each as soon as the one before it is done: in one process, in several, or on a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer.ablation.plan import Chain, Step
+from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import FAILURE, Figures, found, run_step
 from composer.errors import AblationError
 from composer.locks import say_nothing
@@ -21,28 +21,28 @@ from composer.locks import say_nothing
 class Workers(Protocol):
     """What runs steps that do not depend on each other."""
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         """Run it now or later."""
         ...
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         """The next of those that have been started, once it has ended."""
         ...
 
 
 Start = Callable[[], AbstractContextManager[Workers]]
-Told = Callable[[Step | None, Figures, int, int], None]
-"""A step that has ended and what it found (None: nothing has, yet), and how many of all steps are done."""
+OnStep = Callable[[AblationStep | None, Figures, int, int], None]
+"""Called with a step that has ended (None at the start) and its figures, and how many steps of how many are done."""
 
 
-def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: Told | None = None) -> dict[str, Figures]:
-    """What every step found, by its name. A step behind one that failed is not run, and fails for that reason."""
+def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
+    """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason."""
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     results: dict[str, Figures] = {}
-    waiting: dict[str, list[Step]] = {}
+    waiting: dict[str, list[AblationStep]] = {}
     under_way = 0
 
-    def ready(step: Step) -> None:
+    def ready(step: AblationStep) -> None:
         nonlocal under_way
         before = results[step.after.name] if step.after is not None else {}
         done = {FAILURE: before[FAILURE]} if FAILURE in before else found(step, folder)
@@ -52,12 +52,12 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: To
         else:
             ended(step, done)
 
-    def ended(step: Step, figures: Figures) -> None:
+    def ended(step: AblationStep, figures: Figures) -> None:
         results[step.name] = figures
         for follower in waiting.pop(step.name, ()):
             ready(follower)
 
-    first: list[Step] = []
+    first: list[AblationStep] = []
     for name in dict.fromkeys(step.name for chain in chains for step in chain.steps):
         step = steps[name]
         (first if step.after is None else waiting.setdefault(step.after.name, [])).append(step)
@@ -76,31 +76,31 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: To
 
 class _Queue:
     def __init__(self) -> None:
-        self._waiting: list[tuple[Step, Path]] = []
+        self._waiting: list[tuple[AblationStep, Path]] = []
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         self._waiting.append((step, folder))
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         step, folder = self._waiting.pop(0)
         return step, run_step(step, folder)
 
 
 @contextmanager
 def one_process() -> Iterator[Workers]:
-    """One after the other, here."""
+    """Steps run one after the other, in this process."""
     yield _Queue()
 
 
 class _Pool:
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor
-        self._waiting: dict[Future[Figures], Step] = {}
+        self._waiting: dict[Future[Figures], AblationStep] = {}
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         self._waiting[self._executor.submit(_run_there, step, folder)] = step
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
         step = self._waiting.pop(done)
         try:
@@ -112,13 +112,13 @@ class _Pool:
             ) from error
 
 
-def _run_there(step: Step, folder: Path) -> Figures:
-    say_nothing(folder)  # the process that waits for this one has said it
+def _run_there(step: AblationStep, folder: Path) -> Figures:
+    say_nothing(folder)  # the process that started this one has printed the warning
     return run_step(step, folder)
 
 
 def processes(count: int) -> Start:
-    """So many at a time on this machine, each with one thread. They end with the process that started them, however it ends."""
+    """So many steps at a time, in processes of one thread each, which end with this one, however it ends."""
 
     @contextmanager
     def start() -> Iterator[Workers]:
@@ -137,7 +137,7 @@ def processes(count: int) -> Start:
 
 
 def _begin(stop: Any) -> None:
-    """Several processes with several threads each would wait for one another; and none goes on where nobody waits for it."""
+    """One thread, since several in each process would compete for the cores; and the process ends with the one that started it."""
     import torch
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""A step is run in a folder of its own, and what it found is kept beside it: whoever comes later finds it done."""
+"""Runs a step in a folder of its own, and keeps its figures in a file beside it, where a later call finds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.ablation.identity import files_for
-from composer.ablation.plan import MODELS, Kind, Step
+from composer.ablation.plan import MODELS, AblationStep, StepKind
 from composer.api import build_folder
 from composer.devices import ran_out_of_memory
 from composer.errors import AblationError, ComposerError
@@ -20,17 +20,17 @@ from composer.spec.recipe import Recipe
 from converters.bounded import MOST_CONFIG, read_json
 
 if TYPE_CHECKING:
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
 
 Figures = dict[str, Any]
-"""What a step found, as JSON has it. ``seconds`` is how long it took."""
+"""The results of a step, as JSON holds them. ``seconds`` is how long it took."""
 FAILURE = "failure"
 MARK = ".lock"
-"""The file that says that steps stand in a folder."""
+"""The file that marks a folder of steps."""
 
 
-def found(step: Step, folder: Path) -> Figures | None:
-    """What a step has found; None where it has not been done. A failure is no result: it is tried again. Raises AblationError."""
+def found(step: AblationStep, folder: Path) -> Figures | None:
+    """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     path = folder / f"{step.name}.json"
     if not path.is_file():
         return None
@@ -43,10 +43,11 @@ def found(step: Step, folder: Path) -> Figures | None:
     return figures
 
 
-def run_step(step: Step, folder: Path) -> Figures:
-    """Do a step, or find it done, or go on with it where it was stopped. What a user could mend is a figure, ``failure``.
+def run_step(step: AblationStep, folder: Path) -> Figures:
+    """The figures of a step, which is run, or continued where it was stopped, unless it is done. A user's mistake is the figure
+    ``failure``.
 
-    Another ablation of the same folder may be at it: then this waits. Raises OSError where the folder cannot be written to.
+    Where another ablation in the same folder runs it, this waits. Raises OSError where the folder cannot be written to.
     """
     results = folder / f"{step.name}.json"
     with alone(beside(results), None):
@@ -69,15 +70,15 @@ def run_step(step: Step, folder: Path) -> Figures:
         return figures
 
 
-def model_of(step: Step | None, folder: Path) -> Path:
-    """The model that a step works on: what the last one of the chain that made one has made."""
+def model_of(step: AblationStep | None, folder: Path) -> Path:
+    """The model that a step takes: that of the last step up to this one that makes a model."""
     while step is not None and step.kind not in MODELS:
         step = step.after
     assert step is not None, "a chain begins with a build"
     return folder / step.name
 
 
-def _build(step: Step, folder: Path) -> Figures:
+def _build(step: AblationStep, folder: Path) -> Figures:
     request = step.request
     report = build_folder(
         step.variant.spec,
@@ -91,13 +92,13 @@ def _build(step: Step, folder: Path) -> Figures:
     return {"spec_hash": report.spec_hash}
 
 
-def _trained(step: Step, folder: Path) -> Figures:
+def _trained(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
     from composer.training.distill import distill
     from composer.training.scratch import train
 
     out, whole = folder / step.name, step.variant.recipe
-    # No more of the recipe than decides the step: whichever variant it is that goes on with it, it is the same run.
+    # Only what decides the step: variants that share it differ in the rest, and any of them may continue its run.
     recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
     if out.exists():  # a kill between the result and its figures
         shutil.rmtree(out)
@@ -119,34 +120,33 @@ def _trained(step: Step, folder: Path) -> Figures:
     }
 
 
-def _compare(step: Step, folder: Path) -> Figures:
+def _compare(step: AblationStep, folder: Path) -> Figures:
     from composer.training.likeness import likeness_of
 
     found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe)
     return found.model_dump(mode="json")
 
 
-def _evaluate(step: Step, folder: Path) -> Figures:
-    from composer.evaluation import Options as Evaluated
-    from composer.evaluation import evaluate
+def _evaluate(step: AblationStep, folder: Path) -> Figures:
+    from composer.evaluation import EvaluationOptions, evaluate
 
     request = step.request
     report = evaluate(
         {"student": model_of(step.after, folder)},
         request.tasks,
         request.lengths,
-        Evaluated(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
+        EvaluationOptions(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
     )
     figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
     failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
     return figures | ({FAILURE: "; ".join(failed)} if failed else {})
 
 
-def _options(step: Step, *, resume: bool = False) -> Options:
-    from composer.training.run import Options
+def _options(step: AblationStep, *, resume: bool = False) -> TrainingOptions:
+    from composer.training.run import TrainingOptions
 
     request = step.request
-    return Options(
+    return TrainingOptions(
         data=request.data,
         held_out=request.held_out,
         share=request.share,
@@ -158,7 +158,7 @@ def _options(step: Step, *, resume: bool = False) -> Options:
     )
 
 
-RUN: dict[Kind, Callable[[Step, Path], Figures]] = {
+RUN: dict[StepKind, Callable[[AblationStep, Path], Figures]] = {
     "build": _build,
     "transfer": _trained,
     "compare": _compare,

@@ -9,6 +9,7 @@ from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 from composer.files import whole
+from composer.tables import markdown_table
 
 MISSING = "–"
 LONGEST = 40
@@ -26,8 +27,8 @@ def markdown(report: AblationReport) -> str:
     """The table, what failed, and what the teacher reaches."""
     headers, rows = cells(report)
     first = len(headers) - len(report.columns)
-    lines = [_line(headers), _line(["---"] * first + ["---:"] * len(report.columns)), *map(_line, rows), "", *remarks(report)]
-    return "\n".join(lines).rstrip() + "\n"
+    table = markdown_table(headers, rows, range(first, len(headers)))
+    return "\n".join((table, "", *remarks(report))).rstrip() + "\n"
 
 
 def remarks(report: AblationReport) -> list[str]:
@@ -108,7 +109,3 @@ def _said(figure: Figure | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.2e}"
-
-
-def _line(words: Sequence[str]) -> str:
-    return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer.benching.options import Options
-    from composer.benching.report import Report
+    from composer.benching.options import BenchOptions
+    from composer.benching.report import BenchReport
     from composer.benching.runner import bench
 
-__all__ = ["Options", "Report", "bench"]
-_ROOMS = {"Options": "options", "Report": "report", "bench": "runner"}
+__all__ = ["BenchOptions", "BenchReport", "bench"]
+_ROOMS = {"BenchOptions": "options", "BenchReport": "report", "bench": "runner"}
+_EARLIER = {"Options": "BenchOptions", "Report": "BenchReport"}
+"""What these were called before."""
 
 
 def __getattr__(name: str) -> Any:
     # At their first use, so that what is light here can be imported without torch.
+    name = _EARLIER.get(name, name)
     if name not in _ROOMS:
         raise AttributeError(f"module 'composer.benching' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Peak memory on a CPU: each model goes through the places once in a process of its own, where nothing else is."""
+"""Peak memory on a CPU: each model runs every workload once, alone in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer.benching.options import Options
-from composer.benching.report import Place
+from composer.benching.options import BenchOptions
+from composer.benching.report import Workload
 from composer.benching.trial import Trial
 from composer.errors import BenchError
 
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
 """Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
 
-Peaks = dict[Place, int | None]
+Peaks = dict[Workload, int | None]
 
 
-def peaks_of(folder: Path, options: Options, trial: Trial, tell: Callable[[Place], None]) -> Peaks:
-    """Peak bytes of a model at each place; None where it had no room. A place is missing where the system ended the process.
+def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[Workload], None]) -> Peaks:
+    """Peak bytes of a model on each workload; None where memory did not suffice.
 
-    Raises BenchError where the process failed in another way.
+    Where the system ends the process, the workloads from there on are missing. Raises BenchError where it fails in another way.
     """
     asked = {
         "folder": str(folder),
@@ -47,8 +47,8 @@ def peaks_of(folder: Path, options: Options, trial: Trial, tell: Callable[[Place
         try:
             for line in child.stdout:
                 kind, length, batch, peak = json.loads(line)
-                peaks[Place(kind, length, batch)] = peak
-                tell(Place(kind, length, batch))
+                peaks[Workload(kind, length, batch)] = peak
+                tell(Workload(kind, length, batch))
         except BaseException:  # such as Ctrl-C
             child.kill()
             raise
@@ -62,7 +62,7 @@ def peaks_of(folder: Path, options: Options, trial: Trial, tell: Callable[[Place
 
 
 def main(asked: dict[str, Any]) -> None:
-    """What the process does: a line a place."""
+    """What the process does: prints a line of JSON for each workload."""
     import torch
     from transformers.utils import logging
 
@@ -79,8 +79,8 @@ def main(asked: dict[str, Any]) -> None:
     for parameter in contestant.model.parameters():
         parameter.sum()  # all of it is resident from here on, and not only as it is used
     warm([contestant], trial)
-    for place, found in run_trial([contestant], trial, resident):
-        print(json.dumps([*place, found[contestant.label].peak_bytes]), flush=True)
+    for workload, found in run_trial([contestant], trial, resident):
+        print(json.dumps([*workload, found[contestant.label].peak_bytes]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The folder of a bench: whether it may stand there, and what is written."""
+"""The folder of a bench: it is locked and checked before anything is timed, and written at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from composer.benching.report import KINDS, Report
+from composer.benching.report import PHASES, BenchReport
 from composer.errors import BenchError
 from composer.files import write_whole
 from composer.locks import alone, inside
@@ -15,10 +15,10 @@ BENCH, TABLE = "bench.json", "table.md"
 
 
 @contextmanager
-def taken(folder: Path, *, force: bool) -> Iterator[None]:
-    """The folder of a bench, made where it is not there: nobody wants to hear at the end that it cannot be written to.
+def bench_folder(folder: Path, *, force: bool) -> Iterator[None]:
+    """Makes the folder of a bench, and locks it for the block; a folder that cannot be written is an error before the first run.
 
-    Inside, no other bench is at it. force: replace one. Raises BenchError.
+    force: replace the bench that is there. Raises BenchError.
     """
     if folder.exists() and not folder.is_dir():
         raise BenchError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
@@ -34,7 +34,7 @@ def taken(folder: Path, *, force: bool) -> Iterator[None]:
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Raises BenchError where something else stands there, or a bench that is not to be replaced."""
+    """Raises BenchError where the folder holds other files, or a bench that is not to be replaced."""
     if (folder / BENCH).is_file():
         if not force:
             raise BenchError(f"{folder} holds a bench, and times are not added to. Choose another --out, or replace it: --force.")
@@ -42,7 +42,7 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise BenchError(f"{folder} holds no {BENCH}, so no bench wrote it. Move it away, or choose another --out.")
 
 
-def write_report(report: Report, folder: Path) -> None:
+def write_report(report: BenchReport, folder: Path) -> None:
     """``bench.json``, ``table.md``, and a picture of each kind that was asked for. Raises BenchError."""
     from composer.benching.plots import draw
     from composer.benching.table import markdown
@@ -53,7 +53,7 @@ def write_report(report: Report, folder: Path) -> None:
     except OSError as error:
         raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
     try:
-        for kind in KINDS:
+        for kind in PHASES:
             (folder / f"{kind}.png").unlink(missing_ok=True)  # of the bench that stood there
         draw(report, folder)
     except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Gauge = Callable[[Callable[[], Any], int], tuple[Any, int | None]]
-"""Runs something beside a cache of so many bytes; gives what it returns, and the most bytes that the two took together."""
+"""Calls a function while a cache of so many bytes is held: what it returns, and the peak bytes of the two together."""
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -17,7 +17,7 @@ def unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
 
 
 def allocated(device: str) -> Gauge:
-    """Of CUDA tensors, from ``torch.cuda.max_memory_allocated``, less all that was there before but for the cache."""
+    """The peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all that was there before but the cache."""
     import torch
 
     def gauge(run: Callable[[], Any], held: int) -> tuple[Any, int]:
@@ -32,10 +32,11 @@ def allocated(device: str) -> Gauge:
 
 
 def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
-    """Of this process, as Linux counts it: VmHWM, set back to what is resident now, less that but for the cache.
+    """The peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all that was there before but the
+    cache.
 
-    Right only where the process's allocator gives freed tensors back at once: ``composer.benching.children`` starts such ones. What
-    is smaller than a page may still stand where something else stood before, so a cache is the least that is told.
+    Right only where the allocator returns freed tensors to the system at once: ``composer.benching.children`` starts such
+    processes. Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
     """
     CLEAR.write_text("5")
     before = bytes_of("VmRSS") - held
@@ -50,7 +51,7 @@ def bytes_of(field: str) -> int:
 
 
 def can_tell_resident() -> bool:
-    """Whether this system says what is resident, and lets the most be set back."""
+    """Whether this system reports resident memory, and lets its peak be reset."""
     try:
         bytes_of("VmHWM")
         CLEAR.write_text("5")

@@ -16,7 +16,7 @@ LARGEST = 2**31
 
 
 @dataclass(frozen=True)
-class Progress:
+class BenchProgress:
     """How far a bench is: what is under way, and how many cells of how many are done."""
 
     what: str
@@ -25,7 +25,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """How models are timed.
 
     - batches: rows that go through a model together.
@@ -53,7 +53,7 @@ class Options:
     memory: bool = False
     out: Path | None = None
     force: bool = False
-    watch: Callable[[Progress], None] | None = None
+    watch: Callable[[BenchProgress], None] | None = None
 
 
 def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:

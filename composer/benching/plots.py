@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer.benching.report import Cell, Report
+from composer.benching.report import BenchCell, BenchReport
 from composer.files import whole
 
 MIB = 2**20
-Figure = Callable[[Cell], float | None]
-Across = Callable[[Cell], int]
+Figure = Callable[[BenchCell], float | None]
+Across = Callable[[BenchCell], int]
 
 
-def draw(report: Report, folder: Path) -> None:
+def draw(report: BenchReport, folder: Path) -> None:
     """``prefill.png`` and ``decode.png``, each where it was asked for and anything came of it. Raises OSError."""
     import matplotlib as mpl
 
@@ -34,7 +34,7 @@ def draw(report: Report, folder: Path) -> None:
         pyplot.close(figure)
 
 
-def _prefill(report: Report, pyplot: Any) -> Any:
+def _prefill(report: BenchReport, pyplot: Any) -> Any:
     """A row a batch: milliseconds and tokens a second over the length of the prompt."""
     batches = report.setting.batches
     figure, axes = pyplot.subplots(len(batches), 2, figsize=(9, 3.6 * len(batches)), squeeze=False, layout="constrained")
@@ -49,12 +49,12 @@ def _prefill(report: Report, pyplot: Any) -> Any:
     return figure
 
 
-def _decode(report: Report, pyplot: Any) -> Any:
+def _decode(report: BenchReport, pyplot: Any) -> Any:
     """Over the position in the first row, with the smallest batch; over the batch in a second one, where there are several."""
     setting = report.setting
     cells = [cell for cell in report.cells if cell.kind == "decode"]
     first, last = setting.batches[0], setting.decode[-1]
-    rows: list[tuple[str, str, list[Cell], Across]] = [
+    rows: list[tuple[str, str, list[BenchCell], Across]] = [
         (f"decode, batch {first:,}", "tokens before", [cell for cell in cells if cell.batch == first], _length)
     ]
     if len(setting.batches) > 1:
@@ -63,7 +63,7 @@ def _decode(report: Report, pyplot: Any) -> Any:
     memory = "state, MiB" if setting.peak is None else "weights and peak, MiB"
     weights = {one.label: one.weight_bytes for one in setting.models}
 
-    def taken(cell: Cell) -> float | None:
+    def taken(cell: BenchCell) -> float | None:
         if setting.peak is None:
             return None if cell.state_bytes is None else cell.state_bytes / MIB
         return None if cell.peak_bytes is None else (weights[cell.model] + cell.peak_bytes) / MIB
@@ -77,7 +77,7 @@ def _decode(report: Report, pyplot: Any) -> Any:
     return figure
 
 
-def _lines(axis: Any, report: Report, cells: Sequence[Cell], across: Across, up: Figure) -> None:
+def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Figure) -> None:
     """A line a model, with a mark a cell; what had no room is left out."""
     for model in report.setting.models:
         points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
@@ -97,13 +97,13 @@ def _by_powers(axis: Any) -> None:
     axis.yaxis.set_minor_formatter(LogFormatter())
 
 
-def _length(cell: Cell) -> int:
+def _length(cell: BenchCell) -> int:
     return cell.length
 
 
-def _batch(cell: Cell) -> int:
+def _batch(cell: BenchCell) -> int:
     return cell.batch
 
 
-def _milliseconds(cell: Cell) -> float | None:
+def _milliseconds(cell: BenchCell) -> float | None:
     return None if cell.median is None else 1e3 * cell.median

@@ -1,4 +1,4 @@
-"""What a bench finds: a cell for each model, length and batch, and all that it takes to run it again."""
+"""The results of a bench: a cell for each model, length and batch, and the settings to repeat it with."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from blocks.part import Closed
 from composer.graph.lowering import AUTO
 from composer.weights.opened import OpenedFacts
 
-Kind = Literal["prefill", "decode"]
-KINDS: tuple[Kind, ...] = ("prefill", "decode")
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
-class Place(NamedTuple):
-    """What all models are measured at together. length: tokens of the prompt, or those before the one that is decoded."""
+class Workload(NamedTuple):
+    """What all models are timed on together. length: tokens of the prompt, or those before the one that is decoded."""
 
-    kind: Kind
+    kind: Phase
     length: int
     batch: int
 
@@ -27,8 +27,8 @@ class Place(NamedTuple):
         return f"{self.kind} {self.length:,}" + (f" × {self.batch:,}" if self.batch > 1 else "")
 
 
-class Measured(NamedTuple):
-    """What one model did at one place. seconds: of each run that counts, in the order of the rounds; bytes as ``Cell`` has them."""
+class Measurement(NamedTuple):
+    """What one model did with one workload: the seconds of each run that counts, by rounds, and bytes as ``BenchCell`` has them."""
 
     seconds: tuple[float, ...] = ()
     state_bytes: int | None = None
@@ -36,11 +36,11 @@ class Measured(NamedTuple):
     failure: str | None = None
 
 
-class Cell(Closed):
+class BenchCell(Closed):
     """One model at one length with one batch."""
 
     model: str
-    kind: Kind
+    kind: Phase
     length: int
     batch: int
     seconds: tuple[float, ...]
@@ -60,11 +60,11 @@ class Cell(Closed):
     """Why there is no result, such as ``out of memory``."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.kind, self.length, self.batch)
+    def workload(self) -> Workload:
+        return Workload(self.kind, self.length, self.batch)
 
 
-class ModelFacts(OpenedFacts):
+class TimedModelFacts(OpenedFacts):
     """A model, and how it was loaded. attention: what computes it, transformers' name for it or ``composed``."""
 
     parameters: int
@@ -74,10 +74,10 @@ class ModelFacts(OpenedFacts):
     """Whether an adapter is applied at every call, which takes time until it is merged."""
 
 
-class Setting(Closed):
+class BenchSetting(Closed):
     """All that decides what is run. peak: how memory is measured, None where it is not."""
 
-    models: tuple[ModelFacts, ...]
+    models: tuple[TimedModelFacts, ...]
     prefill: tuple[int, ...]
     decode: tuple[int, ...]
     batches: tuple[int, ...]
@@ -93,35 +93,35 @@ class Setting(Closed):
     versions: dict[str, str]
 
 
-class Report(Closed):
-    """The whole bench, as ``bench.json`` has it. remarks: what became of it that no cell says."""
+class BenchReport(Closed):
+    """The whole bench, as ``bench.json`` has it. remarks: what happened that no cell says."""
 
     format: Literal[1] = 1
-    setting: Setting
-    cells: tuple[Cell, ...]
+    setting: BenchSetting
+    cells: tuple[BenchCell, ...]
     remarks: tuple[str, ...] = ()
 
-    def cell(self, model: str, kind: Kind, length: int, batch: int = 1) -> Cell:
+    def cell(self, model: str, kind: Phase, length: int, batch: int = 1) -> BenchCell:
         """Raises KeyError."""
         for cell in self.cells:
-            if (cell.model, cell.place) == (model, (kind, length, batch)):
+            if (cell.model, cell.workload) == (model, (kind, length, batch)):
                 return cell
         raise KeyError((model, kind, length, batch))
 
 
-def make_cells(place: Place, measured: Mapping[str, Measured], peaks: Mapping[str, int | None]) -> list[Cell]:
-    """The cells of one place. measured: by the models' labels, the first one first. peaks: those that were measured elsewhere."""
+def make_cells(workload: Workload, measured: Mapping[str, Measurement], peaks: Mapping[str, int | None]) -> list[BenchCell]:
+    """The cells of one workload, from what was measured, by the models' labels, and peaks of memory that were measured apart."""
     first = next(iter(measured.values()))
-    return [_cell(place, label, one, first, peaks.get(label)) for label, one in measured.items()]
+    return [_cell(workload, label, one, first, peaks.get(label)) for label, one in measured.items()]
 
 
-def _cell(place: Place, label: str, own: Measured, first: Measured, peak: int | None) -> Cell:
+def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, peak: int | None) -> BenchCell:
     seconds = own.seconds if own.failure is None else ()
     median = statistics.median(seconds) if seconds else None
-    tokens = place.batch * (place.length if place.kind == "prefill" else 1)
-    return Cell(
+    tokens = workload.batch * (workload.length if workload.kind == "prefill" else 1)
+    return BenchCell(
         model=label,
-        **place._asdict(),
+        **workload._asdict(),
         seconds=seconds,
         median=median,
         fastest=min(seconds, default=None),
@@ -135,5 +135,5 @@ def _cell(place: Place, label: str, own: Measured, first: Measured, peak: int | 
 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
-    """Round by round: whatever else the machine did then hurt both."""
+    """The median of ratios, round by round: what else the machine does slows both runs of a round."""
     return statistics.median(one / other for one, other in zip(first, own, strict=True)) if own else None

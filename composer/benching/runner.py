@@ -1,4 +1,4 @@
-"""The whole bench: everything is checked first, then all models are loaded and go through each place in turn."""
+"""Runs a bench: everything is checked first, then all models are loaded, and take turns at each workload."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from composer.benching.children import Peaks, peaks_of
-from composer.benching.folder import check_free, taken, write_report
+from composer.benching.folder import bench_folder, check_free, write_report
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
-from composer.benching.options import LARGEST, Options, Progress, ordered
-from composer.benching.report import Cell, ModelFacts, Place, Report, Setting, make_cells
+from composer.benching.options import LARGEST, BenchOptions, BenchProgress, ordered
+from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
@@ -31,15 +31,18 @@ def bench(
     models: Sequence[str | Path] | Mapping[str, str | Path],
     prefill: Sequence[int] = (),
     decode: Sequence[int] = (),
-    options: Options | None = None,
-) -> Report:
-    """Times every model at every place, in turn. models: folders that were built or distilled, or whatever a model can be built
-    from, by labels of one's own if it is a mapping; the first is the one that the others are compared with.
+    options: BenchOptions | None = None,
+) -> BenchReport:
+    """Times every model on every workload, in turn.
 
-    prefill: tokens of prompts. decode: positions that a token is decoded at. Raises BenchError, BuildError and SourceError before
-    anything is timed; what has no room at a place stands in the report.
+    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels. The others
+      are compared with the first.
+    - prefill: tokens of prompts.
+    - decode: positions at which a token is decoded.
+
+    Raises BenchError, BuildError and SourceError before anything is timed. Where memory does not suffice, the report says so.
     """
-    options = options or Options()
+    options = options or BenchOptions()
     check_device(options.device)
     lengths, positions, batches = _numbers(prefill, decode, options)
     cuda = options.device.startswith("cuda")
@@ -59,34 +62,34 @@ def bench(
         device=options.device,
     )
     out = None if options.out is None else options.out.expanduser()
-    with nullcontext() if out is None else taken(out, force=options.force):
+    with nullcontext() if out is None else bench_folder(out, force=options.force):
         with _threads(options.threads):
             report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
         if out is not None:
-            check_free(out, force=options.force)  # also where nothing guards it
+            check_free(out, force=options.force)  # again, for file systems without locks
             write_report(report, out)
     return report
 
 
-def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_apart: bool) -> Report:
-    places = list(trial.places())
-    cuda, done, total = options.device.startswith("cuda"), 0, len(places) * (1 + measured_apart * len(opened))
+def _run(opened: Sequence[Opened], trial: Trial, options: BenchOptions, *, measured_apart: bool) -> BenchReport:
+    workloads = list(trial.workloads())
+    cuda, done, total = options.device.startswith("cuda"), 0, len(workloads) * (1 + measured_apart * len(opened))
 
     def tell(what: str) -> None:
         nonlocal done
         if options.watch is not None:
-            options.watch(Progress(what, done, total))
+            options.watch(BenchProgress(what, done, total))
         done += 1
 
     peaks: dict[str, Peaks] = {}
     remarks: list[str] = []
     for one in opened if measured_apart else ():
 
-        def heard(place: Place, label: str = one.label) -> None:
-            tell(f"memory of {label}, {place.said}")
+        def heard(workload: Workload, label: str = one.label) -> None:
+            tell(f"memory of {label}, {workload.said}")
 
         peaks[one.label] = found = peaks_of(one.source.folder, options, trial, heard)
-        missing = [place.said for place in places if place not in found]
+        missing = [workload.said for workload in workloads if workload not in found]
         if missing:
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
@@ -100,11 +103,11 @@ def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_a
             f"The models leave no room in the memory of {options.device}, where all of them are at once. "
             "Bench fewer, or take a smaller --dtype."
         ) from error
-    cells: list[Cell] = []
+    cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
-    for place, measured in run_trial(contestants, trial, gauge, lambda place: tell(place.said)):
-        cells += make_cells(place, measured, {label: own.get(place) for label, own in peaks.items()})
-    setting = Setting(
+    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.said)):
+        cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
+    setting = BenchSetting(
         models=tuple(facts),
         prefill=trial.prefill,
         decode=trial.decode,
@@ -119,7 +122,7 @@ def _run(opened: Sequence[Opened], trial: Trial, options: Options, *, measured_a
         peak="allocated" if cuda else "resident" if measured_apart else None,
         versions=versions_of(PACKAGES),
     )
-    return Report(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
+    return BenchReport(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
 
 
 def device_name(device: str) -> str:
@@ -133,7 +136,7 @@ def device_name(device: str) -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _numbers(prefill: Sequence[int], decode: Sequence[int], options: Options) -> tuple[tuple[int, ...], ...]:
+def _numbers(prefill: Sequence[int], decode: Sequence[int], options: BenchOptions) -> tuple[tuple[int, ...], ...]:
     """Lengths, positions and batches in order. Raises BenchError."""
     if not prefill and not decode:
         raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
@@ -152,7 +155,7 @@ def _numbers(prefill: Sequence[int], decode: Sequence[int], options: Options) ->
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
-    """Positions that are learned end somewhere. All others go on, whatever the model was made for. Raises BenchError."""
+    """Raises BenchError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for one in opened:
         trunk = one.source.trunk
         if trunk.position_embedding != "learned":
@@ -181,9 +184,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _facts(opened: Opened, model: Any, options: Options) -> ModelFacts:
+def _facts(opened: Opened, model: Any, options: BenchOptions) -> TimedModelFacts:
     parameters = list(model.parameters())
-    return ModelFacts(
+    return TimedModelFacts(
         **dict(opened.facts(options.dtype)),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),

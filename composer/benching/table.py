@@ -1,30 +1,22 @@
-"""The report in rows: the models, and for each kind and batch the lengths with all models at each of them."""
+"""The report as tables: the models, and one for each kind and batch, with a row for each length and model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from composer.benching.report import KINDS, Cell, Kind, Report
+from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
+from composer.tables import Table
 
 Figure = TypeVar("Figure", int, float)
 MISSING = "–"
-OF: dict[Kind, str] = {
+OF: dict[Phase, str] = {
     "prefill": "one pass over a prompt of so many tokens",
     "decode": "one token after so many others",
 }
 
 
-class Table(NamedTuple):
-    """One table. Rows are as long as the headers; the columns of figures stand on the right."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    figures: range
-
-
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: BenchReport) -> Iterator[Table]:
     """The models, and one table for each kind and batch."""
     setting = report.setting
     models = tuple((one.label, f"{one.parameters:,}", size(one.weight_bytes), one.dtype, one.attention) for one in setting.models)
@@ -40,7 +32,7 @@ def tables(report: Report) -> Iterator[Table]:
         headers.insert(1, "speed")
     if setting.peak is not None:
         headers.append("peak")
-    for kind in KINDS:
+    for kind in PHASES:
         for batch in setting.batches:
             rows = tuple(_row(cell, headers) for cell in report.cells if (cell.kind, cell.batch) == (kind, batch))
             if rows:
@@ -48,7 +40,7 @@ def tables(report: Report) -> Iterator[Table]:
                 yield Table(title, ("tokens", *headers), rows, range(2, len(headers) + 1))
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: BenchReport) -> list[str]:
     """What the tables do not say."""
     setting = report.setting
     said = []
@@ -66,13 +58,9 @@ def remarks(report: Report) -> list[str]:
     return [*said, *report.remarks]
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BenchReport) -> str:
     """All tables, for ``table.md``."""
-    parts = []
-    for table in tables(report):
-        ruler = ["---:" if column in table.figures else "---" for column in range(len(table.headers))]
-        parts.append(f"### {table.title}\n\n" + "\n".join(map(_line, (table.headers, ruler, *table.rows))) + "\n")
-    return "\n".join(parts) + "".join(f"\n{remark}\n" for remark in remarks(report))
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{remark}\n" for remark in remarks(report))
 
 
 def seconds(count: float) -> str:
@@ -93,7 +81,7 @@ def size(count: int) -> str:
     return f"{_three(left)} TiB"
 
 
-def _row(cell: Cell, headers: list[str]) -> tuple[str, ...]:
+def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     found = {
         "model": cell.model,
         "speed": _said(cell.speed, lambda speed: f"{speed:.2f}×"),
@@ -114,7 +102,3 @@ def _said(value: Figure | None, say: Callable[[Figure], str]) -> str:
 def _three(number: float) -> str:
     """Three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _line(words: Sequence[str]) -> str:
-    return "| " + " | ".join(word.replace("|", r"\|") for word in words) + " |"

@@ -1,4 +1,4 @@
-"""Loaded models go through every place of a bench together: each prompt, and each position that they decode at."""
+"""Loaded models run the workloads of a bench in turn: each prompt, and each position at which a token is decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.benching.memory import Gauge, unmeasured
-from composer.benching.report import Measured, Place
+from composer.benching.report import Measurement, Workload
 from composer.benching.turns import NO_ROOM, NoRoom, in_turn, room
 from composer.model.cache import ComposedCache
 
@@ -23,7 +23,7 @@ WARM = 8
 
 
 class Trial(Closed):
-    """What the models go through. vocabulary: ids below it are drawn, the same for all. repeats, steps: runs that count."""
+    """The workloads of a bench, and their random tokens, of ids below ``vocabulary``. repeats, steps: runs that are timed."""
 
     prefill: tuple[int, ...]
     decode: tuple[int, ...]
@@ -34,11 +34,11 @@ class Trial(Closed):
     vocabulary: int
     device: str
 
-    def places(self) -> Iterator[Place]:
+    def workloads(self) -> Iterator[Workload]:
         """In the order in which they are run."""
         for batch in self.batches:
-            yield from (Place("prefill", length, batch) for length in self.prefill)
-            yield from (Place("decode", position, batch) for position in self.decode)
+            yield from (Workload("prefill", length, batch) for length in self.prefill)
+            yield from (Workload("decode", position, batch) for position in self.decode)
 
     def tokens(self, batch: int, start: int, count: int) -> Tensor:
         """Random ids ``B T``, those of the tokens from ``start`` on."""
@@ -53,7 +53,7 @@ class Contestant:
         self.label, self.model = label, model
         self.cache: Any = None
         self.full = False
-        """Whether this batch has come to the end of the memory: every later position needs more."""
+        """Whether this batch has run out of memory: every later position needs more."""
 
     @property
     def seen(self) -> int:
@@ -61,7 +61,7 @@ class Contestant:
         return 0 if self.cache is None else self.cache.get_seq_length()
 
     def clear(self) -> None:
-        """Begin with another batch."""
+        """Empty the cache for another batch."""
         self.cache, self.full = None, False
 
     def prefill(self, ids: Tensor) -> Any:
@@ -73,7 +73,7 @@ class Contestant:
         self.cache = self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).past_key_values
 
     def reach(self, position: int, batch: int, trial: Trial) -> None:
-        """Go on to ``position`` tokens in pieces; from nothing where the cache is beyond already."""
+        """Fill the cache up to ``position`` tokens, in pieces; it is emptied before where it holds more."""
         if self.seen > position:
             self.cache = None
         while self.seen < position:
@@ -100,17 +100,19 @@ def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
 
 
 @torch.no_grad()
-def run_place(contestants: Sequence[Contestant], place: Place, trial: Trial, gauge: Gauge = unmeasured) -> dict[str, Measured]:
-    """What each model does at one place, by label. A first run of each is for the memory, and not counted in time."""
+def run_workload(
+    contestants: Sequence[Contestant], workload: Workload, trial: Trial, gauge: Gauge = unmeasured
+) -> dict[str, Measurement]:
+    """What each model does with one workload, by label. The first run of each measures memory, and its time does not count."""
     settle = torch.cuda.synchronize if trial.device.startswith("cuda") else lambda: None
     try:
         with room():
-            prompt = place.kind == "prefill"
-            ids = trial.tokens(place.batch, 0, place.length) if prompt else trial.tokens(place.batch, place.length, 1)
+            prompt = workload.kind == "prefill"
+            ids = trial.tokens(workload.batch, 0, workload.length) if prompt else trial.tokens(workload.batch, workload.length, 1)
     except NoRoom:
-        return {one.label: Measured(failure=NO_ROOM) for one in contestants}
+        return {one.label: Measurement(failure=NO_ROOM) for one in contestants}
     runs = {one.label: partial(one.prefill if prompt else one.step, ids) for one in contestants}
-    found = {one.label: _first(one, runs[one.label], place, trial, gauge) for one in contestants}
+    found = {one.label: _first(one, runs[one.label], workload, trial, gauge) for one in contestants}
     left = {label: run for label, run in runs.items() if found[label].failure is None}
     seconds = in_turn(left, trial.repeats if prompt else trial.steps, settle)
     for one in contestants:
@@ -119,7 +121,7 @@ def run_place(contestants: Sequence[Contestant], place: Place, trial: Trial, gau
         taken = seconds[one.label]
         if taken is None:
             one.full = not prompt
-            found[one.label] = Measured(failure=NO_ROOM)
+            found[one.label] = Measurement(failure=NO_ROOM)
         else:
             found[one.label] = found[one.label]._replace(seconds=tuple(taken))
     if any(one.failure is not None for one in found.values()):
@@ -127,24 +129,24 @@ def run_place(contestants: Sequence[Contestant], place: Place, trial: Trial, gau
     return found
 
 
-def _first(one: Contestant, run: Callable[[], Any], place: Place, trial: Trial, gauge: Gauge) -> Measured:
+def _first(one: Contestant, run: Callable[[], Any], workload: Workload, trial: Trial, gauge: Gauge) -> Measurement:
     """State and peak memory, or why there are none."""
     if one.full:
-        return Measured(failure=NO_ROOM)
+        return Measurement(failure=NO_ROOM)
     try:
         with room():
-            if place.kind == "decode":
-                one.reach(place.length, place.batch, trial)
+            if workload.kind == "decode":
+                one.reach(workload.length, workload.batch, trial)
             state = cache_bytes(one.cache)
             answer, peak = gauge(run, state)
-            return Measured(state_bytes=cache_bytes(answer) if place.kind == "prefill" else state, peak_bytes=peak)
+            return Measurement(state_bytes=cache_bytes(answer) if workload.kind == "prefill" else state, peak_bytes=peak)
     except NoRoom:
-        one.full = place.kind == "decode"
-        return Measured(failure=NO_ROOM)
+        one.full = workload.kind == "decode"
+        return Measurement(failure=NO_ROOM)
 
 
 def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
-    """Give back what a model without room had taken."""
+    """Free the caches of models that have run out of memory."""
     for one in contestants:
         if one.full:
             one.cache = None
@@ -154,14 +156,14 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
 
 
 def run_trial(
-    contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Place], object] = lambda _: None
-) -> Iterator[tuple[Place, dict[str, Measured]]]:
-    """Every place, and what each model does there, by label. tell: hears of a place as it begins."""
+    contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Workload], object] = lambda _: None
+) -> Iterator[tuple[Workload, dict[str, Measurement]]]:
+    """Every workload, and what each model did with it, by label. tell: called with each workload as it begins."""
     batch = None
-    for place in trial.places():
-        tell(place)
-        if place.batch != batch:
-            batch = place.batch
+    for workload in trial.workloads():
+        tell(workload)
+        if workload.batch != batch:
+            batch = workload.batch
             for one in contestants:
                 one.clear()
-        yield place, run_place(contestants, place, trial, gauge)
+        yield workload, run_workload(contestants, workload, trial, gauge)

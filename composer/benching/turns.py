@@ -1,4 +1,4 @@
-"""Runs in turn: in each round every contestant runs once, so that what else the machine does hurts all alike."""
+"""Runs in turn: in each round every contestant runs once, so that other work of the machine slows all alike."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NO_ROOM = "out of memory"
 
 
 class NoRoom(Exception):
-    """A run has come to the end of the memory."""
+    """A run has run out of memory."""
 
 
 @contextmanager
 def room() -> Iterator[None]:
-    """Raises NoRoom where memory ends; every other error is the program's own."""
+    """Raises NoRoom where the block runs out of memory; other errors pass."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -33,9 +33,9 @@ def in_turn(
     settle: Callable[[], object],
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float] | None]:
-    """Seconds of each run in each round; None of one that came to the end of the memory, which sits out the rounds after.
+    """Seconds of each run in each round; None for one that ran out of memory, which is left out of later rounds.
 
-    settle: waits until what was asked of the device is done. What a run returns is freed once its time is taken.
+    settle: waits until the device has finished. What a run returns is freed once it has been timed.
     """
     seconds: dict[str, list[float] | None] = {name: [] for name in runs}
     for _ in range(rounds):

@@ -19,9 +19,9 @@ from composer.errors import AblationError
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.ablation.plan import Step
+    from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
-    from composer.ablation.runner import Start, Told
+    from composer.ablation.runner import OnStep, Start
     from composer.ablation.steps import Figures
 
 FAILED = 1
@@ -30,12 +30,12 @@ FAILED = 1
 
 def ablate(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Sweeps, for all of their variants; single specs, too.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Where all of it goes; said again, it goes on there.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Folder of the ablation; calling again continues it.")],
     source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="From nothing, each on its own trunk.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(metavar="MODEL", help="With --fresh: whose tokenizer to take.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Build each from nothing, on a trunk of its own.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(metavar="MODEL", help="With --fresh: a model whose tokenizer to take.")] = None,
     data: Annotated[
-        list[str] | None, typer.Option(metavar="REF", help="To train on, as `compose distill` takes it. May be repeated.")
+        list[str] | None, typer.Option(metavar="REF", help="Data to train on, as for `compose distill`. May be repeated.")
     ] = None,
     held_out: HeldOut = None,
     share: HeldShare = SHARE,
@@ -43,13 +43,13 @@ def ablate(
         str | None, typer.Option(metavar="SOURCE", help="The model to learn from and compare with; left out, that of --from.")
     ] = None,
     tasks: Annotated[
-        list[str] | None, typer.Option(metavar="TASK,…", help="To score on, as `compose eval` takes them. May be repeated.")
+        list[str] | None, typer.Option(metavar="TASK,…", help="Tasks to score on, as for `compose eval`. May be repeated.")
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,…", help="Tokens of a sample of a task: 512,4k, where 4k is 4,096.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Of each task at each length.")] = 100,
-    seeds: Annotated[str, typer.Option(metavar="N,…", help="Each variant is built and trained with each of them.")] = "0",
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each task at each length.")] = 100,
+    seeds: Annotated[str, typer.Option(metavar="N,…", help="Seeds; each variant is built and trained with each of them.")] = "0",
     text: Text = None,
     haystack: Haystack = None,
     babi: Babi = None,
@@ -64,8 +64,8 @@ def ablate(
 ) -> None:
     """Build, train and score every variant of a sweep.
 
-    Each step is named by all that decides its result and done once: variants share what they begin alike with, and a call that was
-    stopped goes on when it is said again. A variant that fails is reported and leaves the others; the exit code is then 1.
+    Each step is named by all that decides its result, and runs once: variants that begin alike share their first steps, and the
+    same call again continues one that was stopped. Where a variant fails, the others still run; the exit code is then 1.
     """
     if (source is None) != fresh:
         both = " One of the two, not both." if fresh else ""
@@ -128,7 +128,7 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
     return one_process if count == 1 else processes(count)
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Told | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
     """How an ablation goes: a bar on a terminal, a line as each step ends elsewhere."""
     return bars.watching(
         "bar",
@@ -141,13 +141,13 @@ def watching(*, quiet: bool) -> AbstractContextManager[Told | None]:
     )
 
 
-def _line(step: Step | None, figures: Figures, done: int, total: int) -> None:
+def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
         typer.echo(f"{done}/{total}  {_ended(step, figures)}", err=True)
     elif done:
         typer.echo(f"{done}/{total}  found done", err=True)
 
 
-def _ended(step: Step, figures: Figures) -> str:
+def _ended(step: AblationStep, figures: Figures) -> str:
     how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
     return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"

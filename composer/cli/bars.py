@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec
 import typer
 
 if TYPE_CHECKING:
-    from composer.training.loop import Step
+    from composer.training.loop import StepProgress
 
 Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
 Told = ParamSpec("Told")
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 
 
 def on_terminal() -> bool:
-    """Whether there is somebody to watch a bar."""
+    """Whether stderr is a terminal, where bars can move."""
     return sys.stderr.isatty()
 
 
@@ -64,9 +64,9 @@ def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], Non
 def watching(
     *columns: Column, bar: Callable[Told, Shown], line: Callable[Told, None], quiet: bool, stay: bool = False
 ) -> Iterator[Callable[Told, None] | None]:
-    """What to call as a command gets on: it moves a bar on a terminal, and prints lines to stderr elsewhere. None where ``quiet``.
+    """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where ``quiet``.
 
-    bar: what is shown of a call. line: prints what there is to print of it.
+    bar: from the callback's arguments to what the bar shows. line: prints them, or nothing.
     """
     if quiet:
         yield None
@@ -79,7 +79,7 @@ def watching(
 
 @contextmanager
 def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """What to call with a file's name, and the bytes of it that are done and there are; None where nobody watches."""
+    """A callback that takes a file's name, its bytes that are done, and its bytes; None where stderr is no terminal."""
     if not on_terminal():
         yield None
         return
@@ -89,7 +89,7 @@ def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """What to call after each of ``total`` things."""
+    """A callback for each of ``total`` things that is done."""
     if not on_terminal():
         yield lambda: None
         return
@@ -106,7 +106,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def training_steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
+def training_steps(*, quiet: bool) -> Iterator[Callable[[StepProgress], None] | None]:
     """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
     with watching(
         "name",
@@ -120,11 +120,11 @@ def training_steps(*, quiet: bool) -> Iterator[Callable[[Step], None] | None]:
         yield watch
 
 
-def _line(step: Step) -> None:
+def _line(step: StepProgress) -> None:
     if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
         typer.echo(f"{step.stage}  {_figures(step)}", err=True)
 
 
-def _figures(step: Step) -> str:
+def _figures(step: StepProgress) -> str:
     left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"

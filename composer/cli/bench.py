@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.benching.options import REPEATS, STEPS, Options
+from composer.benching.options import REPEATS, STEPS, BenchOptions
 from composer.cli import bars
 from composer.cli.bars import Shown
 from composer.cli.numbers import read_numbers
@@ -20,8 +20,8 @@ from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.benching.options import Progress
-    from composer.benching.report import Report
+    from composer.benching.options import BenchProgress
+    from composer.benching.report import BenchReport
 
 
 def bench(
@@ -35,28 +35,28 @@ def bench(
     ],
     prefill: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of prompts: 1k,4k,64k, where 1k is 1,024.")] = None,
     decode: Annotated[str | None, typer.Option(metavar="N,…", help="Positions that a token is decoded at: 512,4k,128k.")] = None,
-    batch: Annotated[str, typer.Option(metavar="N,…", help="Rows that go through a model together.")] = "1",
-    repeats: Annotated[int, typer.Option(min=1, help="Passes over each prompt that count.")] = REPEATS,
-    steps: Annotated[int, typer.Option(min=1, help="Tokens that are decoded at each position, and count.")] = STEPS,
+    batch: Annotated[str, typer.Option(metavar="N,…", help="Rows of a batch.")] = "1",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed passes over each prompt.")] = REPEATS,
+    steps: Annotated[int, typer.Option(min=1, help="Timed tokens at each position.")] = STEPS,
     memory: Annotated[
         bool,
         typer.Option("--memory", help="On a CPU, measure peak memory, too, each model in a process of its own; a GPU always does."),
     ] = False,
     device: RunsOn = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Of the CPU.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
-    seed: Annotated[int, typer.Option(min=0, help="Of the tokens, which are random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens, which are random.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the report, the table and pictures go.")
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report, tables and plots.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bench that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bench in OUT.")] = False,
     as_json: Json = False,
 ) -> None:
     """Time the prefill and the decode of models, side by side.
 
-    All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. It is
-    one run from end to end, since times of different hours do not compare: one that was interrupted leaves nothing.
+    All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. Times
+    of different hours do not compare, so a bench is a single run: one that was interrupted leaves nothing, and starts anew.
     """
     lengths = read_numbers(prefill, "--prefill", BenchError)
     positions = read_numbers(decode, "--decode", BenchError)
@@ -65,7 +65,7 @@ def bench(
 
     errors_alone()
     with watching(quiet=as_json) as watch:
-        options = Options(
+        options = BenchOptions(
             batches=rows,
             repeats=repeats,
             steps=steps,
@@ -83,7 +83,7 @@ def bench(
     _print(report, out, as_json=as_json)
 
 
-def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
+def _print(report: BenchReport, out: Path | None, *, as_json: bool) -> None:
     from composer.benching.table import remarks, tables
 
     if as_json:
@@ -101,7 +101,7 @@ def _print(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"Report, table and plots: {shown(out)}")
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:
     """How a bench goes: a bar on a terminal, a line as each cell begins elsewhere."""
     return bars.watching(
         "text",

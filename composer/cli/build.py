@@ -31,7 +31,7 @@ def build(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes; left out, SPEC-SOURCE or SPEC-fresh here."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Folder of the model; left out, SPEC-SOURCE or SPEC-fresh here."),
     ] = None,
     settings: Set = None,
     lolcats: Annotated[
@@ -55,7 +55,7 @@ def build(
     hash_contents: Annotated[
         bool, typer.Option("--hash", help="Read large linked files, too, so that `verify` can check each byte of them later.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
     revision: Revision = None,
     as_json: Json = False,
@@ -96,7 +96,7 @@ def build(
 
 
 def _print_plan(plan: Plan) -> None:
-    """What becomes of each tensor: those that differ in their layer alone stand on one line."""
+    """What becomes of each tensor; those that differ only in their layer are on one line."""
     heading("Plan")
     entries = {"inherited": plan.inherited, "given": plan.given, "fresh": plan.fresh, "dropped": plan.dropped}
     print_table([(what, plural(len(some), "tensor"), _numbers(some.values())) for what, some in entries.items() if some])
@@ -135,7 +135,7 @@ def _print_files(report: BuildReport, seed: int, *, fresh: bool) -> None:
 
 
 def _grouped(entries: Mapping[str, Shaped]) -> list[tuple[str, str, str]]:
-    """Count, shape and name; one row for the names that differ in their layer's number alone."""
+    """Count, shape and name; names that differ only in the number of their layer are one row."""
     layers: dict[tuple[str, str, str], list[int]] = {}
     for name, entry in entries.items():
         found = re.search(r"\blayers\.(\d+)\.", name)

@@ -15,7 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.training.run import RunReport
+    from composer.training.run import TrainingReport
 
 
 def distill(
@@ -32,7 +32,7 @@ def distill(
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-distilled."),
     ] = None,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the data, and of adapters.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the data, and of adapters.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
@@ -45,18 +45,19 @@ def distill(
 ) -> None:
     """Train a built model to be like its teacher.
 
-    As its recipe says, its heads learn the teacher's attention, and then all of it the text. While it runs, checkpoints, a log and
-    TensorBoard's files stand in OUT.run; --resume goes on from there to the same numbers. The result appears whole or not at all.
+    Its recipe says how: first the heads learn the teacher's attention, then the model learns the text. While it runs, checkpoints,
+    a log and TensorBoard's files are in OUT.run, from where --resume continues to the same numbers. The result appears whole or
+    not at all.
 
-    Several processes share out the models' parameters and each step's rows: torchrun --nproc-per-node 2 -m composer distill …
+    Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
     from composer.training.distill import distill as run
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-distilled")
     with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
-        options = Options(
+        options = TrainingOptions(
             data=data,
             held_out=held_out or (),
             share=share,
@@ -78,8 +79,8 @@ def distill(
         print_run(report, "Distilled", as_json=as_json)
 
 
-def print_run(report: RunReport, did: str, *, as_json: bool) -> None:
-    """Losses before and after, and where the rest is told."""
+def print_run(report: TrainingReport, did: str, *, as_json: bool) -> None:
+    """Losses before and after, and where the log is."""
     if as_json:
         print_json(report.model_dump(mode="json"))
         return

@@ -15,13 +15,13 @@ from composer.cli.numbers import read_numbers
 from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
 from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import EvaluationError
-from composer.evaluation.options import BATCH_TOKENS, SAMPLES, Options
+from composer.evaluation.options import BATCH_TOKENS, SAMPLES, EvaluationOptions
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.evaluation.options import Progress
-    from composer.evaluation.report import Report
+    from composer.evaluation.options import EvaluationProgress
+    from composer.evaluation.report import EvaluationReport
 
 
 def evaluate(
@@ -35,18 +35,18 @@ def evaluate(
     ],
     tasks: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK,…", help="passkey, recall, perplexity, …, with options behind: passkey,depth=0.5,recall."),
+        typer.Option(metavar="TASK,…", help="Tasks, options behind them: passkey,depth=0.5,recall,perplexity are three."),
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(metavar="N,…", help="Tokens of a sample, its answer included: 512,4k, where 4k is 4,096.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help=f"Of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
+        int | None, typer.Option(min=1, help=f"Samples of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Where results and pictures go; said again, it goes on there."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Folder for results and plots; the same call again continues in it."),
     ] = None,
     text: Text = None,
     haystack: Haystack = None,
@@ -54,20 +54,20 @@ def evaluate(
     device: RunsOn = "cpu",
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples that are scored together.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples of a batch.")] = BATCH_TOKENS,
     harness: Annotated[
         str | None, typer.Option("--lm-eval", metavar="TASK,…", help="Tasks of lm-eval-harness, if it is installed.")
     ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --lm-eval: a folder with tasks of your own.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the evaluation that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the evaluation in OUT.")] = False,
     as_json: Json = False,
 ) -> None:
     """Score models on tasks at several lengths.
 
-    Every sample is written down as it is scored: an evaluation that was interrupted goes on where it stopped when it is started
-    again with the same OUT. Without OUT nothing is written.
+    Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.
+    Without OUT nothing is written.
     """
     from composer.evaluation.runner import evaluate as run
 
@@ -75,7 +75,7 @@ def evaluate(
     if include_path is not None and harness is None:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     with watching(quiet=as_json) as watch:
-        options = Options(
+        options = EvaluationOptions(
             samples=samples,
             seed=seed,
             out=out,
@@ -95,7 +95,7 @@ def evaluate(
     print_report(report, out, as_json=as_json)
 
 
-def print_report(report: Report, out: Path | None, *, as_json: bool) -> None:
+def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -> None:
     """The tables, and where the rest is told."""
     from composer.evaluation.table import tables
 
@@ -111,11 +111,11 @@ def print_report(report: Report, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"\nResults, tables and plots: {shown(out)}")
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None] | None]:
+def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
     """How an evaluation goes: a bar on a terminal, a line as each cell begins elsewhere."""
     begun: list[tuple[str, str, int]] = []
 
-    def line(progress: Progress) -> None:
+    def line(progress: EvaluationProgress) -> None:
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)
@@ -132,5 +132,5 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[Progress], None
     )
 
 
-def _cell(progress: Progress) -> str:
+def _cell(progress: EvaluationProgress) -> str:
     return f"{progress.model}  {progress.task}  {progress.length:,}"

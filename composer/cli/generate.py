@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import composer
-from composer.cli.options import Backend, Json
+from composer.cli.options import Backend, Json, RunsOn
 from composer.cli.screen import print_json, size, without_bars
 from composer.devices import check_device, ran_out_of_memory
 from composer.errors import ComposerError
@@ -26,16 +26,16 @@ from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
 
 def generate(
     model: Annotated[str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")],
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from; - reads it from stdin.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue; - reads it from stdin.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
+    device: RunsOn = "cpu",
     backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Let a model go on from a prompt, and print both."""
+    """Let a model continue a prompt, and print both."""
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = _text(prompt)
@@ -89,7 +89,7 @@ def _loaded(model: str, device: str, backend: str) -> tuple[Any, Path]:
 
 
 def _text(prompt: str) -> str:
-    """What is to be gone on from: the prompt, or what stands on stdin. Raises ComposerError where it is no text."""
+    """The prompt, or what is read from stdin. Raises ComposerError where it is no text."""
     try:
         text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
         text.encode("utf-8")
@@ -104,7 +104,7 @@ def _text(prompt: str) -> str:
 
 @contextmanager
 def _said_by(settings: Path) -> Iterator[None]:
-    """What transformers says of ways of writing that it does not have, or that are no composed model's."""
+    """Errors of transformers about generation settings that it, or a composed model, does not have, as ComposerErrors."""
     try:
         yield
     except ValueError as error:
@@ -113,7 +113,7 @@ def _said_by(settings: Path) -> Iterator[None]:
 
 @contextmanager
 def _room_for(model: Any, tokens: int) -> Iterator[None]:
-    """Running out of memory, in words: what the state takes, and what to lower."""
+    """Running out of memory, as a ComposerError that says what the state takes, and what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter

@@ -16,7 +16,7 @@ def merge(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-merged.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
     from composer.training.merge import merge_adapters

@@ -22,7 +22,7 @@ HINT = "# For completion in your editor"
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="The new spec is NAME.yaml; folders in front of it are kept.")],
+    name: Annotated[str, typer.Argument(help="The new spec is NAME.yaml; NAME may be a path.")],
     like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this file or shipped spec.")] = None,
 ) -> None:
     """Write a commented spec to start from."""

@@ -15,7 +15,7 @@ SOURCE = "A folder with config.json and safetensors, a built model too, or a mod
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Say something else than the spec: head.memory.0.size=32. May be repeated."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec: head.memory.0.size=32. May be repeated."),
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a model of the Hub.")]
 Backend = Annotated[
@@ -33,24 +33,24 @@ Data = Annotated[
 ]
 HeldOut = Annotated[
     list[str] | None,
-    typer.Option("--held-out", metavar="REF", help="To evaluate on; left out, a share of the data that training does not see."),
+    typer.Option("--held-out", metavar="REF", help="Data to evaluate on; left out, a share of --data that is not trained on."),
 ]
-HeldShare = Annotated[float, typer.Option("--share", help="Of the data, held out where --held-out names none; 0: nothing.")]
-RunsOn = Annotated[str, typer.Option("--device", help="Where it runs: cpu or cuda.")]
+HeldShare = Annotated[float, typer.Option("--share", help="Share of --data to hold out, without --held-out; 0: none.")]
+RunsOn = Annotated[str, typer.Option("--device", help="Where to run: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
-WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Of all weights; left out, as they are stored.")]
-Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="What perplexity reads.")]
-Haystack = Annotated[Path | None, typer.Option("--haystack", metavar="FILE", help="The text that needles are hidden in.")]
+WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Type of all weights; left out, as they are stored.")]
+Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text that perplexity is measured on.")]
+Haystack = Annotated[Path | None, typer.Option("--haystack", metavar="FILE", help="Text that needles are hidden in.")]
 Babi = Annotated[
-    Path | None, typer.Option("--babi", metavar="FOLDER", help="bAbI's files, for babilong; left out, facts made here.")
+    Path | None, typer.Option("--babi", metavar="FOLDER", help="bAbI's files, for babilong; left out, facts are generated.")
 ]
 Checkpointing = Annotated[
     bool,
     typer.Option(
         "--gradient-checkpointing",
-        help="Where the whole model learns, compute what is inside its layers twice: less memory, more time. Attention transfer "
-        "holds the inside of one layer at a time anyway.",
+        help="Where the whole model learns, compute the inside of its layers again in the backward pass: less memory, more time. "
+        "Attention transfer holds one layer at a time anyway.",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-Anew = Annotated[bool, typer.Option("--force", help="Replace the result and the run that stand there.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")]
+Anew = Annotated[bool, typer.Option("--force", help="Replace the result, and the run, in their place.")]

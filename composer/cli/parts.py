@@ -24,7 +24,7 @@ from composer.spec.fields import is_model, kind_words
 
 
 def parts(
-    name: Annotated[str | None, typer.Argument(help="A kind, or a role: all that it says of itself.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A kind, or a role, to describe in full.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the parts that a head is made of, and their equations.

@@ -22,15 +22,15 @@ from composer.spec.inherit import shown
 
 def sample(
     model: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where they go, as JSON lines.")],
-    texts: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="File for the texts, as JSON lines.")],
+    texts: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a text at most, BOS included.")] = 512,
     temperature: Annotated[float, typer.Option(min=0.01, help="1 is the model's own distribution.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
-    batch: Annotated[int, typer.Option(min=1, help="Texts written at a time; other numbers give other texts.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Texts of a batch; another number gives other texts.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that stands there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Let a model write texts to train its student on.
 
@@ -58,7 +58,7 @@ def sample(
 
 @contextmanager
 def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
-    """A file that appears when it is whole; nobody else writes it meanwhile. Raises DataError where it cannot be written."""
+    """A file that appears when it is whole, locked until then. Raises DataError where it cannot be written."""
     busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,11 @@ SHORT_HASH = 12
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 HEARD = 10.0
-"""Seconds that a process of several waits for the others before it ends."""
+"""Seconds that one of several processes waits for the others before it exits."""
 
 
 def print_json(value: Any) -> None:
-    """The one thing on stdout for a program to read: where the terminal's encoding lacks a character, as an escape."""
+    """JSON on stdout; characters that the terminal's encoding lacks are escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -41,7 +41,7 @@ def print_json(value: Any) -> None:
 
 
 def replace_what_cannot_be_shown() -> None:
-    """Characters that the terminal's encoding lacks become question marks, and end no command."""
+    """Characters that the terminal's encoding lacks become question marks, instead of ending the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
@@ -55,7 +55,7 @@ class _OnStderr(logging.Handler):
 
 
 def say_what_is_fetched() -> None:
-    """On stderr, from now on: what the Hub is asked for."""
+    """From now on, what is asked of the Hub is printed to stderr."""
     log = logging.getLogger(hub.__name__)
     if not log.handlers:
         log.addHandler(_OnStderr())
@@ -169,9 +169,9 @@ def errors_alone() -> None:
 
 @contextmanager
 def one_voice() -> Iterator[bool]:
-    """The processes that torchrun has started for one command, as a group; whether this is the one that speaks.
+    """Makes the processes that torchrun has started a group; gives whether this is the one that prints.
 
-    A mistake is told by the first alone, and nobody leaves before it has spoken: the launcher ends all as soon as one leaves.
+    An error of all is printed by the first alone, and no other exits before it has: torchrun ends all as soon as one exits.
     """
     from composer.training.processes import count, is_first, meet, together
 

@@ -33,10 +33,10 @@ _LEAVES = 3
 def show(
     spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: the shipped ones, by name.")] = None,
     source: MaybeFrom = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on the trunk of its own, as `build --fresh` does.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on its own trunk, as `build --fresh` does.")] = False,
     settings: Set = None,
     revision: Revision = None,
-    expanded: Annotated[bool, typer.Option("--expand", help="Of a sweep, each variant as a spec of its own.")] = False,
+    expanded: Annotated[bool, typer.Option("--expand", help="Print each variant of a sweep as a spec of its own.")] = False,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="With --expand: write one file a variant there.")
     ] = None,

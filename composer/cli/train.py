@@ -25,7 +25,7 @@ def train(
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
     ] = None,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
@@ -36,18 +36,18 @@ def train(
 ) -> None:
     """Train a model that was built from nothing.
 
-    Every parameter learns the next token, as its recipe says. While it runs, checkpoints, a log and TensorBoard's files stand in
-    OUT.run; --resume goes on from there to the same numbers.
+    Every parameter learns to predict the next token, as its recipe says. While it runs, checkpoints, a log and TensorBoard's files
+    are in OUT.run, from where --resume continues to the same numbers.
 
-    Several processes share out the model's parameters and each step's rows: torchrun --nproc-per-node 2 -m composer train …
+    Several processes shard the model, and share each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
-    from composer.training.run import Options
+    from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
     with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
-        options = Options(
+        options = TrainingOptions(
             data=data,
             held_out=held_out or (),
             share=share,

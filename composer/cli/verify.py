@@ -21,7 +21,7 @@ def verify(
     """Check a built model against its record.
 
     Spec, config, coverage, shapes, hashes of all files, finite values. The exit code is 1 where something does not match.
-    Whoever changes a folder can change its record, too: compare the record's SHA-256 with what its maker tells.
+    Whoever changes a folder can change its record, too: compare the record's SHA-256 with the one that its author published.
     """
     from composer.weights.verify import verify as checks_of
 

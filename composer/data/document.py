@@ -9,8 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """ids: ``T`` int32, with the tokens that begin and end a text where the tokenizer has them. learned: ``T`` bool, which of
-    them are to be predicted; the first never is, whatever stands here, as nothing stands before it."""
+    """ids: ``T`` int32, with BOS and EOS where the tokenizer has them. learned: ``T`` bool, which of them are to be predicted; the
+    first never is, whatever this says of it."""
 
     ids: np.ndarray
     learned: np.ndarray

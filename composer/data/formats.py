@@ -1,4 +1,4 @@
-"""What a record's columns mean: which of its words are said to the model, and which it is to learn."""
+"""From a record's columns to a document: which text the model is given, and which it learns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from composer.data.document import Document
-from composer.data.reading import Record
-from composer.data.references import Form, Records
+from composer.data.reading import DataRecord
+from composer.data.references import Form, RecordOptions
 from composer.errors import DataError
 from composer.spec.places import brief, nearest
 
@@ -27,20 +27,20 @@ TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
 DAY = "26 Jul 2024"
-"""What Llama's chat templates call today where they are not told: the default of those that do not ask the clock."""
+"""The date for chat templates that write one: the default of Llama's, of those that do not ask the clock."""
 
 
-class Piece(NamedTuple):
-    """Words of a document, and whether they are learned."""
+class TextPiece(NamedTuple):
+    """A piece of a document, and whether it is learned."""
 
     text: str
     learned: bool
 
 
-class Draft(NamedTuple):
-    """A document before it is cut into tokens. bare: it says itself how it begins and ends, as chat templates do."""
+class TextDraft(NamedTuple):
+    """A document before it is tokenized. bare: its text has BOS and EOS already, as chat templates write them."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     bare: bool = False
 
 
@@ -48,20 +48,20 @@ class Empty(DataError):
     """A record with nothing in it."""
 
 
-def draft(record: Record, options: Records, tokenizer: PreTrainedTokenizerBase) -> Draft | None:
-    """The record as pieces, or None where it is empty and may be. Raises DataError, which names the record."""
+def draft(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedTokenizerBase) -> TextDraft | None:
+    """The record as pieces of text; None where it is empty and such are skipped. Raises DataError, which names the record."""
     form = form_of(record, options)
     try:
         if form == "messages":
-            return Draft(_chat(record, tokenizer), bare=True)
-        return Draft(_plain(record, form, options.column or "text"))
+            return TextDraft(_chat(record, tokenizer), bare=True)
+        return TextDraft(_plain(record, form, options.column or "text"))
     except Empty:
         if options.empty == "skip":
             return None
         raise
 
 
-def form_of(record: Record, options: Records) -> Form:
+def form_of(record: DataRecord, options: RecordOptions) -> Form:
     """How the record is to be read. Raises DataError where its columns do not say, or are not those that were asked for."""
     found = list(record.fields)
     if options.column is not None:
@@ -82,22 +82,22 @@ def form_of(record: Record, options: Records) -> Form:
     raise DataError(_columns(record, every, "no columns that are understood"))
 
 
-def _columns(record: Record, wanted: Iterable[str], what: str) -> str:
+def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
     found = ", ".join(record.fields) or "none"
     guess = next((hint for name in record.fields if (hint := nearest(name, wanted))), ".")
     understood = " | ".join("+".join(names) for names in COLUMNS.values())
     return f"{record.place}: {what}; its columns: {found}{guess} Understood: {understood}; or column=NAME of the text"
 
 
-def _plain(record: Record, form: Form, column: str) -> tuple[Piece, ...]:
+def _plain(record: DataRecord, form: Form, column: str) -> tuple[TextPiece, ...]:
     if form == "completion":
-        return Piece(_words(record, "prompt"), False), Piece(_words(record, "completion"), True)
+        return TextPiece(_words(record, "prompt"), False), TextPiece(_words(record, "completion"), True)
     if form == "alpaca":
         given = record.fields.get("input")
         more = _words(record, "input") if given else ""
         prompt = alpaca_prompt(_words(record, "instruction"), more)
-        return Piece(prompt, False), Piece(_words(record, "output"), True)
-    return (Piece(_words(record, column), True),)
+        return TextPiece(prompt, False), TextPiece(_words(record, "output"), True)
+    return (TextPiece(_words(record, column), True),)
 
 
 def alpaca_prompt(instruction: str, more: str = "") -> str:
@@ -106,7 +106,7 @@ def alpaca_prompt(instruction: str, more: str = "") -> str:
     return f"{begin}. {REQUEST}### Instruction:\n{instruction}\n\n{said}### Response:\n"
 
 
-def _words(record: Record, column: str) -> str:
+def _words(record: DataRecord, column: str) -> str:
     words = record.fields[column]
     if words is None or (isinstance(words, str) and not words.strip()):
         shown = "missing" if words is None else "blank"
@@ -116,7 +116,7 @@ def _words(record: Record, column: str) -> str:
     return words
 
 
-def _chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[Piece, ...]:
+def _chat(record: DataRecord, tokenizer: PreTrainedTokenizerBase) -> tuple[TextPiece, ...]:
     """A conversation in the tokenizer's chat template; what follows the prompt for a turn of the assistant is learned."""
     if not tokenizer.chat_template:
         raise DataError(
@@ -135,12 +135,12 @@ def _chat(record: Record, tokenizer: PreTrainedTokenizerBase) -> tuple[Piece, ..
                     f"{record.place}: the chat template writes the turn {number + 1} otherwise once more is said, so where the "
                     "assistant speaks cannot be told; give columns prompt+completion"
                 )
-            pieces += [Piece(whole[done : len(asked)], False), Piece(whole[len(asked) : len(said)], True)]
+            pieces += [TextPiece(whole[done : len(asked)], False), TextPiece(whole[len(asked) : len(said)], True)]
             done = len(said)
-    return (*pieces, Piece(whole[done:], False))
+    return (*pieces, TextPiece(whole[done:], False))
 
 
-def _turns(record: Record) -> list[dict[str, str]]:
+def _turns(record: DataRecord) -> list[dict[str, str]]:
     messages = record.fields["messages"]
     if not messages:
         raise Empty(f"{record.place}: messages is empty; mend the record, or leave such records out: empty=skip")
@@ -148,7 +148,7 @@ def _turns(record: Record) -> list[dict[str, str]]:
     for number, message in enumerate(messages if isinstance(messages, list) else [messages], 1):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise DataError(f"{record.place}: message {number} is {brief(message)}; expected a mapping with role and content")
-        here = Record(f"{record.place}, message {number}", dict(message))
+        here = DataRecord(f"{record.place}, message {number}", dict(message))
         turns.append({"role": _words(here, "role"), "content": _words(here, "content")})
     if all(turn["role"] != "assistant" for turn in turns):
         roles = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
@@ -156,7 +156,7 @@ def _turns(record: Record) -> list[dict[str, str]]:
     return turns
 
 
-def _rendered(record: Record, turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, asking: bool) -> str:
+def _rendered(record: DataRecord, turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, asking: bool) -> str:
     """asking: with what the template puts before the assistant's next turn."""
     try:
         # Templates that write the date ask the clock for it: the same data must be the same tokens tomorrow.
@@ -166,11 +166,11 @@ def _rendered(record: Record, turns: list[dict[str, str]], tokenizer: PreTrained
     return text
 
 
-def encode(said: Draft, tokenizer: PreTrainedTokenizerBase) -> Document:
-    """The draft in tokens: a beginning where the tokenizer puts one of its own accord, an end where it has one; it is learned.
+def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
+    """The draft in tokens, with BOS where the tokenizer adds it by itself, and EOS, which is learned, where it has one.
 
-    A piece is cut into tokens as what follows the pieces before it, whose tokens stay as they are without it: a prompt has the
-    tokens that it has when a model is asked to go on with it.
+    Each piece is tokenized as the continuation of those before it, whose tokens it does not change: a prompt has the tokens that
+    it has in generation.
     """
     ids, learned, text, before = [], [], "", np.empty(0, np.int32)
     for piece in said.pieces:

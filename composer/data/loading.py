@@ -1,4 +1,4 @@
-"""From what ``--data`` says to rows: read, kept apart, cut into tokens, checked, mixed and packed."""
+"""From references to rows: documents are read, split, tokenized, checked, shuffled and packed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from composer.data.document import Document
-from composer.data.formats import Draft, draft, encode
+from composer.data.formats import TextDraft, draft, encode
 from composer.data.order import OF_DOCUMENTS, permutation
-from composer.data.packing import How, Rows, pack
+from composer.data.packing import How, PackedRows, pack
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, Reference, Split, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHARE = 0.05
-"""The share of documents that is kept from training, for evaluation."""
+"""The share of documents that is held out for evaluation."""
 LARGEST_SHARE = 0.5
-Progress = Callable[[str, int], None]
-"""Told of a reference, as it was said, and how many of its documents have been read by now."""
+OnDocument = Callable[[str, int], None]
+"""Called with a reference, and how many of its documents have been read."""
 
 
 @dataclass
 class _Count:
-    """What is counted while a reference is read."""
+    """Counts and documents of one reference."""
 
     records: int = 0
     empty: int = 0
@@ -49,15 +49,21 @@ def load_rows(
     longest: int | None = None,
     share: float = SHARE,
     seed: int = 0,
-    progress: Progress | None = None,
-) -> Rows:
-    """Rows of ``sequence`` tokens of all references; their documents are shuffled together first. ``Rows.report`` counts them.
+    progress: OnDocument | None = None,
+) -> PackedRows:
+    """Rows of ``sequence`` tokens from all references, whose documents are shuffled together first. Raises DataError.
 
-    vocabulary: how many embeddings the model has. longest: tokens that the source was made for; None does not ask. share: of the
-    documents of each file and each data set of the Hub; training never sees them, and evaluation sees nothing else (``held_out``).
-    0 gives all of them to either: for data that are for one of the two only. A task makes samples of its own for each, and that
-    share of them for evaluation.
-    Raises DataError.
+    - split: training, or evaluation on what is held out of it.
+    - vocabulary: how many embeddings the model has; a larger token id is refused.
+    - how: as ``pack`` has it.
+    - longest: tokens that the source model was made for; longer rows are refused. None: any length.
+    - share: of the documents of each file and each data set of the Hub, held out for evaluation; training never sees them, and
+      evaluation sees nothing else. 0 gives all documents to either split, for data that serve one of them only. A task makes other
+      samples for evaluation than for training: this share as many.
+    - seed: of the shuffle.
+    - progress: called as documents are read.
+
+    ``PackedRows.report`` counts what was read.
     """
     _check(sequence, longest, share)
     if not references:
@@ -100,10 +106,11 @@ def load_rows(
 
 
 def held_out(index: int, share: float) -> bool:
-    """Whether document ``index`` (from 0) of a reference is kept from training.
+    """Whether document ``index`` (from 0) of a reference is held out for evaluation.
 
-    One of each ``round(1 / share)`` in a row is: the first of all, so that there always is one, then whichever a hash picks. What
-    follows a document does not matter, so more data, or a larger ``limit``, move none from one side to the other.
+    One document of each block of ``round(1 / share)`` is: the first document of the first block, so that there always is one, and
+    one that a hash picks in each other block. Later documents do not matter, so more data, or a larger ``limit``, move none from
+    one split to the other.
     """
     if not share:
         return False
@@ -159,7 +166,7 @@ def _documents(
     return (encode(one, tokenizer) for one, held in sides if held == wanted or not share)
 
 
-def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[Draft]:
+def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[TextDraft]:
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1

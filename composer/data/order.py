@@ -1,4 +1,4 @@
-"""Which rows a step takes: a function of the seed and the step alone, so that a run goes on anywhere as if it had never stopped."""
+"""Which rows a step takes: it depends on the seed and the step alone, so that a continued run takes the same ones."""
 
 from __future__ import annotations
 

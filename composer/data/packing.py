@@ -1,4 +1,4 @@
-"""Documents in rows of one length. A model sees the boundaries by the positions: 0 begins a document."""
+"""Documents in rows of one length. Positions mark their boundaries: 0 begins a document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ How = Literal["packed", "whole", "padded"]
 IGNORED = -100
 """The label of what is not to be predicted, as transformers and torch have it."""
 PADDING = 0
-"""The token of padding: any, as nothing before it sees it and nothing is asked of it."""
+"""The token of padding: any would do, as no token before it sees it, and it is not predicted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +62,16 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of exactly ``sequence`` tokens.
+class PackedRows:
+    """N rows of exactly T tokens.
 
-    ids: ``N T`` int32, 0 in padding. labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned,
-    in padding, and at the first token of each document. position: ``N T`` int32, 0 begins a document; padding counts on.
-    valid: ``N T`` bool, false in padding. dropped: tokens of documents and rows without anything to predict, which are in no row.
-    report: what was read, where ``load_rows`` made it.
+    - ids: ``N T`` int32, 0 in padding.
+    - labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned, in padding, and at the first token
+      of each document.
+    - position: ``N T`` int32, 0 begins a document; padding counts on.
+    - valid: ``N T`` bool, false in padding.
+    - dropped: tokens that are in no row, as their document, or their row, has none to predict.
+    - report: what was read, where ``load_rows`` made the rows.
     """
 
     ids: np.ndarray
@@ -98,14 +101,14 @@ class Rows:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the contents, as hexadecimal digits: a run that goes on can prove that its data are the same."""
+        """SHA-256 of the contents, as hexadecimal digits, by which a continued run knows that its data are the same."""
         digest = hashlib.sha256(str(self.ids.shape).encode())
         for array in self._arrays():
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The rows of these numbers, in this order; a number may come twice."""
+        """The rows of these indices, in this order; an index may come twice."""
         import torch
 
         chosen = np.asarray(indices, dtype=np.int64)
@@ -121,16 +124,17 @@ class Rows:
         return self.ids, self.labels, self.position, self.valid
 
 
-def pack(documents: Iterable[Document], sequence: int, *, how: How) -> Rows:
+def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRows:
     """Rows of ``sequence`` tokens, in the order of the documents.
 
-    packed: documents are laid end to end; one that is longer than what is left of its row goes on in the next as a document of its
-    own, which sees nothing of its beginning. whole: the same, but a document that fits into a row is never cut: it begins the next
-    row where it does not fit into this one, so that an answer keeps its question. padded: each document has rows of its own.
-    Documents longer than a row are cut in any case, and what is left of a row is padding.
+    - packed: documents are laid end to end; the rest of one that does not fit into its row is a document of its own in the next
+      row, which sees nothing of its beginning.
+    - whole: the same, but a document that fits into a row is never cut: where it does not fit into this row it begins the next, so
+      that an answer keeps its question.
+    - padded: each document has rows of its own.
 
-    A document without anything to predict is left out before it is laid, a row without anything to predict afterwards: neither
-    would teach anything. ``dropped`` counts their tokens. Raises DataError for rows of fewer than 2 tokens.
+    Documents longer than a row are always cut, and what is left of a row is padding. Documents, and then rows, without a token to
+    predict are left out; ``dropped`` counts their tokens. Raises DataError for rows of fewer than 2 tokens.
     """
     if sequence < 2:
         raise DataError(f"rows of {sequence} tokens: a token is predicted from those before it, so say at least 2")
@@ -141,16 +145,16 @@ def pack(documents: Iterable[Document], sequence: int, *, how: How) -> Rows:
         else:
             left_out += len(document)
     if not kept:
-        return Rows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
+        return PackedRows(*(np.empty((0, sequence), dtype) for dtype in (np.int32, np.int32, np.int32, np.bool_)), dropped=left_out)
     lengths = np.array([len(document) for document in kept], dtype=np.int64)
     starts = np.fromiter(_starts(lengths, sequence, how), np.int64, len(lengths))
     count = -(-int(starts[-1] + lengths[-1]) // sequence)
     rows = _filled(kept, starts, lengths, count, sequence)
     teaching = (rows.labels != IGNORED).any(axis=1)
     if teaching.all():
-        return Rows(*rows._arrays(), dropped=left_out)
+        return PackedRows(*rows._arrays(), dropped=left_out)
     left_out += int(np.count_nonzero(rows.valid[~teaching]))
-    return Rows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
+    return PackedRows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
 
 
 def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
@@ -164,7 +168,7 @@ def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
         free += length
 
 
-def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> Rows:
+def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> PackedRows:
     """All rows, with the documents at their places."""
     ids = np.full(count * sequence, PADDING, np.int32)
     learned = np.zeros(count * sequence, np.bool_)
@@ -178,4 +182,4 @@ def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, 
     column = np.arange(sequence, dtype=np.int32)
     position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     labels = np.where(learned.reshape(count, sequence) & ~begins, ids.reshape(count, sequence), np.int32(IGNORED))
-    return Rows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))
+    return PackedRows(ids.reshape(count, sequence), labels, position, valid.reshape(count, sequence))

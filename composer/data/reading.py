@@ -17,26 +17,26 @@ from composer.spec.places import brief, nearest
 from converters.bounded import parse_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-"""What is read, by the end of its name, and who reads it in ``datasets``."""
+"""Suffixes of the files that are read, and the readers of ``datasets`` for them."""
 READ = ", ".join(KINDS)
 MAGIC = "*?["
 
 
-class Record(NamedTuple):
+class DataRecord(NamedTuple):
     """One record and where it stands, such as ``data.jsonl, record 3`` (from 1)."""
 
     place: str
     fields: dict[str, Any]
 
 
-def read_records(data: FileData | HubData) -> Iterator[Record]:
+def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
     """All records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or later."""
     source = _hub_records(data) if isinstance(data, HubData) else _file_records(data)
     return islice(source, data.skip, None if data.limit is None else data.skip + data.limit)
 
 
 def files_of(data: FileData) -> tuple[Path, ...]:
-    """The files that are meant, sorted, all of one kind. Raises DataError where there is none, or one that is not read."""
+    """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
@@ -70,14 +70,14 @@ def _missing(said: str, path: Path) -> str:
     return f"no file, folder or task {brief(said)}{guess} Tasks: {', '.join(tasks()) or 'none'}"
 
 
-def _file_records(data: FileData) -> Iterator[Record]:
+def _file_records(data: FileData) -> Iterator[DataRecord]:
     for file in files_of(data):
         if not file.stat().st_size:
             raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
         count = 0
         for fields in _read_file(file, data.by or "document"):
             count += 1
-            yield Record(f"{file}, record {count}", fields)
+            yield DataRecord(f"{file}, record {count}", fields)
         if not count:
             raise DataError(f"{file} has no record in it, only blank space; expected texts, or leave the file out")
 
@@ -130,7 +130,7 @@ def _why(file: Path, error: Exception) -> str:
     return f" cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}"
 
 
-def _hub_records(data: HubData) -> Iterator[Record]:
+def _hub_records(data: HubData) -> Iterator[DataRecord]:
     try:
         with _silent() as datasets:
             rows: Iterable[Any] = datasets.load_dataset(data.name, data.config, split=data.split, revision=data.revision)
@@ -141,7 +141,7 @@ def _hub_records(data: HubData) -> Iterator[Record]:
             "Options: split, config (the subset), revision; a gated data set needs `hf auth login`"
         ) from error
     for number, fields in enumerate(rows, 1):
-        yield Record(f"{data.title} ({data.split}), record {number}", fields)
+        yield DataRecord(f"{data.title} ({data.split}), record {number}", fields)
 
 
 def _offline() -> bool:
@@ -156,7 +156,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _silent() -> Iterator[Any]:
-    """``datasets``, without its log: what goes wrong is told once, by us."""
+    """``datasets``, without its log: errors are reported once, by this module."""
     import datasets
     from datasets.utils import logging
 

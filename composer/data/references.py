@@ -1,4 +1,4 @@
-"""What ``--data`` says: a file, a data set of the Hub, or a task, and options behind commas: ``moby-dick.txt,by=line``."""
+"""References to data: a file, a data set of the Hub, or a task, with options behind commas: ``moby-dick.txt,by=line``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Slice(Closed):
     """Records to read at most, after those left out."""
 
 
-class Records(Slice):
-    """Options of what consists of records with columns."""
+class RecordOptions(Slice):
+    """Options of references to records with columns."""
 
     format: Form | None = None
     """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there."""
@@ -42,7 +42,7 @@ class Records(Slice):
     """Whether a record with nothing in it is an error, or is left out and counted."""
 
 
-class FileData(Records):
+class FileData(RecordOptions):
     """A file (JSON lines, JSON, Parquet, plain text), a folder of such files, or a pattern such as ``data/*.jsonl``."""
 
     kind: Literal["file"] = "file"
@@ -55,7 +55,7 @@ class FileData(Records):
         return self.path
 
 
-class HubData(Records):
+class HubData(RecordOptions):
     """A data set of the Hugging Face Hub."""
 
     kind: Literal["hub"] = "hub"

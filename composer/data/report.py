@@ -1,4 +1,4 @@
-"""What stands in the data that were read, in numbers."""
+"""Counts of the data that were read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ReferenceReport(Closed):
     reference: str
     records: int
     empty: int
-    """Records left out as there is nothing in them."""
+    """Records that were left out, as nothing is in them."""
     documents: int
     tokens: int
     targets: int
@@ -21,7 +21,7 @@ class ReferenceReport(Closed):
 
 
 class DataReport(Closed):
-    """All that was read, and the rows that became of it. An epoch is all rows once."""
+    """All that was read, and the rows made of it. An epoch is all rows once."""
 
     split: Literal["train", "evaluation"]
     references: tuple[ReferenceReport, ...]

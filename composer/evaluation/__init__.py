@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer.evaluation.options import Options
-    from composer.evaluation.report import Report
+    from composer.evaluation.options import EvaluationOptions
+    from composer.evaluation.report import EvaluationReport
     from composer.evaluation.runner import evaluate
     from composer.evaluation.scoring import score_cell
 
-__all__ = ["Options", "Report", "evaluate", "score_cell"]
-_ROOMS = {"Options": "options", "Report": "report", "evaluate": "runner", "score_cell": "scoring"}
+__all__ = ["EvaluationOptions", "EvaluationReport", "evaluate", "score_cell"]
+_ROOMS = {"EvaluationOptions": "options", "EvaluationReport": "report", "evaluate": "runner", "score_cell": "scoring"}
+_EARLIER = {"Options": "EvaluationOptions", "Report": "EvaluationReport"}
+"""What these were called before."""
 
 
 def __getattr__(name: str) -> Any:
     # At their first use, so that what is light here can be imported without torch.
+    name = _EARLIER.get(name, name)
     if name not in _ROOMS:
         raise AttributeError(f"module 'composer.evaluation' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: which one stands there, the samples that it has scored, and what it has found."""
+"""The folder of an evaluation: its settings, a log of the samples that have been scored, and the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from composer import files
 from composer.errors import EvaluationError
-from composer.evaluation.report import Judged, Key, Setting
+from composer.evaluation.report import CellKey, EvaluationSetting, SampleResult
 from composer.graph.lowering import AUTO
 from composer.locks import alone, inside
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
@@ -22,34 +22,34 @@ SHOWN = 5
 """Differences that a message lists."""
 
 
-class Standing:
-    """What has been scored so far. folder: None keeps it in memory alone."""
+class ScoreLog:
+    """The samples that have been scored so far. folder: where they are logged; None keeps them in memory alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._judged: dict[Key, dict[int, Judged]] = {}
+        self._results: dict[CellKey, dict[int, SampleResult]] = {}
         self._harness: dict[str, Any] = {}
         if folder is not None:
             with _undamaged(folder / SAMPLES):
                 for line in _whole_lines(folder / SAMPLES):
-                    key = Key(line.pop("model"), line.pop("task"), line.pop("length"))
-                    judged = Judged.model_validate(line)
-                    self._judged.setdefault(key, {})[judged.index] = judged
+                    key = CellKey(line.pop("model"), line.pop("task"), line.pop("length"))
+                    judged = SampleResult.model_validate(line)
+                    self._results.setdefault(key, {})[judged.index] = judged
             with _undamaged(folder / HARNESS):
                 for line in _whole_lines(folder / HARNESS):
                     self._harness[line["model"]] = line["results"]
 
-    def judged(self, key: Key) -> dict[int, Judged]:
+    def results(self, key: CellKey) -> dict[int, SampleResult]:
         """The samples of a cell, by index."""
-        return self._judged.get(key, {})
+        return self._results.get(key, {})
 
-    def add(self, key: Key, judged: Judged) -> None:
+    def add(self, key: CellKey, judged: SampleResult) -> None:
         """Keep one more sample, on the disk from now on."""
-        self._judged.setdefault(key, {})[judged.index] = judged
+        self._results.setdefault(key, {})[judged.index] = judged
         self._append(SAMPLES, {**key._asdict(), **judged.model_dump(mode="json", exclude_none=True)})
 
     def harness(self, model: str) -> Any:
-        """What lm-eval found of a model; None where it has not been asked."""
+        """lm-eval's results for a model; None where it has not run."""
         return self._harness.get(model)
 
     def add_harness(self, model: str, results: Any) -> None:
@@ -64,13 +64,14 @@ class Standing:
 
 
 @contextmanager
-def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iterator[Standing]:
-    """The evaluation in a folder, gone on with if it is this one, or begun; inside, no other one writes there.
+def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
+    """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
 
-    force: what another one has written there goes. Raises EvaluationError where something else stands there.
+    force: replace the evaluation that is there. Raises EvaluationError where the folder holds one with other settings, or other
+    files.
     """
     if folder is None:
-        yield Standing()
+        yield ScoreLog()
         return
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
@@ -88,11 +89,11 @@ def open_standing(folder: Path | None, setting: Setting, *, force: bool) -> Iter
             elif any(not path.name.startswith(".") for path in folder.iterdir()):
                 raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
             write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
-        yield Standing(folder)
+        yield ScoreLog(folder)
 
 
-def check_same(folder: Path, setting: Setting) -> None:
-    """Whether the evaluation in a folder is this one. Raises EvaluationError, which lists what differs."""
+def check_same(folder: Path, setting: EvaluationSetting) -> None:
+    """Raises EvaluationError where the evaluation in a folder has other settings, and lists them."""
     path = folder / RUN
     try:
         begun = read_json(path, MOST_CONFIG)
@@ -101,7 +102,7 @@ def check_same(folder: Path, setting: Setting) -> None:
             f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
         ) from error
     if isinstance(begun, dict):
-        begun.setdefault("backend", AUTO)  # begun before it could be said
+        begun.setdefault("backend", AUTO)  # what evaluations of earlier versions had
     differ = list(differences(begun, json.loads(json.dumps(setting.identity()))))
     if differ:
         more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
@@ -113,7 +114,7 @@ def check_same(folder: Path, setting: Setting) -> None:
 
 
 def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
-    """What two settings say differently, in words, one at a time."""
+    """The differences between two settings, in words."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in dict.fromkeys((*then, *now)):
             yield from differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
@@ -147,7 +148,7 @@ def _brief(value: Any) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """What an evaluation wrote, and nothing else."""
+    """Remove what an evaluation wrote, and nothing else."""
     with _writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)
@@ -157,7 +158,7 @@ def _remove(folder: Path) -> None:
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log. A kill may have left half of one at the end: it is cut off, so that the next begins where it began."""
+    """The lines of a log. An incomplete last one, which a kill may leave, is cut off the file, so that lines can be added."""
     if not path.is_file():
         return
     with path.open("rb+") as stream:

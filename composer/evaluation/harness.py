@@ -1,4 +1,4 @@
-"""Tasks of lm-eval-harness on our models: it asks the questions and counts, the models answer."""
+"""Runs tasks of lm-eval-harness on models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import Options
-from composer.evaluation.report import HarnessFacts, Measured
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.report import HarnessFacts, HarnessFigure
 from composer.spec.places import brief, nearest
 from composer.weights.contents import sha256
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 QUESTION = 1024
-"""Tokens that a question of lm-eval is taken to have: it batches by their number alone."""
+"""Assumed tokens of a question: lm-eval takes a number of questions for its batches, not of tokens."""
 ERROR_OF = "_stderr"
 """What lm-eval puts behind a metric's name for its standard error."""
 
 
-def open_harness(options: Options) -> Any:
-    """lm-eval's manager of tasks, which has those asked for, with their data. Raises EvaluationError.
+def open_harness(options: EvaluationOptions) -> Any:
+    """lm-eval's task manager, which has loaded the tasks that the options name, and their data. Raises EvaluationError.
 
-    Where the folder of one's own has all of them, lm-eval's own, more than ten thousand, are not read.
+    Where the folder of the options has all of them, lm-eval's own tasks, more than ten thousand, are not read.
     """
     folder, asked = options.include_path, list(options.harness)
     if folder is not None and not folder.is_dir():
         raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
-    with _told():
+    with _quiet():
         from lm_eval.tasks import TaskManager
 
         if folder is not None:
             manager = TaskManager(include_path=str(folder), include_defaults=False)
-            with suppress(Exception):  # what builds on tasks of lm-eval's own finds them below
+            with suppress(Exception):  # tasks that build on lm-eval's own are loaded with them below
                 manager.load(asked)
                 return manager
         manager = TaskManager(include_path=None if folder is None else str(folder))
@@ -45,13 +45,13 @@ def open_harness(options: Options) -> Any:
         if task not in manager.all_tasks:
             mine = "" if folder is not None else " Tasks of your own: --include-path FOLDER."
             raise EvaluationError(f"lm-eval has no task {brief(task)}{nearest(task, manager.all_tasks) or '.'}{mine}")
-    with _told():
+    with _quiet():
         manager.load(asked)
     return manager
 
 
-def harness_facts(options: Options) -> HarnessFacts:
-    """What lm-eval is asked for, with the hashes of tasks that are not its own."""
+def harness_facts(options: EvaluationOptions) -> HarnessFacts:
+    """Which tasks lm-eval runs, with the hashes of the files in the folder of the options."""
     folder = options.include_path
     hashes = {}
     if folder is not None:
@@ -60,9 +60,11 @@ def harness_facts(options: Options) -> HarnessFacts:
     return HarnessFacts(tasks=tuple(options.harness), limit=options.samples, files=hashes)
 
 
-def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options, manager: Any) -> dict[str, dict[str, Any]]:
-    """Its results, by task; ``measured`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
-    with _told():
+def run_harness(
+    model: Any, tokenizer: PreTrainedTokenizerBase, options: EvaluationOptions, manager: Any
+) -> dict[str, dict[str, Any]]:
+    """lm-eval's results, by task; ``harness_figures`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
+    with _quiet():
         from lm_eval import evaluator
         from lm_eval.models import huggingface
 
@@ -91,24 +93,24 @@ def run_harness(model: Any, tokenizer: PreTrainedTokenizerBase, options: Options
     }
 
 
-def measured(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[Measured]:
-    """Every figure that lm-eval found, but standard errors, which stand beside theirs. Its keys are ``metric,filter``."""
+def harness_figures(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[HarnessFigure]:
+    """lm-eval's figures, each with its standard error. Their keys are ``metric,filter``."""
     for task, figures in results.items():
         for name, value in figures.items():
             metric, _, way = name.partition(",")
             if not metric.endswith(ERROR_OF):
                 error = figures.get(f"{metric}{ERROR_OF},{way}")
-                yield Measured(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
+                yield HarnessFigure(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
 
 
 def _is_figure(name: str, value: Any) -> bool:
-    """Beside its figures, ``metric,filter``, lm-eval puts names and counts."""
+    """Whether it is a figure, ``metric,filter``, and not one of the names and counts that lm-eval puts beside them."""
     return "," in name and isinstance(value, int | float)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """lm-eval with its log kept to itself, its bars for terminals, and whatever it raises as an EvaluationError."""
+def _quiet() -> Iterator[None]:
+    """For the block, lm-eval logs nothing and shows bars on terminals alone, and its errors become EvaluationErrors."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -14,8 +14,8 @@ BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far an evaluation is: so many of all samples of all models are scored, in so many seconds."""
+class EvaluationProgress:
+    """How far an evaluation is: samples that are scored, of those of all models, and the seconds since it began."""
 
     model: str
     task: str
@@ -26,7 +26,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """How an evaluation is run.
 
     - samples: of each task at each length; None: 100, and for lm-eval all that its tasks have.
@@ -55,4 +55,4 @@ class Options:
     harness: Sequence[str] = ()
     include_path: Path | None = None
     force: bool = False
-    watch: Callable[[Progress], None] | None = None
+    watch: Callable[[EvaluationProgress], None] | None = None

@@ -18,16 +18,16 @@ from composer.tasks.writer import Writer
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The samples of a task at one length, each drawn when it is asked for. draw: takes an index from 0, below ``count``."""
+class LazySamples:
+    """The samples of a task at one length, each made when it is needed. draw: makes the one of an index from 0, below ``count``."""
 
     count: int
     draw: Callable[[int], Sample]
 
 
 class Perplexity(Closed):
-    """Windows of exactly the length asked for, BOS included, that do not overlap; where the text has more of them than samples are
-    asked for, they are spread over all of it."""
+    """Windows of exactly the wanted length, BOS included, that do not overlap. Where a text has more of them than there are to be
+    samples, these are spread over all of it."""
 
     source: ClassVar[str] = "the loss of a language model on a text of one's own"
     scored: ClassVar[Scored] = "loss"
@@ -42,7 +42,7 @@ class Perplexity(Closed):
     def name(self) -> str:
         return self.kind
 
-    def windows(self, writer: Writer, length: int) -> Drawn:
+    def windows(self, writer: Writer, length: int) -> LazySamples:
         """Raises ``TaskError`` where the text is shorter than one window."""
         ids = tokens_of(writer.tokenizer, self.text)
         fresh = length - len(writer.begin)
@@ -56,7 +56,7 @@ class Perplexity(Closed):
             cut = (*writer.begin, *ids[start : start + fresh].tolist())
             return Sample(cut, (False,) * len(cut), writer.decode(cut))
 
-        return Drawn(count, window)
+        return LazySamples(count, window)
 
 
 @lru_cache(maxsize=2)

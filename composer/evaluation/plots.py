@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
-from composer.evaluation.report import DEPTHS, Cell, Report, TaskFacts
+from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
+def draw(report: EvaluationReport, folder: Path) -> list[Path]:
     """Writes all pictures that the report has anything for, each whole or not at all; gives their paths. Raises EvaluationError."""
     import matplotlib as mpl
 
@@ -30,7 +30,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def _figures(report: Report, pyplot: Any) -> Iterator[tuple[str, Any]]:
+def _figures(report: EvaluationReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
     for task in report.setting.tasks:
         cells = {model.label: _good(report, model.label, task.label) for model in report.setting.models}
         name = re.sub(r"[^\w.-]+", "_", task.label)
@@ -43,12 +43,12 @@ def _figures(report: Report, pyplot: Any) -> Iterator[tuple[str, Any]]:
             yield f"position-{name}", _over_position(pyplot, task, cells)
 
 
-def _good(report: Report, model: str, task: str) -> list[Cell]:
+def _good(report: EvaluationReport, model: str, task: str) -> list[EvaluationCell]:
     """The cells that did not fail, by length."""
     return [cell for cell in report.cells if (cell.model, cell.task) == (model, task) and cell.mean is not None]
 
 
-def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> Any:
+def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, with standard errors."""
     figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for model, every in cells.items():
@@ -67,7 +67,7 @@ def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> 
     return figure
 
 
-def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> Any:
+def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A square for each length and depth, in one panel a model; white where no needle stood."""
     import numpy as np
 
@@ -91,7 +91,7 @@ def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> A
     return figure
 
 
-def _over_position(pyplot: Any, task: TaskFacts, cells: dict[str, list[Cell]]) -> Any:
+def _over_position(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, at the longest length that it has."""
     figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for model, every in cells.items():

@@ -1,4 +1,4 @@
-"""What an evaluation finds: a line a sample, a cell for each model, task and length, and all that it takes to run it again."""
+"""The results of an evaluation: samples, a cell for each model, task and length, and the settings to repeat it with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
 BUCKETS = 64
-"""Parts of a window whose losses are told apart, where it has that many tokens."""
+"""Parts of a window whose losses are reported apart, where it has that many tokens."""
 DEPTHS = 10
 """Parts of a haystack that needles are counted in."""
 
 
-class Key(NamedTuple):
+class CellKey(NamedTuple):
     """One cell of the table: labels of a model and of a task, and a length in tokens."""
 
     model: str
@@ -27,7 +27,7 @@ class Key(NamedTuple):
     length: int
 
 
-class Judged(Closed):
+class SampleResult(Closed):
     """One sample and how the model did. index: which one of the task's, from 0."""
 
     index: int
@@ -63,7 +63,7 @@ class PositionBin(Closed):
     nats: float
 
 
-class Cell(Closed):
+class EvaluationCell(Closed):
     """One model on one task at one length."""
 
     model: str
@@ -85,18 +85,18 @@ class Cell(Closed):
     by_position: tuple[PositionBin, ...] = ()
 
     @property
-    def key(self) -> Key:
-        return Key(self.model, self.task, self.length)
+    def key(self) -> CellKey:
+        return CellKey(self.model, self.task, self.length)
 
 
-class ModelFacts(OpenedFacts):
-    """What exactly was evaluated."""
+class EvaluatedModelFacts(OpenedFacts):
+    """Which model was evaluated, to the hash of its tokenizer."""
 
     tokenizer_sha256: str
 
 
 class TaskFacts(Closed):
-    """A task with all of its options. files: SHA-256 of what these name. provenance: where its texts come from, if it says so."""
+    """A task with all of its options. files: SHA-256 of those that they name. provenance: of its texts, where the task has it."""
 
     label: str
     scored: Scored
@@ -107,33 +107,33 @@ class TaskFacts(Closed):
 
 
 class HarnessFacts(Closed):
-    """What lm-eval is asked for. files: SHA-256 of what the included folder holds."""
+    """Which tasks lm-eval runs. files: SHA-256 of those in the included folder."""
 
     tasks: tuple[str, ...]
     limit: int | None
     files: dict[str, str]
 
 
-class Setting(Closed):
+class EvaluationSetting(Closed):
     """All that decides the numbers of an evaluation."""
 
-    models: tuple[ModelFacts, ...]
+    models: tuple[EvaluatedModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
     lengths: tuple[int, ...]
     samples: int
     seed: int
     device: str
     backend: str = AUTO
-    """Which forms ran the heads of built models. Evaluations of before do not say it, and had this one."""
+    """Which forms ran the heads of built models. Evaluations of earlier versions had this one, and do not store it."""
     harness: HarnessFacts | None
     versions: dict[str, str]
 
     def identity(self) -> dict[str, Any]:
-        """The same without what may change between a run and its continuation: where a model stands."""
+        """What a continuation has to share: all but where the models are."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
 
 
-class Measured(Closed):
+class HarnessFigure(Closed):
     """One figure of lm-eval."""
 
     model: str
@@ -144,16 +144,16 @@ class Measured(Closed):
     standard_error: float | None
 
 
-class Report(Closed):
+class EvaluationReport(Closed):
     """The whole evaluation, as ``results.json`` has it."""
 
     format: Literal[1] = 1
-    setting: Setting
+    setting: EvaluationSetting
     batch_tokens: int
-    cells: tuple[Cell, ...]
-    harness: tuple[Measured, ...] = ()
+    cells: tuple[EvaluationCell, ...]
+    harness: tuple[HarnessFigure, ...] = ()
 
-    def cell(self, model: str, task: str, length: int) -> Cell:
+    def cell(self, model: str, task: str, length: int) -> EvaluationCell:
         """Raises KeyError."""
         for cell in self.cells:
             if cell.key == (model, task, length):
@@ -161,16 +161,16 @@ class Report(Closed):
         raise KeyError((model, task, length))
 
 
-def make_cell(key: Key, scored: Scored, judged: Sequence[Judged], failure: str | None = None) -> Cell:
-    """What the samples of a cell come to; where it failed, only how many of them there are."""
+def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
+    """A cell out of its samples; where it failed, it has no figures but their number."""
     seconds = round(sum(one.seconds for one in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:
-        return Cell(**common, mean=None, standard_error=None, failure=failure)
+        return EvaluationCell(**common, mean=None, standard_error=None, failure=failure)
     scores = [one.score for one in judged]
     mean = math.fsum(scores) / len(scores)
     spread = math.fsum((score - mean) ** 2 for score in scores)
-    return Cell(
+    return EvaluationCell(
         **common,
         mean=mean,
         standard_error=math.sqrt(spread) / len(scores) if len(scores) > 1 else None,
@@ -190,7 +190,7 @@ def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 700 else None
 
 
-def _by_depth(judged: Sequence[Judged]) -> tuple[DepthBin, ...]:
+def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
     """The parts of the haystack in which there is a needle at all."""
     bins: dict[int, list[float]] = {}
     for one in judged:
@@ -202,7 +202,7 @@ def _by_depth(judged: Sequence[Judged]) -> tuple[DepthBin, ...]:
     )
 
 
-def _by_position(length: int, judged: Sequence[Judged]) -> tuple[PositionBin, ...]:
+def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionBin, ...]:
     size = bucket_size(length)
     rows = [one.losses for one in judged if one.losses is not None]
     bins: list[PositionBin] = []

@@ -1,4 +1,4 @@
-"""The whole evaluation: everything is checked first, then each model is loaded in its turn and scored on what is still missing."""
+"""Runs an evaluation: everything is checked first, then each model is loaded in turn and scored on the samples that are missing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
-from composer.evaluation.asked import Asked, read_lengths, read_tasks
-from composer.evaluation.folder import RESULTS, TABLE, Standing, open_standing, write_whole
-from composer.evaluation.harness import harness_facts, measured, open_harness, run_harness
-from composer.evaluation.options import SAMPLES, Options, Progress
+from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.folder import RESULTS, TABLE, ScoreLog, open_score_log, write_whole
+from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
+from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import Cell, Key, Report, Setting, TaskFacts, make_cell
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskFacts, make_cell
 from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.tasks.base import Task
@@ -31,15 +31,18 @@ def evaluate(
     models: Sequence[str | Path] | Mapping[str, str | Path],
     tasks: Sequence[str | Task | Perplexity],
     lengths: Sequence[int],
-    options: Options | None = None,
-) -> Report:
-    """Scores every model on every task at every length. models: folders that were built or distilled, or whatever a model can be
-    built from, by labels of one's own if it is a mapping.
+    options: EvaluationOptions | None = None,
+) -> EvaluationReport:
+    """Scores every model on every task at every length.
 
-    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written; what fails in a cell stands
-    in the report.
+    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels.
+    - tasks: names with options, as ``read_tasks`` has them, or objects.
+    - lengths: tokens of a sample, its answer included.
+
+    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that fails later
+    says why in the report.
     """
-    options = options or Options()
+    options = options or EvaluationOptions()
     check_device(options.device)
     _check_numbers(options)
     asked = read_tasks(tasks, options)
@@ -54,11 +57,11 @@ def evaluate(
         check_texts(subject.tokenizer, subject.source.trunk.vocabulary_size, asked, lengths)
     setting = _setting(subjects, asked, lengths, options)
     folder = None if options.out is None else options.out.expanduser()
-    with open_standing(folder, setting, force=options.force) as standing:
-        run = _Run(subjects, asked, lengths, options, standing, manager)
+    with open_score_log(folder, setting, force=options.force) as log:
+        run = _Evaluation(subjects, asked, lengths, options, log, manager)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
-        found = [measured(subject.label, standing.harness(subject.label)) for subject in subjects if options.harness]
-        report = Report(
+        found = [harness_figures(subject.label, log.harness(subject.label)) for subject in subjects if options.harness]
+        report = EvaluationReport(
             setting=setting,
             batch_tokens=options.batch_tokens,
             cells=tuple(cells),
@@ -69,7 +72,7 @@ def evaluate(
     return report
 
 
-def write_report(report: Report, folder: Path) -> None:
+def write_report(report: EvaluationReport, folder: Path) -> None:
     """``results.json``, ``table.md`` and pictures. Raises EvaluationError."""
     from composer.evaluation.plots import draw
     from composer.evaluation.table import markdown
@@ -79,51 +82,51 @@ def write_report(report: Report, folder: Path) -> None:
     draw(report, folder)
 
 
-class _Run:
-    """Models in turn, and how far all of them are."""
+class _Evaluation:
+    """Scores models in turn, and reports the progress of all."""
 
     def __init__(
         self,
         subjects: Sequence[Subject],
-        asked: Sequence[Asked],
+        asked: Sequence[NamedTask],
         lengths: Sequence[int],
-        options: Options,
-        standing: Standing,
+        options: EvaluationOptions,
+        log: ScoreLog,
         manager: Any,
     ) -> None:
-        """manager: lm-eval's, or None where it is not asked."""
-        self.options, self.standing, self.manager = options, standing, manager
+        """manager: lm-eval's, or None where it does not run."""
+        self.options, self.log, self.manager = options, log, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
-            Key(subject.label, one.label, length): drawn(one.task, Writer(subject.tokenizer), length).count
+            CellKey(subject.label, one.label, length): drawn(one.task, Writer(subject.tokenizer), length).count
             for subject in subjects
             for one, length in self._cells
         }
-        self._done = sum(len(standing.judged(key)) for key in self._counts)
+        self._done = sum(len(log.results(key)) for key in self._counts)
         self._began = time.perf_counter()
 
-    def subject(self, subject: Subject) -> list[Cell]:
+    def subject(self, subject: Subject) -> list[EvaluationCell]:
         """All cells of one model, which is loaded if any of its samples is missing."""
-        keys = [Key(subject.label, one.label, length) for one, length in self._cells]
-        missing = any(len(self.standing.judged(key)) < self._counts[key] for key in keys)
-        harness = self.manager is not None and self.standing.harness(subject.label) is None
+        keys = [CellKey(subject.label, one.label, length) for one, length in self._cells]
+        missing = any(len(self.log.results(key)) < self._counts[key] for key in keys)
+        harness = self.manager is not None and self.log.harness(subject.label) is None
         model = subject.load(self.options.dtype, self.options.device, self.options.backend) if missing or harness else None
         cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
         if harness:
-            self.standing.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options, self.manager))
+            self.log.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options, self.manager))
         return cells
 
-    def _cell(self, subject: Subject, model: Any, key: Key, asked: Asked) -> Cell:
+    def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
         failure = None
-        if len(self.standing.judged(key)) < self._counts[key]:
+        if len(self.log.results(key)) < self._counts[key]:
             self._tell(key)
 
             def keep(judged: Any) -> None:
-                self.standing.add(key, judged)
+                self.log.add(key, judged)
                 self._done += 1
                 self._tell(key)
 
-            known = self.standing.judged(key).keys()
+            known = self.log.results(key).keys()
             try:
                 score_cell(
                     model,
@@ -136,16 +139,16 @@ class _Run:
                 )
             except (CellFailed, TaskError) as error:
                 failure = str(error)
-        judged = [one for _, one in sorted(self.standing.judged(key).items())]
+        judged = [one for _, one in sorted(self.log.results(key).items())]
         return make_cell(key, asked.task.scored, judged, failure)
 
-    def _tell(self, key: Key) -> None:
+    def _tell(self, key: CellKey) -> None:
         if self.options.watch is not None:
             seconds = time.perf_counter() - self._began
-            self.options.watch(Progress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
+            self.options.watch(EvaluationProgress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
 
 
-def _check_numbers(options: Options) -> None:
+def _check_numbers(options: EvaluationOptions) -> None:
     for name, number in (("--samples", options.samples), ("--batch-tokens", options.batch_tokens)):
         if number is not None and number < 1:
             raise EvaluationError(f"{name} {number}: say at least 1.")
@@ -153,8 +156,8 @@ def _check_numbers(options: Options) -> None:
         raise EvaluationError(f"--seed {options.seed}: say 0 or more.")
 
 
-def _check_room(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int]) -> None:
-    """Positions that are learned end somewhere. All others go on, and how well is what is asked. Raises EvaluationError."""
+def _check_room(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
+    """Raises EvaluationError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for subject in subjects:
         trunk = subject.source.trunk
         if trunk.position_embedding != "learned" or not lengths:
@@ -168,9 +171,11 @@ def _check_room(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Se
             )
 
 
-def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[Asked], lengths: Sequence[int]) -> None:
-    """Whether every task can be written in a model's tokens at every length: all samples of the shortest, for what fits there
-    fits into more, and the first of each other one. Raises TaskError and EvaluationError."""
+def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
+    """Raises TaskError and EvaluationError where a task cannot be written in a model's tokens at one of the lengths.
+
+    All samples are made at the shortest length, since what fits there fits into more, and one at each other length.
+    """
     writer = Writer(tokenizer)
     for one in asked:
         for length in lengths:
@@ -179,8 +184,10 @@ def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[Asked], lengths
                 check_tokens([samples.draw(index)], vocabulary, one.label)
 
 
-def _setting(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Sequence[int], options: Options) -> Setting:
-    return Setting(
+def _setting(
+    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], options: EvaluationOptions
+) -> EvaluationSetting:
+    return EvaluationSetting(
         models=tuple(subject.facts(options.dtype) for subject in subjects),
         tasks=tuple(task_facts(one) for one in asked),
         lengths=tuple(lengths),
@@ -193,8 +200,8 @@ def _setting(subjects: Sequence[Subject], asked: Sequence[Asked], lengths: Seque
     )
 
 
-def task_facts(asked: Asked) -> TaskFacts:
-    """A task with all that decides its samples."""
+def task_facts(asked: NamedTask) -> TaskFacts:
+    """All that decides the samples of a task."""
     task = asked.task
     return TaskFacts(
         label=asked.label,
@@ -213,7 +220,7 @@ def named_files(task: Task | Perplexity) -> dict[str, Path]:
 
 
 def _provenance(task: Any) -> Any:
-    """What a task says of where its texts come from, if it does."""
+    """Where a task's texts come from, if it says so."""
     told = getattr(task, "provenance", None)
     return told() if callable(told) else told
 

@@ -1,4 +1,4 @@
-"""Scores one model on one task at one length, in batches: by the text that it writes, by its first choices, or by its loss."""
+"""Scores one model on one task at one length, in batches: by what it generates, by its likeliest tokens, or by its loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.nn import functional
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS
-from composer.evaluation.perplexity import Drawn, Perplexity
-from composer.evaluation.report import Judged, bucket_size
+from composer.evaluation.perplexity import LazySamples, Perplexity
+from composer.evaluation.report import SampleResult, bucket_size
 from composer.tasks.base import Sample, Task, rng_of
 from composer.tasks.writer import Writer
 
@@ -32,22 +32,24 @@ LOGITS = 2**24
 
 
 class CellFailed(EvaluationError):
-    """A cell has no result: one sample alone is too much for the memory, or the model's numbers are not finite."""
+    """A cell has no result: memory does not suffice for a single sample, or logits are not finite."""
 
 
-class Given(NamedTuple):
-    """What is found of one sample."""
+class SampleScore(NamedTuple):
+    """The score of one sample, and the generated text or the losses."""
 
     score: float
     written: str | None = None
     losses: tuple[float | None, ...] | None = None
 
 
-def drawn(task: Task | Perplexity, writer: Writer, length: int) -> Drawn:
+def drawn(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
     """The samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
     if isinstance(task, Perplexity):
         return task.windows(writer, length)
-    return Drawn(task.samples, lambda index: task.sample(rng_of(task.seed, "evaluation", index), writer, length, "evaluation"))
+    return LazySamples(
+        task.samples, lambda index: task.sample(rng_of(task.seed, "evaluation", index), writer, length, "evaluation")
+    )
 
 
 def score_cell(
@@ -58,18 +60,20 @@ def score_cell(
     *,
     batch_tokens: int = BATCH_TOKENS,
     known: Collection[int] = (),
-    tell: Callable[[Judged], None] | None = None,
-) -> list[Judged]:
-    """Every sample of the task but those known, in order. model: a causal one in evaluation mode.
+    tell: Callable[[SampleResult], None] | None = None,
+) -> list[SampleResult]:
+    """Scores the samples of a task at one length, in order. Raises CellFailed and TaskError.
 
-    Samples share a batch by their number alone, so that a run that goes on computes what the one that stopped would have. known:
-    indices that were scored before; they are scored again, and left out of what is returned and told, where others of their batch
-    are missing. tell: is told of each sample as its batch is done. Raises CellFailed and TaskError.
+    - model: a causal one, in evaluation mode.
+    - batch_tokens: tokens of the samples of a batch.
+    - known: indices of samples that were scored before, which are not returned. Batches are made of all samples all the same, so
+      that a continued evaluation computes the same numbers: known samples are computed again where their batch has others.
+    - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
     samples = drawn(task, writer, length)
     size = max(1, batch_tokens // length)
-    found: list[Judged] = []
+    found: list[SampleResult] = []
     for start in range(0, samples.count, size):
         indices = range(start, min(start + size, samples.count))
         if all(index in known for index in indices):
@@ -82,7 +86,7 @@ def score_cell(
         for index, sample, one in zip(indices, batch, given, strict=True):
             if index in known:
                 continue
-            judged = Judged(
+            judged = SampleResult(
                 index=index,
                 tokens=len(sample.ids),
                 depth=sample.depth,
@@ -97,7 +101,7 @@ def score_cell(
 
 
 def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
-    """Whether the model has an embedding for every token. Raises EvaluationError."""
+    """Raises EvaluationError where the model has no embedding for a token."""
     largest = max(max(sample.ids) for sample in samples)
     if largest >= vocabulary:
         raise EvaluationError(
@@ -105,8 +109,8 @@ def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
         )
 
 
-def _as_many_as_fit(judge: Callable[[list[Sample]], list[Given]], samples: list[Sample]) -> list[Given]:
-    """All at once, or in halves where memory ends. Raises CellFailed where one alone is too much."""
+def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:
+    """Scores all samples at once, or in halves where memory does not suffice. Raises CellFailed where it does not for one."""
     try:
         return judge(samples)
     except (MemoryError, RuntimeError) as error:
@@ -121,22 +125,22 @@ def _as_many_as_fit(judge: Callable[[list[Sample]], list[Given]], samples: list[
     return [*_as_many_as_fit(judge, samples[:middle]), *_as_many_as_fit(judge, samples[middle:])]
 
 
-def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, samples: list[Sample]) -> list[Given]:
+def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, samples: list[Sample]) -> list[SampleScore]:
     if task.scored == "written":
         assert isinstance(task, Task)
         prompts = [sample.prompt_ids for sample in samples]
         most = [len(sample.ids) - len(prompt) + MORE for sample, prompt in zip(samples, prompts, strict=True)]
         texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
-        return [Given(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
+        return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
     if task.scored == "tokens":
         told = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
-        return [Given(_mean(right.tolist())) for right, _ in told]
-    # A text is not asked where the next one begins.
+        return [SampleScore(_mean(right.tolist())) for right, _ in told]
+    # BOS, which begins the next text, is not predicted.
     asked = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
     told = judge_tokens(model, [sample.ids for sample in samples], asked)
     size = bucket_size(length)
     return [
-        Given(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
+        SampleScore(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
         for (_, nats), where in zip(told, asked, strict=True)
     ]
 
@@ -149,9 +153,9 @@ def ends_of(model: Any, writer: Writer) -> frozenset[int]:
 
 @torch.inference_mode()
 def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], ends: Collection[int]) -> list[list[int]]:
-    """What the model's first choices go on with: after each prompt so many tokens at most, up to one that ends a text.
+    """Greedy continuations: after each prompt at most so many tokens, up to one of ``ends``.
 
-    Whatever a generation config says of sampling or penalties does not count. Prompts are padded on the left.
+    Sampling and penalties of a generation config are ignored. Prompts are padded on the left.
     """
     width = max(map(len, prompts))
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
@@ -178,8 +182,10 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
 
 @torch.inference_mode()
 def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
-    """For each text: of the tokens asked for but the first of all, each after the true ones before it, whether it is the model's
-    first choice, and its loss in nats. The logits of no more than some tokens are held at a time."""
+    """For each text, of its tokens that are ``asked``: whether each is the likeliest after those before it, and its loss in nats.
+
+    The first token of a text is never among them. Logits of a limited number of tokens are held at a time.
+    """
     width = max(map(len, texts))
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
@@ -207,7 +213,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _in_buckets(nats: Sequence[float], asked: Sequence[bool], size: int) -> tuple[float | None, ...]:
-    """The mean in each part of a text. nats: of the tokens asked for, but the first of all."""
+    """The mean loss in each part of a text. nats: of the tokens that are ``asked``, but its first."""
     counts = list(accumulate((place > 0 and one for place, one in enumerate(asked)), initial=0))
     bounds = [*range(0, len(asked), size), len(asked)]
     parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import ModelFacts
+from composer.evaluation.report import EvaluatedModelFacts
 from composer.trust import load_tokenizer
 from composer.weights.contents import sha256
 from composer.weights.opened import Opened, open_models
@@ -26,10 +26,10 @@ class Subject(Opened):
 
     tokenizer: PreTrainedTokenizerBase
 
-    def facts(self, dtype: Dtype | None) -> ModelFacts:
+    def facts(self, dtype: Dtype | None) -> EvaluatedModelFacts:
         """What tells it from others, its tokenizer's hash included. Reads all weights whose hash nobody has noted."""
         folder = self.source.folder
-        return ModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
+        return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
 
 
 def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:

@@ -1,11 +1,11 @@
-"""The report in rows: for each task the models, and a column a length."""
+"""The report as tables: one for each task, a row a model, a column a length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from composer.evaluation.report import Cell, Report
+from composer.evaluation.report import EvaluationCell, EvaluationReport
+from composer.tables import Table
 from composer.tasks.base import Scored
 
 MEANING: dict[Scored, str] = {
@@ -15,16 +15,8 @@ MEANING: dict[Scored, str] = {
 }
 
 
-class Table(NamedTuple):
-    """One table. Rows are as long as the headers."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def tables(report: Report) -> Iterator[Table]:
-    """One for each task, and one for what lm-eval has found."""
+def tables(report: EvaluationReport) -> Iterator[Table]:
+    """One for each task, and one for lm-eval's figures."""
     setting = report.setting
     for task in setting.tasks:
         rows = tuple(
@@ -45,26 +37,18 @@ def tables(report: Report) -> Iterator[Table]:
         yield Table("lm-eval", ("model", "task", "metric", "value"), rows)
 
 
-def markdown(report: Report) -> str:
+def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
-    parts = []
-    for table in tables(report):
-        lines = [_row(table.headers), _row(["---"] * len(table.headers)), *map(_row, table.rows)]
-        parts.append(f"### {table.title}\n\n" + "\n".join(lines) + "\n")
     counts = sorted({cell.samples for cell in report.cells if cell.failure is None})
     listed = " or ".join(f"{count:,}" for count in counts)
     notes = f"\nMean ± standard error of {listed} samples, seed {report.setting.seed}.\n" if counts else ""
-    return "\n".join(parts) + notes
+    return "\n".join(table.markdown() for table in tables(report)) + notes
 
 
-def said(cell: Cell) -> str:
+def said(cell: EvaluationCell) -> str:
     """A cell in words: ``0.940 ± 0.034``."""
     return cell.failure or "" if cell.mean is None else _said(cell.mean, cell.standard_error)
 
 
 def _said(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
-
-
-def _row(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from composer.errors import SpecError
 from composer.spec.fields import Alternatives, parts, under
-from composer.spec.places import Node, at, brief, nearest
+from composer.spec.places import SpecNode, at, brief, nearest
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
 
@@ -19,7 +19,7 @@ OWN = ("compose", "name")
 """Keys that every file says itself."""
 
 
-def merged(base: Node, over: Node, here: Alternatives) -> Node:
+def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
     """``over`` said on top of ``base``. here: the schema's alternatives at this place; where they are parts, x is {kind: x}."""
     first, second = (spelled(base), spelled(over)) if parts(here) else (base, over)
     if not isinstance(first.value, dict) or not isinstance(second.value, dict):
@@ -35,17 +35,17 @@ def merged(base: Node, over: Node, here: Alternatives) -> Node:
             del items[key]
         else:
             items[key] = merged(items[key], node, under(here, key))
-    return Node(items, over.place or base.place, over.key or base.key)
+    return SpecNode(items, over.place or base.place, over.key or base.key)
 
 
-def spelled(node: Node) -> Node:
+def spelled(node: SpecNode) -> SpecNode:
     """A bare word as the mapping it stands for."""
     if isinstance(node.value, str):
-        return Node({"kind": Node(node.value, node.place)}, node.place, node.key)
+        return SpecNode({"kind": SpecNode(node.value, node.place)}, node.place, node.key)
     return node
 
 
-def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> Node:
+def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
     """The document with everything that it extends. folder: where its own relative names start. Raises SpecError."""
     said = document.child("extends")
     own = _without(document, ("extends",))
@@ -73,12 +73,12 @@ def inherited(document: Node, folder: Path, here: Alternatives, chain: tuple[Pat
     return merged(_without(base, OWN), own, here)
 
 
-def _without(document: Node, keys: tuple[str, ...]) -> Node:
+def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
     assert isinstance(document.value, dict)
-    return Node({key: node for key, node in document.value.items() if key not in keys}, document.place)
+    return SpecNode({key: node for key, node in document.value.items() if key not in keys}, document.place)
 
 
-def _check_own(parent: Node, child: Node, said: Node) -> None:
+def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
     """Defaults belong to a version of the document: a chain has one."""
     for key in OWN:
         if parent.child(key) is None:

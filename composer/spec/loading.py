@@ -13,7 +13,7 @@ from composer.spec.document import Spec, Vary
 from composer.spec.inherit import find_spec, inherited, not_found, shown
 from composer.spec.messages import spec_error
 from composer.spec.overrides import overridden
-from composer.spec.places import Node, Places, at, from_plain, plain
+from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
@@ -62,7 +62,7 @@ def load_specs(source: str) -> dict[str, Spec]:
     return {source: spec} if spec.vary is None else {f"{source}{SEPARATOR}{name}": one for name, one in expand(source).items()}
 
 
-def load_document(source: Source) -> Node:
+def load_document(source: Source) -> SpecNode:
     """The whole document after ``extends``, with its places, before it is checked."""
     if isinstance(source, Mapping):
         return inherited(from_plain(source), Path(), (Spec,))
@@ -80,7 +80,7 @@ def _split(source: Source) -> tuple[Source, str | None]:
     return (file, variant) if separator and find_spec(file, Path()) is not None else (source, None)
 
 
-def _vary(document: Node) -> Vary:
+def _vary(document: SpecNode) -> Vary:
     """What the document varies; the whole of it has to be right."""
     vary = checked(document, Spec).vary
     if vary is None:
@@ -88,7 +88,7 @@ def _vary(document: Node) -> Vary:
     return vary
 
 
-def _overridden(document: Node, overrides: Sequence[str]) -> Spec:
+def _overridden(document: SpecNode, overrides: Sequence[str]) -> Spec:
     for override in overrides:
         document = overridden(document, override, (Spec,))
     spec = checked(document, Spec)
@@ -96,7 +96,7 @@ def _overridden(document: Node, overrides: Sequence[str]) -> Spec:
     return spec
 
 
-def checked(document: Node, model: type[Model]) -> Model:
+def checked(document: SpecNode, model: type[Model]) -> Model:
     """The document as the schema. Strict: the text "64" is no number, and "yes" is not true."""
     try:
         return model.model_validate(plain(document), strict=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from blocks.part import FieldError
 from composer.errors import SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, parts, under
-from composer.spec.places import Node, Path, Place, at, brief, nearest
+from composer.spec.places import Path, Place, SpecNode, at, brief, nearest
 
 PATTERNS = {
     r"^[a-z][a-z0-9_-]*$": "a name (lower-case letters, digits, - and _, a letter first)",
@@ -68,7 +68,7 @@ class Fault:
         return (field.description or "").replace("``", "`") if field else ""
 
 
-def spec_error(error: ValidationError, document: Node, model: type[BaseModel]) -> SpecError:
+def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:
     """All that is wrong, one line each, in the order of the document."""
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
     told = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
@@ -78,13 +78,13 @@ def spec_error(error: ValidationError, document: Node, model: type[BaseModel]) -
     return SpecError("\n".join((*lines, *more)))
 
 
-def _fault(error: Any, document: Node, model: type[BaseModel]) -> Fault:
+def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     """Walk ``loc`` through schema and document: tags of parts narrow, labels of other unions are skipped."""
     path: Path = ()
     here: Alternatives = (model,)
     around: Alternatives = ()
     fork, of_key = None, False
-    node: Node | None = document
+    node: SpecNode | None = document
     loc = error["loc"]
     for number, step in enumerate(loc):
         known = parts(here)
@@ -130,7 +130,7 @@ def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
             yield fault, others
 
 
-def _place(fault: Fault, document: Node) -> Place | None:
+def _place(fault: Fault, document: SpecNode) -> Place | None:
     node, key = document, False
     for step in fault.path:
         child = node.child(step)

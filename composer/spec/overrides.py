@@ -11,7 +11,7 @@ from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import merged, spelled
 from composer.spec.messages import unknown_key
-from composer.spec.places import DEEPEST, Node, Path, Place, at, brief
+from composer.spec.places import DEEPEST, Path, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
 from converters.bounded import shortened
 
@@ -20,7 +20,7 @@ LONGEST = 200
 """Characters of an override that a message shows."""
 
 
-def overridden(document: Node, override: str, here: Alternatives) -> Node:
+def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:
     """The document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
 
     ``head.memory.0.size=32`` says the same as a child with that memory's size; lists keep their other items; null removes.
@@ -35,14 +35,16 @@ def overridden(document: Node, override: str, here: Alternatives) -> Node:
     return setting(document, steps, read_value(text, said), here, Place(said))
 
 
-def setting(document: Node, steps: Steps, value: Node, here: Alternatives, said: Place | None) -> Node:
+def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None) -> SpecNode:
     """The document with ``value`` at this place. said: where that is told to. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(said, steps[:4], f"nested deeper than {DEEPEST} levels"))
     return merged(document, _child(document, steps, value, here, said), here)
 
 
-def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, said: Place | None, done: Path = ()) -> Node:
+def _child(
+    node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None, done: Path = ()
+) -> SpecNode:
     """What a child says at this place, so that merging it over ``node`` sets the rest of the path."""
     if not steps:
         return value
@@ -52,9 +54,9 @@ def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, sai
         inside, path = under(here, index), (*done, index)
         before, item, after = node.value[:index], node.value[index], node.value[index + 1 :]
         if not rest and value.value is None:
-            return Node((*before, *after), node.place, node.key)
+            return SpecNode((*before, *after), node.place, node.key)
         new = merged(item, _child(item, rest, value, inside, said, path), inside)
-        return Node((*before, new, *after), node.place, node.key)
+        return SpecNode((*before, new, *after), node.place, node.key)
     if node is not None and parts(here):
         node = spelled(node)
     if node is not None and node.value is not None and not isinstance(node.value, dict):
@@ -68,11 +70,11 @@ def _child(node: Node | None, steps: Steps, value: Node, here: Alternatives, sai
     if rest and child is None and isinstance(new.value, dict) and "kind" not in new.value:
         new = _of_default(node, new, step, here)
     if not rest or child is None or child.value is None:
-        new = Node(new.value, said, said)
-    return Node({step: new})
+        new = SpecNode(new.value, said, said)
+    return SpecNode({step: new})
 
 
-def _of_default(node: Node | None, new: Node, step: str, here: Alternatives) -> Node:
+def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternatives) -> SpecNode:
     """What is set of a part that the document leaves at its default, with that one's kind, where this is what it may say."""
     kind = node.child("kind") if node is not None else None
     known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
@@ -81,10 +83,10 @@ def _of_default(node: Node | None, new: Node, step: str, here: Alternatives) -> 
     words = kind_words(default) if default else ()
     if not words or not isinstance(new.value, dict) or not new.value.keys() <= fields((default,)).keys():
         return new
-    return Node({"kind": Node(words[0]), **new.value}, new.place, new.key)
+    return SpecNode({"kind": SpecNode(words[0]), **new.value}, new.place, new.key)
 
 
-def _index(items: tuple[Node, ...], step: str, said: Place | None, done: Path) -> int:
+def _index(items: tuple[SpecNode, ...], step: str, said: Place | None, done: Path) -> int:
     """An index of the list, counted from its start."""
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"

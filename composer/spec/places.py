@@ -32,10 +32,10 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class SpecNode:
     """One value of a document. place: where the value starts; key: where its key starts."""
 
-    value: Scalar | dict[str, Node] | tuple[Node, ...]
+    value: Scalar | dict[str, SpecNode] | tuple[SpecNode, ...]
     place: Place | None = None
     key: Place | None = None
 
@@ -46,7 +46,7 @@ class Node:
             return self.key
         return self.place or self.key
 
-    def child(self, step: str | int) -> Node | None:
+    def child(self, step: str | int) -> SpecNode | None:
         """What stands under a key or an index, or None."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
@@ -58,7 +58,7 @@ class Node:
 class Places:
     """Where each path of a spec was said. Any two are equal: a spec is what it says, not where."""
 
-    def __init__(self, root: Node | None = None) -> None:
+    def __init__(self, root: SpecNode | None = None) -> None:
         self.root = root
 
     def __eq__(self, other: object) -> bool:
@@ -113,13 +113,13 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
 
 
-def count(node: Node) -> int:
+def count(node: SpecNode) -> int:
     """The values of a document, itself included."""
     inside = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, tuple) else ()
     return 1 + sum(map(count, inside))
 
 
-def plain(node: Node) -> Any:
+def plain(node: SpecNode) -> Any:
     """The document without its places: mappings, tuples and scalars."""
     if isinstance(node.value, dict):
         return {key: plain(value) for key, value in node.value.items()}
@@ -128,7 +128,7 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def from_plain(data: object, path: Path = ()) -> Node:
+def from_plain(data: object, path: Path = ()) -> SpecNode:
     """A document that comes from Python and stands in no file. Raises SpecError on what YAML could not say."""
     if len(path) > DEEPEST:
         raise SpecError(at(None, path[:4], f"nested deeper than {DEEPEST} levels"))
@@ -136,9 +136,9 @@ def from_plain(data: object, path: Path = ()) -> Node:
         for key in data:
             if not isinstance(key, str):
                 raise SpecError(at(None, path, f"a key must be text, got {brief(key)}"))
-        return Node({key: from_plain(value, (*path, key)) for key, value in data.items()})
+        return SpecNode({key: from_plain(value, (*path, key)) for key, value in data.items()})
     if isinstance(data, list | tuple):
-        return Node(tuple(from_plain(value, (*path, index)) for index, value in enumerate(data)))
+        return SpecNode(tuple(from_plain(value, (*path, index)) for index, value in enumerate(data)))
     if data is None or isinstance(data, str | bool | int | float):
-        return Node(data)
+        return SpecNode(data)
     raise SpecError(at(None, path, f"expected a mapping, a list, text, a number, true, false or null, got {brief(data)}"))

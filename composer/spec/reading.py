@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from composer.errors import SpecError
-from composer.spec.places import DEEPEST, Node, Place, at, brief
+from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes
 
 # Beside what YAML forbids: the line breaks of YAML 1.1 that 1.2 and editors do not count as such.
@@ -76,7 +76,7 @@ for _name, _pattern in _CORE.items():
     _Composer.add_implicit_resolver(_TAG + _name, _pattern, None)
 
 
-def read_file(path: Path, shown: str) -> Node:
+def read_file(path: Path, shown: str) -> SpecNode:
     """Read one spec. shown: how messages name the file. Raises SpecError; of a file that is no spec it shows nothing."""
     try:
         content = read_bytes(path, MOST_BYTES)
@@ -103,7 +103,7 @@ def read_file(path: Path, shown: str) -> Node:
     return root
 
 
-def read_text(text: str, shown: str) -> Node:
+def read_text(text: str, shown: str) -> SpecNode:
     """Read the text of one spec, a mapping at its top. shown: what messages call it. Raises SpecError."""
     root = _Document(text, shown).read()
     if root is None:
@@ -114,7 +114,7 @@ def read_text(text: str, shown: str) -> Node:
     return root
 
 
-def read_value(text: str, said: str) -> Node:
+def read_value(text: str, said: str) -> SpecNode:
     """Read the value of an override; every place in it is ``said``. Raises SpecError."""
     root = _Document(text, said, lines=False).read()
     if root is None:
@@ -143,7 +143,7 @@ class _Document:
         before = self.text[:index]
         return Place(self.shown, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
-    def read(self) -> Node | None:
+    def read(self) -> SpecNode | None:
         """The document, or None where the text holds none."""
         found = FORBIDDEN.search(self.text)
         if found:
@@ -178,17 +178,17 @@ class _Document:
             problem += f" ({error.context}, line {since.line})"
         return self.error(mark, f"not YAML: {problem}")
 
-    def node(self, node: yaml.Node, key: Place | None = None) -> Node:
+    def node(self, node: yaml.Node, key: Place | None = None) -> SpecNode:
         place = self.place(node.start_mark)
         if isinstance(node, yaml.MappingNode):
-            return Node(self.mapping(node), place, key)
+            return SpecNode(self.mapping(node), place, key)
         if isinstance(node, yaml.SequenceNode):
-            return Node(tuple(self.node(item) for item in node.value), place, key)
+            return SpecNode(tuple(self.node(item) for item in node.value), place, key)
         assert isinstance(node, yaml.ScalarNode)
-        return Node(self.scalar(node), place, key)
+        return SpecNode(self.scalar(node), place, key)
 
-    def mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
-        items: dict[str, Node] = {}
+    def mapping(self, node: yaml.MappingNode) -> dict[str, SpecNode]:
+        items: dict[str, SpecNode] = {}
         for key, value in node.value:
             name = self.scalar(key) if isinstance(key, yaml.ScalarNode) else None
             if not isinstance(name, str):

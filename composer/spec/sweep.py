@@ -15,7 +15,7 @@ from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
 from composer.spec.inherit import SEPARATOR
 from composer.spec.overrides import setting
-from composer.spec.places import Node, at, brief, count, nearest
+from composer.spec.places import SpecNode, at, brief, count, nearest
 
 OWN = ("compose", "name", "extends", "vary")
 """What a sweep cannot vary: it is settled before, or made of the variant."""
@@ -49,7 +49,7 @@ def variant_names(vary: Vary) -> list[str]:
     return list(names)
 
 
-def variants(document: Node, vary: Vary) -> dict[str, Node]:
+def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
     """The documents, by their variants' names. Raises SpecError where a path leads nowhere."""
     common, said = without_vary(document), document.child("vary")
     assert said is not None
@@ -60,7 +60,7 @@ def variants(document: Node, vary: Vary) -> dict[str, Node]:
     for path, node in lists.items():
         if setting_steps(path)[0] in OWN:
             raise SpecError(at(node.key or node.where, ("vary",), f'a sweep cannot vary "{path}": that is settled before it'))
-    made: dict[str, Node] = {}
+    made: dict[str, SpecNode] = {}
     problems: list[tuple[str, SpecError]] = []
     for name, row in zip(variant_names(vary), rows(vary), strict=True):
         try:
@@ -76,7 +76,7 @@ def variants(document: Node, vary: Vary) -> dict[str, Node]:
     return made
 
 
-def chosen(document: Node, vary: Vary, name: str) -> Node:
+def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
     """One of the documents. Raises SpecError where the sweep has no such variant."""
     known = variants(document, vary)
     if name not in known:
@@ -86,9 +86,9 @@ def chosen(document: Node, vary: Vary, name: str) -> Node:
     return known[name]
 
 
-def without_vary(document: Node) -> Node:
+def without_vary(document: SpecNode) -> SpecNode:
     """What all variants have in common."""
-    return Node({key: node for key, node in _items(document) if key != "vary"}, document.place)
+    return SpecNode({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
 def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: bool = False) -> SpecError:
@@ -130,15 +130,15 @@ def _in(names: list[str], vary: Vary, told_apart: bool) -> str:
     return f" (in the variant {brief(names[0])}: {said})"
 
 
-def _items(node: Node) -> Iterator[tuple[str, Node]]:
+def _items(node: SpecNode) -> Iterator[tuple[str, SpecNode]]:
     assert isinstance(node.value, dict)
     yield from node.value.items()
 
 
-def _named(document: Node, name: str) -> Node:
+def _named(document: SpecNode, name: str) -> SpecNode:
     said = document.child("name")
     assert said is not None
-    return Node(dict(_items(document)) | {"name": Node(f"{said.value}-{name}", said.place, said.key)}, document.place)
+    return SpecNode(dict(_items(document)) | {"name": SpecNode(f"{said.value}-{name}", said.place, said.key)}, document.place)
 
 
 def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> str:

@@ -1,4 +1,4 @@
-"""What TensorBoard reads: files of events, each written before the next is made, so that a full disk is met where it is."""
+"""TensorBoard's event files, written step by step, so that a full disk is an error of the step that meets it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 EVENTS: Any = event_pb2
 SUMMARIES: Any = summary_pb2
-"""Their classes are made at import, where no type checker sees them."""
+"""Their classes are generated at import, so type checkers do not know them."""
 VERSION = "brain.Event:2"
-"""What the first event of every file says: tensorboard/compat/proto/event.proto."""
+"""The first event of every file has it: tensorboard/compat/proto/event.proto."""
 
 
 class Board:
-    """A file of its own in a folder. TensorBoard reads a folder's files in the order of their names, which begin with the time.
+    """One event file. TensorBoard reads the files of a folder in the order of their names, which begin with the time.
 
-    torch's SummaryWriter writes in another thread, which tells of a full disk by a traceback of its own, minutes later.
+    torch's SummaryWriter writes in another thread, which reports a full disk by a traceback of its own, minutes later.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        """step: from which on TensorBoard is to forget what earlier files of the folder say. Raises OSError."""
+        """step: from this one on TensorBoard drops what earlier files of the folder hold. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         started = EVENTS.SessionLog(status=EVENTS.SessionLog.START)

@@ -1,7 +1,10 @@
-"""Where a run goes on from: tensors of its units, random state and facts, in a folder that appears whole or not at all.
+"""Checkpoints of a stage, from which a stopped run continues: each is a folder that appears whole or not at all.
 
-Each process keeps its rows of what is shared out in a safetensors file of its own, and the first one all else. ``facts.json`` has
-the SHA-256 of every file, and one of itself. Nothing in there is code: a checkpoint may come from anybody.
+- ``process-N.safetensors``: parameters, the best of them, and optimiser states. Of a sharded tensor each process writes its own
+  rows; all other tensors are in the first process's file.
+- ``facts.json``: all that is no tensor, random states, the SHA-256 of every file, and its own.
+
+Nothing in it is code, so a checkpoint may come from anybody.
 """
 
 from __future__ import annotations
@@ -31,36 +34,36 @@ FACTS = "facts.json"
 NAME = "step-{:08d}"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
-"""What only checkpoints of earlier versions have."""
+"""A file that only checkpoints of earlier versions have."""
 Answer = TypeVar("Answer")
-Told = TypeVar("Told", bound=Closed)
+OfKind = TypeVar("OfKind", bound=Closed)
 
 
-class Process(Closed):
-    """What a process keeps: the SHA-256 of its file, and its random states as hexadecimal digits."""
+class ProcessFacts(Closed):
+    """What a process has written: the SHA-256 of its file, and its random states as hexadecimal digits."""
 
     sha256: str
     random: str
     random_cuda: str | None
 
 
-class Stored(Closed):
-    """What a checkpoint says of itself. processes: by rank; told: what was given to ``save``."""
+class CheckpointFacts(Closed):
+    """The contents of ``facts.json``. units: by name; processes: by rank; told: what was given to ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessFacts, ...]
     told: dict[str, Any]
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]) -> None:
-    """Write the state after ``step`` steps, and only then remove the one before. Raises TrainingError where the disk is full."""
+    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
     try:
         by_first(lambda: _begin(folder, partial))
         processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-        stored = Stored(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+        stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
         by_first(lambda: _complete(partial, target, stored))
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -71,20 +74,20 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
 
 
 def _begin(folder: Path, partial: Path) -> None:
-    for stale in folder.glob(partial_of(folder / "*").name):  # of a run that was killed
+    for stale in folder.glob(partial_of(folder / "*").name):  # left by a run that was killed
         shutil.rmtree(stale, ignore_errors=True)
     partial.mkdir(parents=True)
 
 
-def _write(file: Path, units: Sequence[Unit]) -> Process:
-    """What this process keeps: its rows of what is shared out and, of the first process, all else."""
+def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
+    """Write this process's file: its rows of sharded tensors and, in the first process, all other tensors."""
     parts = {name: (held(tensor)[0], tensor) for name, tensor in _tensors(units).items()}
     pieces = [_piece(name, own) for name, (own, tensor) in parts.items() if rank() == 0 or own is not tensor]
     digest = write_shard(file, pieces, lambda count: None)
     sync(file)
     device = _cuda(units)
     random_cuda = None if device is None else _digits(torch.cuda.get_rng_state(device))
-    return Process(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
+    return ProcessFacts(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
 
 
 def _piece(name: str, tensor: Tensor) -> Piece:
@@ -92,12 +95,12 @@ def _piece(name: str, tensor: Tensor) -> Piece:
     return Piece(name, dtype, tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
 
 
-def _complete(partial: Path, target: Path, stored: Stored) -> None:
+def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     """Put the checkpoint in the place of the one before, once all of it is on the disk."""
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
-    if target.exists():  # an end that was reached before, with the same numbers
+    if target.exists():  # from a run that was stopped after this step, with the same numbers
         shutil.rmtree(target)
     partial.rename(target)
     sync(target.parent)
@@ -107,24 +110,27 @@ def _complete(partial: Path, target: Path, stored: Stored) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint."""
+    """The last complete checkpoint, if there is one."""
     return by_first(lambda: next(reversed(_found(folder)), None))
 
 
-def read_told(checkpoint: Path, kind: type[Told]) -> Told:
+def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
     """What was given to ``save``. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
-    """Bring units and random state to where they were, whatever the number of processes; one more than then keeps its own random
-    state. Before that every byte is held against its checksum. Raises TrainingError where the checkpoint is damaged."""
+    """Load units and random states, once the checksums of all files have been checked.
+
+    There may be more or fewer processes than when it was written; additional ones keep their own random states. Raises
+    TrainingError where the checkpoint is damaged.
+    """
     by_all(lambda: _undamaged(checkpoint, lambda: _check(checkpoint)))
     by_all(lambda: _undamaged(checkpoint, lambda: _restore(checkpoint, units)))
 
 
 def _check(checkpoint: Path) -> None:
-    """This process's share of the files."""
+    """Check this process's share of the files."""
     for number, process in list(enumerate(_stored(checkpoint).processes))[rank() :: count()]:
         if sha256(checkpoint / TENSORS.format(number)) != process.sha256:
             raise ValueError(f"{TENSORS.format(number)} is not what was written")
@@ -153,7 +159,7 @@ def _restore(checkpoint: Path, units: Sequence[Unit]) -> None:
 
 
 def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
-    """The rows that this process has of a tensor, out of the files that have any of it, in their order."""
+    """Copy the rows that this process holds of a tensor out of the files, each of which has the rows after those of the last."""
     own, first = held(tensor)
     if not own.dim():
         own.fill_(files[0].get_tensor(name).item())
@@ -173,8 +179,8 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
         raise ValueError(f"{name} has {passed:,} rows")
 
 
-def _stored(checkpoint: Path) -> Stored:
-    """Raises TrainingError where an earlier version wrote it, and ValueError where it is not what was written."""
+def _stored(checkpoint: Path) -> CheckpointFacts:
+    """Raises TrainingError where an earlier version wrote it, and ValueError where it does not match its own checksum."""
     if (checkpoint / PICKLE).exists():
         raise TrainingError(
             f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
@@ -184,11 +190,11 @@ def _stored(checkpoint: Path) -> Stored:
     facts = parse_json(text)["facts"]
     if text != _text(facts):
         raise ValueError(f"{FACTS} is not what was written")
-    return Stored.model_validate(facts)
+    return CheckpointFacts.model_validate(facts)
 
 
 def _text(facts: Any) -> str:
-    """What is in the file of the facts, to the byte."""
+    """The contents of ``facts.json``, to the byte."""
     return json.dumps({"sha256": hashlib.sha256(json.dumps(facts).encode()).hexdigest(), "facts": facts})
 
 

@@ -1,4 +1,4 @@
-"""What a stage of training is, to the loop that runs it."""
+"""What the training loop needs of a stage: units of parameters, and their losses."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from composer.data.packing import Batch
 from composer.training.unit import Unit
 
 Losses = dict[str, Tensor]
-"""By the name of a unit: the loss, as a sum over a batch divided by the total that it was given."""
+"""The loss of each unit, by its name: a sum over a batch, divided by the total that the loop gives."""
 
 
 class Course(Protocol):
-    """Units that learn, and what they learn."""
+    """The units of a stage, and how their losses are computed."""
 
     @property
     def units(self) -> Sequence[Unit]:
-        """What learns, each with an optimiser of its own."""
+        """What learns: groups of parameters, each with an optimiser of its own."""
         ...
 
     def count(self, batch: Batch) -> int:
-        """What losses are means over: the tokens of a batch that matter."""
+        """How many tokens, or rows, of a batch its losses are means over."""
         ...
 
     def learn(self, batch: Batch, total: float) -> Losses:
-        """Add the gradients of a batch, whose losses are divided by ``total``. What a unit that stopped would lose is left out."""
+        """Add the gradients of a batch's losses, which are divided by ``total``. Units that have stopped are left out."""
         ...
 
     def judge(self, batch: Batch, total: float) -> Losses:
-        """The losses alone, of all units."""
+        """The losses of all units, without gradients."""
         ...

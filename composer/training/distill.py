@@ -1,4 +1,4 @@
-"""A built model learns to be as good as its teacher: attention transfer, then fine-tuning, as its recipe says."""
+"""Distillation of a built model from its teacher: attention transfer, then fine-tuning, as its recipe says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
 from composer.training.rules import check_stage
-from composer.training.run import Options, Run, RunReport, load_student, open_run, prepare, read_student
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_student
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.teacher import open_teacher
@@ -33,17 +33,21 @@ Which = Literal["transfer", "finetune", "all"]
 def distill(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    options: Options,
+    options: TrainingOptions,
     *,
     which: Which = "all",
     overrides: Sequence[str] = (),
     recipe: Recipe | None = None,
-) -> RunReport:
-    """Trains the model of a folder, and writes what came of it to ``out``.
+) -> TrainingReport:
+    """Trains the model of a folder, and writes the result to ``out``, whole or not at all.
 
-    Until then the run stands in a folder beside it, ``out`` with ``.run`` behind, from which ``options.resume`` goes on to the
-    same numbers. recipe: instead of the one that the model was built with; overrides: of the latter. Raises TrainingError,
-    DataError, SpecError and BuildError.
+    Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
+
+    - which: the stages of the recipe to run.
+    - overrides: of the recipe that the model was built with, as ``--set`` has them.
+    - recipe: replaces that one.
+
+    Raises TrainingError, DataError, SpecError and BuildError.
     """
     with together():
         check_device(options.device)
@@ -56,13 +60,13 @@ def distill(
         return _streamed(run) if options.stream else _in_memory(run)
 
 
-def _in_memory(run: Run) -> RunReport:
+def _in_memory(run: TrainingRun) -> TrainingReport:
     """All stages, with both models in memory."""
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
     student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
     shard(teacher, computing_alone(teacher), options.device)
-    with run.standing():
+    with run.in_folder():
         setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
         finetune = stages.get("finetune")
 
@@ -87,8 +91,8 @@ def _in_memory(run: Run) -> RunReport:
         )
 
 
-def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
-    """The student as it stands: parameters that are shared out stay so, and the next stage shares them out in another way."""
+def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
+    """The student with what it has learned, loaded anew: the next stage shards it in another way, and a model is sharded once."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():
@@ -96,7 +100,7 @@ def _anew(run: Run, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
     return student
 
 
-def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
+def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
     if count() > 1:
         raise TrainingError(
             f"--stream is for one process, and torchrun has started {count()}: leave --stream out, since each holds but a share of "
@@ -108,20 +112,20 @@ def _check_streamed(stages: Mapping[str, Stage], options: Options) -> None:
         raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")
 
 
-def _streamed(run: Run) -> RunReport:
+def _streamed(run: TrainingRun) -> TrainingReport:
     """Attention transfer alone, with one layer in memory at a time."""
     assert run.teacher is not None, "it has been opened"
     options = run.options
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source, options.backend)
     assert isinstance(stage, Transfer), "it has been looked at"
     check_disk(run, stage, student)
-    with run.standing():
+    with run.in_folder():
         outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
         return run.finish([outcome], learned)
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
-    """The stages to run, in their order. Raises TrainingError where there are none, or where the heads cannot follow one."""
+    """The stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained so."""
     said = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     wanted: dict[str, Stage] = {name: stage for name, stage in said.items() if stage is not None and which in (name, "all")}
     if not wanted:
@@ -136,7 +140,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
     return wanted
 
 
-def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Course:
+def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Course:
     if isinstance(stage, Transfer):
         shard(student, computing_alone(student), options.device)
         return TransferCourse(student.eval(), teacher, stage)
@@ -155,6 +159,6 @@ def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge
 
 
 def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
-    """What has changed of the model's own parameters, by their names there."""
+    """The parameters that training has changed, adapters left out, by their names in the model."""
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
     return own | (merged(student) if merge else {})

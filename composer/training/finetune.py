@@ -1,4 +1,4 @@
-"""Stage 2, and training from nothing: the whole model learns the next token, or what its teacher expects it to be."""
+"""Stage 2, and training from nothing: the whole model learns to predict the next token, or its teacher's distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composer.data.packing import IGNORED, Batch, Rows
+from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
@@ -29,7 +29,7 @@ OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense
 
 
 class FinetuneCourse:
-    """One unit for all that trains. teacher: only where its distribution is learned."""
+    """All that trains is one unit. teacher: None where its distribution is not learned."""
 
     def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
         self.units = [unit]
@@ -62,20 +62,20 @@ class FinetuneCourse:
 
 
 def asked_for(batch: Batch) -> Tensor:
-    """Which tokens of a batch are to be predicted, each at the place of the one before it, B T-1 bool."""
+    """Which tokens of a batch are predicted, B T-1 bool: each is marked at the position before it, whose logits predict it."""
     return batch.labels[:, 1:] != IGNORED
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The logits N V, in float32, of the tokens before those that are asked for, and these, N."""
+    """Logits for the N tokens of a batch that are predicted, N V float32, and these tokens, N."""
     outputs = model(**batch.inputs(), use_cache=False)
     asked = asked_for(batch)
     return outputs.logits[:, :-1][asked].float(), batch.labels[:, 1:][asked]
 
 
 @torch.no_grad()
-def loss_of(model: nn.Module, rows: Rows, batch: int, average: Average = "tokens") -> float:
-    """The mean loss of a model on rows, in nats: over the tokens that are asked for, or over rows."""
+def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "tokens") -> float:
+    """The mean loss of a model on rows, in nats: over the tokens that are predicted, or over rows."""
     total, counted, device = 0.0, 0, next(model.parameters()).device
     for part in rows.in_order(batch * count()):
         counted += _count(part, average)
@@ -107,7 +107,7 @@ def divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
 
 
 def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:
-    """Freeze all that does not learn, and take the rest together. Adapters must be there already."""
+    """One unit of all that the stage trains; everything else is frozen. Adapters must be there already."""
     adapters: dict[str, nn.Parameter] = {}
     fresh: dict[str, nn.Parameter] = {}
     trunk: dict[str, nn.Parameter] = {}
@@ -132,7 +132,7 @@ def add_adapters(student: ComposedForCausalLM, lora: Lora, seed: int) -> None:
 
 
 def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
-    """The same as PEFT says it."""
+    """The adapters as a config of PEFT."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -164,7 +164,7 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
 
 
 def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
-    """The adapters of a student as PEFT keeps them."""
+    """The adapters of a student, with the config and the names under which PEFT stores them."""
     from peft import get_peft_model_state_dict
 
     tensors = {f"base_model.model.{name}": tensor for name, tensor in get_peft_model_state_dict(student).items()}
@@ -184,5 +184,5 @@ def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value as JSON can hold it."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)

@@ -1,4 +1,4 @@
-"""The folder that a run stands in, and what it must agree in with whoever goes on with it."""
+"""The folder of a training run, and its ``run.json``: what a continuation must have in common with the run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from converters.bounded import MOST_CONFIG, read_json
 from converters.source import Source
 
 IDENTITY = "run.json"
-Identity = Mapping[str, Any]
-"""By what a user calls it: all that decides a run's numbers, as JSON has it."""
-UNSAID: Identity = {"--backend": AUTO}
-"""What runs had that do not say it: they were begun before it could be said."""
+RunIdentity = Mapping[str, Any]
+"""All that decides a run's numbers, by the names that a user knows, as JSON holds it."""
+UNSAID: RunIdentity = {"--backend": AUTO}
+"""What runs of earlier versions had, whose ``run.json`` does not hold it."""
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
-    """What tells a model from others, without reading its weights: where nobody has hashed a file, its time stamp does."""
+    """Identifies a model without reading its weights: by the hashes of its files where they are known, else by time stamps."""
     record = record_of(source)
     return {
         "config": source.config_sha256,
@@ -37,8 +37,8 @@ def fingerprint(source: Source) -> dict[str, Any]:
     }
 
 
-def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
-    """Whether a run can begin in a folder, or go on there. Nothing but what a run wrote is in its way. Raises TrainingError."""
+def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
+    """Raises TrainingError where a run can neither start nor continue in a folder, as another run or other files are in it."""
     if (folder / IDENTITY).is_file():
         with _writable(folder), _alone(folder):
             pass
@@ -46,7 +46,7 @@ def check_standing(folder: Path, *, resume: bool, force: bool) -> None:
 
 
 def _check(folder: Path, *, resume: bool, force: bool) -> None:
-    """The same, but for whether another run is at work there."""
+    """The same, but does not ask whether another run is at work there."""
     if not folder.exists():
         if resume:
             raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")
@@ -61,8 +61,8 @@ def _check(folder: Path, *, resume: bool, force: bool) -> None:
         raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
 
-def check_same(folder: Path, identity: Identity) -> None:
-    """Whether the run in a folder is this one. Raises TrainingError."""
+def check_same(folder: Path, identity: RunIdentity) -> None:
+    """Raises TrainingError where the run in a folder is another one."""
     path = folder / IDENTITY
     try:
         begun = read_json(path, MOST_CONFIG)
@@ -80,10 +80,10 @@ def check_same(folder: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Iterator[None]:
-    """The folder of a run, to go on in or made anew: then it appears with what it is, or not at all.
+def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool) -> Iterator[None]:
+    """Locks the folder of a run for the block; a new one appears together with its ``run.json``, or not at all.
 
-    Inside, no other run is there. Raises TrainingError.
+    resume: continue the run in it. force: replace that one. Raises TrainingError.
     """
     with ExitStack() as held:
         with _writable(folder):
@@ -97,9 +97,9 @@ def taken(folder: Path, identity: Identity, *, resume: bool, force: bool) -> Ite
         yield
 
 
-def _make_anew(folder: Path, identity: Identity) -> None:
+def _make_anew(folder: Path, identity: RunIdentity) -> None:
     aside, partial = folder.with_name(f".{folder.name}.replaced"), partial_of(folder)
-    for left in (aside, partial):  # of one that was killed here
+    for left in (aside, partial):  # by a run that was killed
         if left.exists():
             shutil.rmtree(left)
     write_whole(partial / IDENTITY, json.dumps(identity, indent=2))
@@ -110,7 +110,7 @@ def _make_anew(folder: Path, identity: Identity) -> None:
 
 
 def _alone(folder: Path) -> AbstractContextManager[bool]:
-    """Inside, no other run is at work in the folder."""
+    """Locks the folder against other runs."""
     busy = TrainingError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
     return alone(beside(folder), busy)
 

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: a line of JSON a step, the same for TensorBoard, and a curve at the end."""
+"""The log of a training run: a line of JSON for each step, the same for TensorBoard, and a plot of the losses at the end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BOARD = "tensorboard"
 
 
 class Journal:
-    """The log of one run in a folder; it goes on where an earlier one has stopped. Of several processes the first writes it.
+    """The log of one run; a continued run appends to it. Of several processes only the first writes.
 
-    Raises TrainingError in all of them, here and in its methods, where it cannot be written.
+    Where that fails, all processes raise TrainingError, here and in the methods.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,11 +34,11 @@ class Journal:
         by_first(self._make)
 
     def rewind(self, stage: str, step: int) -> None:
-        """Forget what a killed run has written of steps that will be taken again."""
+        """Begin a stage, or continue it after ``step``: lines of later steps, which a killed run has left, are dropped."""
         by_first(lambda: self._rewind(stage, step))
 
     def write(self, stage: str, step: int, **figures: Any) -> None:
-        """Numbers, and mappings of names to numbers, after so many steps of a stage."""
+        """Add a line after ``step`` steps of a stage: numbers, and mappings of names to numbers."""
         by_first(lambda: self._write(stage, step, figures))
 
     def _make(self) -> None:
@@ -53,7 +53,7 @@ class Journal:
             if log.is_file():
                 kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
                 write_whole(log, "".join(f"{json.dumps(line)}\n" for line in kept))
-            # TensorBoard forgets by steps, whatever they are of: each stage has a folder of its own.
+            # TensorBoard drops later steps of whatever stage, so each stage has a folder of its own.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Journal:
 
 
 def draw(log: Path, target: Path) -> None:
-    """The losses of each stage over its steps, as a picture: thin on the training data, dots where they were evaluated.
+    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows.
 
     Raises TrainingError where it cannot be written.
     """
@@ -96,7 +96,7 @@ def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int
 
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines: a kill may have left half of one at the end. Raises TrainingError where another one is damaged."""
+    """The lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is damaged."""
     lines = read_bytes(log, MOST_LOG).split(b"\n")
     for number, text in enumerate(lines, 1):
         try:

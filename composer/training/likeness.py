@@ -1,4 +1,4 @@
-"""How like its teacher a student is before it is fine-tuned: LoLCATs' (workshop) table 1, its columns but the last perplexity."""
+"""Compares a student with its teacher before fine-tuning: perplexity, attention MSE and KL, as LoLCATs' (workshop) table 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
@@ -18,7 +18,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
 from composer.training.rules import without_weights
-from composer.training.run import Options, load_student, read_student, rows_of
+from composer.training.run import TrainingOptions, load_student, read_student, rows_of
 from composer.training.teacher import open_teacher
 from composer.training.transfer import Lesson, answers, attention_weights, teach
 
@@ -26,7 +26,7 @@ ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
 
 
-class Attention(Closed):
+class AttentionLikeness(Closed):
     """Means over the tokens and heads of one layer, which is given the teacher's hidden states."""
 
     mse: float
@@ -42,7 +42,7 @@ class Likeness(Closed):
 
     loss: float | None
     teacher_loss: float
-    layers: tuple[Attention, ...]
+    layers: tuple[AttentionLikeness, ...]
 
     @property
     def mse(self) -> float:
@@ -55,7 +55,7 @@ class Likeness(Closed):
 
 
 def likeness_of(
-    model: str | os.PathLike[str], options: Options, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
+    model: str | os.PathLike[str], options: TrainingOptions, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
 ) -> Likeness:
     """The student of a folder and its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
     described = read_student(model, overrides, recipe)
@@ -74,7 +74,9 @@ def likeness_of(
 
 
 @torch.no_grad()
-def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: Rows) -> tuple[Attention, ...]:
+def attention_likeness(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
+) -> tuple[AttentionLikeness, ...]:
     """Layer by layer, on the first ``ROWS`` rows."""
     own = [attention for _, attention in attentions(student)]
     layers, backend = len(own), student.base.backend
@@ -96,7 +98,7 @@ def attention_likeness(student: ComposedForCausalLM, teacher: ComposedForCausalL
 
         teach(teacher, batch, compared)
     return tuple(
-        Attention(mse=error / tokens, divergence=divergence / tokens if weighed else None)
+        AttentionLikeness(mse=error / tokens, divergence=divergence / tokens if weighed else None)
         for error, divergence, weighed in zip(errors, divergences, known, strict=True)
     )
 

@@ -1,4 +1,4 @@
-"""One stage of training, from its first step or from where it stopped, to its last."""
+"""The training loop: one stage, from its first step or its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
@@ -22,12 +22,12 @@ from composer.training.journal import Journal
 from composer.training.processes import added, said_by_first, shares
 
 EVALUATIONS = 10
-"""As many in a stage, where its recipe does not say."""
+"""Evaluations in a stage, where its recipe does not say how often."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a loop tells whoever watches it, after each step. tokens_per_second: in training alone; seconds_left: in all."""
+class StepProgress:
+    """Where the loop is after a step. tokens_per_second: of training alone; seconds_left: with evaluations."""
 
     stage: str
     step: int
@@ -38,31 +38,39 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a stage runs in. checkpoint_seconds: between two of them; autocast: what projections compute in, if not float32."""
+class StageSetting:
+    """How a stage is run.
+
+    - folder: of the run; the stage's checkpoints are in a folder of its name there.
+    - journal: the run's log.
+    - seed: of the order of the rows.
+    - checkpoint_seconds: at least so many pass between two checkpoints.
+    - autocast: the type that projections compute in; None: float32.
+    - watch: called after each step.
+    """
 
     folder: Path
     journal: Journal
     seed: int = 0
     checkpoint_seconds: float = 60.0
     autocast: torch.dtype | None = None
-    watch: Callable[[Step], None] | None = None
+    watch: Callable[[StepProgress], None] | None = None
 
 
 class Outcome(Closed):
-    """How a stage went. Losses are of the held-out rows, by unit; empty where there are none."""
+    """The result of a stage. before, after: losses on the held-out rows, by unit; empty where nothing is held out."""
 
     stage: str
     steps: int
     tokens: int
-    """Seen in training, as often as they were."""
+    """Tokens of all training steps."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
 
 
-class Reached(Closed):
-    """How far a stage has come: what a checkpoint is told beside its units. identity: what it must agree in with who goes on."""
+class StageState(Closed):
+    """How far a stage has come: what its checkpoint stores beside the units. identity: what a continuation has to share."""
 
     identity: dict[str, Any]
     step: int
@@ -74,13 +82,17 @@ class Reached(Closed):
     after: dict[str, float]
 
 
-def run_stage(name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> Outcome:
+def run_stage(
+    name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
+) -> Outcome:
     """Runs a stage, or what is left of it; its units end with the parameters that the recipe keeps. Raises TrainingError."""
     return _StageRun(name, course, stage, rows, held_out, setting).run()
 
 
 class _StageRun:
-    def __init__(self, name: str, course: Course, stage: Stage, rows: Rows, held_out: Rows | None, setting: Setting) -> None:
+    def __init__(
+        self, name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
+    ) -> None:
         self.name, self.course, self.stage, self.rows, self.held_out, self.setting = name, course, stage, rows, held_out, setting
         self.steps = length_of(stage, rows)
         self.every = stage.evaluate or max(1, self.steps // EVALUATIONS)
@@ -95,7 +107,7 @@ class _StageRun:
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
-            self._judge()  # the start competes: no unit ends worse than it began
+            self._judge()  # the start counts, too: no unit ends worse than it began
             self.before = dict(self.after)
         while not self.done:
             losses = self._step()
@@ -114,7 +126,7 @@ class _StageRun:
         )
 
     def _step(self) -> dict[str, float]:
-        """One update of every unit that has not stopped: its loss."""
+        """Update every unit that has not stopped; their losses."""
         stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         batch = self.rows.batch(indices)
@@ -163,13 +175,13 @@ class _StageRun:
         if self.setting.watch is not None:
             mean = sum(losses.values()) / max(1, len(losses))
             left = self.seconds / self.taken * (self.steps - self.taken)
-            self.setting.watch(Step(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
+            self.setting.watch(StepProgress(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
 
     def _identity(self) -> dict[str, Any]:
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
 
     def _save(self) -> None:
-        reached = Reached(
+        reached = StageState(
             identity=self._identity(),
             step=self.taken,
             tokens=self.tokens,
@@ -186,7 +198,7 @@ class _StageRun:
         if found is None:
             self.setting.journal.rewind(self.name, -1)
             return
-        reached = checkpoint.read_told(found, Reached)
+        reached = checkpoint.read_told(found, StageState)
         different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(
@@ -204,7 +216,7 @@ class _StageRun:
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
 
-def length_of(stage: Stage, rows: Rows) -> int:
+def length_of(stage: Stage, rows: PackedRows) -> int:
     """The steps of a stage on these rows."""
     lengths = [] if stage.steps is None else [stage.steps]
     if stage.tokens is not None:

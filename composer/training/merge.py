@@ -18,5 +18,5 @@ def merge_adapters(model: Path, out: Path, *, force: bool = False) -> None:
     loaded = load_model(model, "float32", "cpu")
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
-    papers = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
-    write_trained(model, out, Trained(merged(loaded), None, (), papers), force=force)
+    logs = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
+    write_trained(model, out, Trained(merged(loaded), None, (), logs), force=force)

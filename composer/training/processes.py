@@ -1,9 +1,10 @@
-"""Training in several processes, as torchrun starts them: all that knows of them is here.
+"""Training in several processes, as torchrun starts them; no other module knows of them.
 
-Parameters are shared out layer by layer (FSDP: Zhao et al. 2023, arXiv:2304.11277; torch's second form of it, ``fully_shard``), and
-each process takes a share of the rows. Losses are sums divided by what is counted over all rows, so gradients are added up, not
-averaged. All processes see the same folders, and the first writes there. In one process there is no group, and every function gives
-back what it is given.
+- Parameters are sharded layer by layer (FSDP: Zhao et al. 2023, arXiv:2304.11277; torch's ``fully_shard``), and each process
+  computes a share of a batch's rows.
+- Losses are sums, divided by a count over all rows: gradients are summed over the processes, not averaged.
+- All processes see the same folders, and only the first writes there.
+- In one process there is no group, and every function returns what it is given.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from composer.data.packing import Batch
 from composer.errors import TrainingError
 
 Answer = TypeVar("Answer")
-Rows = TypeVar("Rows", bound=Batch)
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 COMPUTE = "compute_with_whole_parameters"
 """The method that ``shard`` gives a module, for ``within``."""
 
@@ -50,9 +51,10 @@ def is_first() -> bool:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Inside, the processes that torchrun has started are a group: of gloo, for numbers in memory; GPUs talk among themselves.
+    """Makes the processes that torchrun has started a group, for the block.
 
-    A group that is there already is taken as it is. Each process draws random numbers of its own, as dropout does.
+    Its backend is gloo, for numbers in memory; GPUs communicate by NCCL. An existing group is used as it is. Each process has a
+    random seed of its own, for dropout.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
         yield
@@ -71,7 +73,7 @@ def together() -> Iterator[None]:
 
 
 def take_gpu(device: str) -> None:
-    """Each process takes a GPU of its own, where they compute on GPUs. Raises TrainingError."""
+    """Gives each process a GPU of its own, where they compute on GPUs. Raises TrainingError."""
     if count() == 1 or device == "cpu":
         return
     if device != "cuda":
@@ -88,10 +90,10 @@ def loaded_on(device: str) -> str:
 
 
 def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
-    """Share out all parameters over the processes, in place; what goes through the model, or ``within`` a piece, sees them whole.
+    """Shard all parameters over the processes, in place. Raises TrainingError.
 
-    pieces: modules that compute by themselves, such as layers, those inside of others first; the rest goes with the model. A
-    piece's parameters are whole while it computes, forth and back, and nowhere else. Raises TrainingError.
+    pieces: modules whose parameters are gathered together, such as layers, inner ones first; all others are gathered with the
+    model. They are gathered only while the piece computes, forward and backward: call the model, or ``within`` a piece.
     """
     if count() == 1:
         return
@@ -101,7 +103,7 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         piece = fully_shard(module, mesh=_mesh(torch.device(device).type), reshard_after_forward=True)
         piece.set_gradient_divide_factor(1.0)
         piece.set_force_sum_reduction_for_comms(True)  # gloo knows no other way to leave them undivided
-        piece.set_reduce_scatter_unused_params(True)  # which parameters some rows need, others may not
+        piece.set_reduce_scatter_unused_params(True)  # rows of one process may need parameters that another's do not
         setattr(module, COMPUTE, MethodType(_call, module))
         register_fsdp_forward_method(module, COMPUTE)
     left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -110,7 +112,7 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
 
 
 def within(module: nn.Module, function: Callable[..., Answer], *given: Any) -> Answer:
-    """``function(module, *given)``, with the module's parameters whole. Only what it returns leads gradients back."""
+    """``function(module, *given)``, with the module's parameters gathered. Gradients flow through what it returns alone."""
     compute: Callable[..., Answer] | None = getattr(module, COMPUTE, None)
     return function(module, *given) if compute is None else compute(function, *given)
 
@@ -121,18 +123,18 @@ def _call(module: nn.Module, function: Callable[..., Answer], *given: Any) -> An
 
 @lru_cache(maxsize=2)
 def _mesh(kind: str) -> DeviceMesh:
-    """All processes in a row, on this kind of device."""
+    """A mesh of one dimension, of all processes on this type of device."""
     group = distributed.group.WORLD if kind == "cpu" else distributed.new_group(backend="nccl")
     assert isinstance(group, distributed.ProcessGroup), "this process is one of all"
     return DeviceMesh.from_group(group, kind)
 
 
-def shares(batch: Rows, parts: int, total: float) -> Iterator[tuple[Rows, float]]:
-    """This process's rows of a batch that is taken in ``parts``, each with what its losses are divided by.
+def shares(batch: AnyBatch, parts: int, total: float) -> Iterator[tuple[AnyBatch, float]]:
+    """This process's rows of a batch that is taken in ``parts``, and what the losses of each part are divided by.
 
-    No part is so small that it leaves processes without a row, as long as the batch has enough. Where it has not, a process without
-    a row takes one of another's all the same, since all have to compute together, and its losses are divided by infinity:
-    neither they nor their gradients count.
+    There are fewer parts where some process would have no row in one of them. In a batch with fewer rows than processes, those
+    without a row compute another's, as all have to take part in the communication, and divide by infinity: neither these losses
+    nor their gradients count.
     """
     if count() > 1:
         parts = min(parts, math.ceil(len(batch) / count()))
@@ -156,7 +158,7 @@ def added(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """The length of all tensors as one vector, with the shares that other processes have of them."""
+    """The Euclidean norm of all tensors as one vector, over all processes."""
     own = float(nn.utils.get_total_norm([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]))
     return own if count() == 1 else math.sqrt(added({"square": own * own})["square"])
 
@@ -171,7 +173,7 @@ def said_by_first(number: float) -> float:
 
 
 def by_first(act: Callable[[], Answer]) -> Answer:
-    """What the first process gets from ``act`` once all have come here, in all of them; where it fails, all fail with it."""
+    """Calls ``act`` in the first process once all have come here, and returns its result in all; where it raises, all do."""
     if count() == 1:
         return act()
     added({"here": 1.0})
@@ -189,7 +191,7 @@ def by_first(act: Callable[[], Answer]) -> Answer:
 
 
 def by_all(act: Callable[[], Answer]) -> list[Answer]:
-    """What each process gets from ``act``, in all of them, by rank; where it fails in one, all fail with it."""
+    """Calls ``act`` in every process, and returns the results of all, by rank; where one raises, all do."""
     if count() == 1:
         return [act()]
     try:
@@ -205,7 +207,7 @@ def by_all(act: Callable[[], Answer]) -> list[Answer]:
 
 
 def held(tensor: Tensor) -> tuple[Tensor, int]:
-    """The rows of a tensor that this process has, and the number of the first: all of one that is not shared out."""
+    """The rows of a tensor that this process holds, and the index of the first; all rows where it is not sharded."""
     if not isinstance(tensor, DTensor):
         return tensor, 0
     assert list(tensor.placements) == [Shard(0)], "as fully_shard has it"
@@ -213,7 +215,7 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str, Tensor]:
-    """The tensors with the shares of all processes, on the CPU; nothing but in the first process where they are for it alone."""
+    """The tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
     if count() == 1:
         return dict(tensors)
     found = {}
@@ -226,7 +228,7 @@ def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str
 
 
 def meet(seconds: float) -> bool:
-    """Wait for all others, but not longer than this; whether they have come."""
+    """Wait for all other processes, at most so long; whether they came."""
     try:
         distributed.monitored_barrier(timeout=timedelta(seconds=seconds))
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a recipe asks of heads that cannot give it, said before anything is read."""
+"""Refuses recipes that a model cannot be trained by, before any data is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.spec.resolve import Resolved
 
 
 def check_stage(resolved: Resolved, stage: Stage) -> None:
-    """Whether a model can follow a stage. Raises TrainingError."""
+    """Raises TrainingError where a model cannot be trained by this stage."""
     if isinstance(stage, Transfer):
         check_transfer(resolved, stage)
         return
@@ -29,7 +29,7 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
 
 
 def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
-    """Whether there is something to evaluate on where a stage needs it. Raises TrainingError."""
+    """Raises TrainingError where a stage needs held-out rows, and there are none."""
     for name, stage in () if held_out else stages.items():
         needs = [("schedule: plateau", "schedule=constant")] if stage.schedule == "plateau" else []
         needs += [("patience", "patience=null")] if stage.patience is not None else []
@@ -41,7 +41,7 @@ def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
 
 
 def check_transfer(resolved: Resolved, stage: Stage) -> None:
-    """Whether attention can be transferred to these heads. Raises TrainingError."""
+    """Raises TrainingError where attention cannot be transferred to these heads."""
     assert isinstance(stage, Transfer)
     if not fresh_parameters(resolved):
         raise TrainingError(
@@ -57,7 +57,7 @@ def check_transfer(resolved: Resolved, stage: Stage) -> None:
 
 
 def without_weights(head: HeadSpec) -> str | None:
-    """Why a head's answer is no weighed mean of the values, in words; None where it is."""
+    """Why a head's output is no weighted mean of the values, in words; None where it is one."""
     if head.value_position is not None:
         return "its values are turned by their position"
     if head.output is not None:

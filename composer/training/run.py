@@ -1,4 +1,4 @@
-"""One run of training, whichever stages it has: what it needs, the folder that it stands in, and the folder that it becomes."""
+"""A training run, whichever stages it has: what it reads, its folder while it runs, and the result that it writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.data.loading import SHARE, load_rows
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.hosts import layers_of
@@ -23,9 +23,9 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Recipe, Stage
-from composer.training.folder import Identity, check_same, check_standing, fingerprint, taken
+from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
-from composer.training.loop import Outcome, Setting, Step
+from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rules import check_held_out
 from composer.training.teacher import Teacher
@@ -45,10 +45,24 @@ LONGEST_ROW = 1024
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """How a run is run; what it computes is in the recipe.
 
-    data, held_out: what ``composer.data`` can read. share: of data that is held out where ``held_out`` names none.
+    - data, held_out: references, as ``composer.data`` reads them.
+    - share: of the data, held out where ``held_out`` names none.
+    - teacher: None takes the model that the student was built from.
+    - seed: of the order of the data, and of adapters.
+    - device: where both models run; backend: which forms run their heads.
+    - autocast: let projections compute in bfloat16.
+    - checkpoint_seconds: at least so many pass between two checkpoints.
+    - gradient_checkpointing: where the whole model learns, compute the inside of its layers again in the backward pass: less
+      memory, more time.
+    - resume: continue the run that was stopped.
+    - force: replace the result and the run that are there.
+    - stream: attention transfer with one layer in memory at a time.
+    - merge: fold adapters into the weights at the end.
+    - watch: called after each step.
+    - tell: called with messages to the user.
     """
 
     data: Sequence[str]
@@ -58,26 +72,20 @@ class Options:
     seed: int = 0
     device: str = "cpu"
     backend: str = AUTO
-    """Which forms run the heads, the student's and the teacher's."""
     autocast: bool = False
-    """Let projections compute in bfloat16."""
     checkpoint_seconds: float = 60.0
     gradient_checkpointing: bool = False
-    """Compute what is within a layer again on the way back, where the whole model learns; it costs time in place of memory."""
     resume: bool = False
     force: bool = False
     stream: bool = False
-    """Attention transfer with one layer in memory at a time."""
     merge: bool = False
-    """Fold adapters into the weights at the end."""
-    watch: Callable[[Step], None] | None = None
+    watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
-    """Is told in words what a user may want to know, as it happens."""
 
 
-class RunReport(Closed):
-    """What a run did. loss, teacher_loss: of the next token on the held-out rows, in nats, whatever a recipe weighs it with; the
-    mean is the one that the recipe takes. None where nothing is held out, or where no stage learns the next token."""
+class TrainingReport(Closed):
+    """The result of a run. loss, teacher_loss: next-token losses on the held-out rows, in nats, averaged over tokens or rows as
+    the recipe says. None where nothing is held out, or where no stage learns the next token."""
 
     out: Path
     stages: tuple[Outcome, ...]
@@ -88,7 +96,7 @@ class RunReport(Closed):
 
 @dataclass(frozen=True)
 class Student:
-    """A model to train, as its folder says it, and how its recipe does."""
+    """A model to train, as its folder describes it, and the recipe to train it by."""
 
     source: Source
     record: Record
@@ -96,35 +104,35 @@ class Student:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the stages of a run work with. held_out: None where nothing is; folder: where it stands while it runs."""
+class TrainingRun:
+    """What the stages of a run share. held_out: None where nothing is. folder: of the run, until its result is written."""
 
     student: Student
     teacher: Teacher | None
     stages: Mapping[str, Stage]
     out: Path
-    options: Options
-    rows: Rows
-    held_out: Rows | None
+    options: TrainingOptions
+    rows: PackedRows
+    held_out: PackedRows | None
     folder: Path
-    identity: Identity
+    identity: RunIdentity
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def in_folder(self) -> Iterator[None]:
         """Makes the run's folder, and locks it against other runs until the end of the block. Raises TrainingError."""
         with ExitStack() as held:
             by_first(lambda: self._take(held))
             yield
 
     def _take(self, held: ExitStack) -> None:
-        held.enter_context(taken(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
+        held.enter_context(run_folder(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
 
-    def setting(self, journal: Journal) -> Setting:
-        """What its stages run in."""
+    def setting(self, journal: Journal) -> StageSetting:
+        """How its stages are run."""
         kind = torch.bfloat16 if self.options.autocast else None
         watch = self.options.watch if is_first() else None
-        return Setting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
+        return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
 
     def finish(
         self,
@@ -134,7 +142,7 @@ class Run:
         adapter: Adapter | None = None,
         loss: float | None = None,
         teacher_loss: float | None = None,
-    ) -> RunReport:
+    ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
         changed = whole(changed, for_first=True)
         if adapter is not None:
@@ -151,9 +159,9 @@ class Run:
             )
             for outcome in outcomes
         )
-        papers = {name: self.folder / name for name in (LOG, CURVE)}
-        by_first(lambda: self._write(Trained(changed, adapter, told, papers)))
-        return RunReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
+        logs = {name: self.folder / name for name in (LOG, CURVE)}
+        by_first(lambda: self._write(Trained(changed, adapter, told, logs)))
+        return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE)
@@ -162,7 +170,7 @@ class Run:
 
 
 def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
-    """What a folder says of the model in it, and the recipe that it is to follow, its own where none is given.
+    """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
 
     Raises TrainingError, BuildError and SourceError.
     """
@@ -178,9 +186,9 @@ def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe
 
 
 def open_run(
-    student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: Options
-) -> Run:
-    """Read all else that a run needs, and see whether it can begin, or go on; nothing is written yet.
+    student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
+) -> TrainingRun:
+    """Read what a run needs, and check that it can start, or continue; nothing is written yet.
 
     Raises TrainingError, DataError and BuildError.
     """
@@ -189,7 +197,7 @@ def open_run(
     check_held_out(stages, held_out=bool(options.held_out or options.share))
     check_output(target, student.source, force=options.force)
     folder = target.parent / f"{target.name}.run"
-    by_first(lambda: check_standing(folder, resume=options.resume, force=options.force))
+    by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
     identity = {
         "model": fingerprint(student.source),
@@ -206,18 +214,18 @@ def open_run(
     }
     if options.resume:
         check_same(folder, identity)
-    return Run(student, teacher, stages, target, options, rows, held_out, folder, identity)
+    return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, identity)
 
 
-def load_student(student: Student, options: Options) -> ComposedForCausalLM:
+def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:
     """The model to train, in float32. Raises SourceError."""
     loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
-    assert isinstance(loaded, ComposedForCausalLM), "the record has been looked at"
+    assert isinstance(loaded, ComposedForCausalLM), "a folder with a record holds a composed model"
     return loaded
 
 
-def prepare(student: ComposedForCausalLM, options: Options) -> None:
-    """Make a model ready to learn as a whole, in place: its layers shared out, and computed twice where that is asked for."""
+def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
+    """Prepare a model to be trained as a whole, in place: its layers are sharded, and checkpointed where that is asked for."""
     if options.gradient_checkpointing:
         # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
@@ -240,7 +248,7 @@ def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
     return spec.recipe
 
 
-def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
+def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
     """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
     trunk = student.record.trunk
     tokenizer = tokenizer_of(student.source.folder)
@@ -248,12 +256,12 @@ def rows_of(student: Student, options: Options) -> tuple[Rows, Rows | None]:
 
 
 def both_sides(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: Options
-) -> tuple[Rows, Rows | None]:
-    """The same for any model. vocabulary: how many embeddings it has; longest: tokens that it was made for."""
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
+) -> tuple[PackedRows, PackedRows | None]:
+    """The same for any model with so many embeddings, that was made for at most ``longest`` tokens."""
     own = bool(options.held_out)
 
-    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> Rows:
+    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
         return load_rows(
             references,
             tokenizer,

@@ -1,4 +1,4 @@
-"""A model built from nothing learns the next token, every parameter of it."""
+"""Training from nothing: every parameter of a model learns to predict the next token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
 from composer.training.rules import check_stage
-from composer.training.run import Options, RunReport, Student, load_student, open_run, prepare, read_student
+from composer.training.run import Student, TrainingOptions, TrainingReport, load_student, open_run, prepare, read_student
 
 STAGE = "train"
 
@@ -21,11 +21,11 @@ STAGE = "train"
 def train(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    options: Options,
+    options: TrainingOptions,
     *,
     overrides: Sequence[str] = (),
     recipe: Recipe | None = None,
-) -> RunReport:
+) -> TrainingReport:
     """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""
     with together():
         check_device(options.device)
@@ -36,7 +36,7 @@ def train(
         student, learned = load_student(described, options), _as_finetune(stage)
         prepare(student, options)
         course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
-        with run.standing():
+        with run.in_folder():
             outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
             loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)
@@ -55,5 +55,5 @@ def _stage(student: Student) -> Train:
 
 
 def _as_finetune(stage: Train) -> Finetune:
-    """The same, with all of the trunk learning the next token beside the heads."""
+    """The stage as a fine-tuning of the whole trunk and the heads."""
     return Finetune(**stage.model_dump(), trunk=True)

@@ -1,4 +1,4 @@
-"""The hidden states of some rows in a file: those that the next layer of a teacher is handed."""
+"""Hidden states on disk: what the next layer of a teacher takes, for all rows that a stage needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import partial_of, whole
 from composer.training.stored import StoredModel, read_rows
@@ -24,12 +24,12 @@ TOKENS = 1024
 DIGEST = hashlib.sha256().digest_size
 """Bytes behind the numbers of a file: their SHA-256."""
 BLOCK = 1 << 22
-"""Bytes of a file that are looked through at a time."""
+"""Bytes of a file that are hashed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenBatch(Batch):
-    """Rows, and what the layer is handed for them: hidden B T C float32."""
+    """Rows, and the hidden states that the layer takes for them: B T C float32."""
 
     hidden: Tensor
 
@@ -38,7 +38,7 @@ class HiddenBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class HiddenRows(Rows):
+class HiddenRows(PackedRows):
     """Rows whose hidden states are read when they are asked for: ``hidden`` gives n T C for the numbers of n rows."""
 
     hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - behind fields that may be left out
@@ -49,9 +49,9 @@ class HiddenRows(Rows):
 
 
 class Spill:
-    """used: the numbers of the rows that are asked for. width: C. A file holds rows · T · C float32, and their SHA-256."""
+    """One file for each layer: rows · T · C float32, and their SHA-256. used: indices of the rows that it holds. width: C."""
 
-    def __init__(self, folder: Path, name: str, rows: Rows, used: np.ndarray, width: int) -> None:
+    def __init__(self, folder: Path, name: str, rows: PackedRows, used: np.ndarray, width: int) -> None:
         self._folder, self._name, self._rows, self._used = folder, name, rows, used
         self._shape = (len(used), rows.sequence, width)
         self._place = np.full(len(rows), -1)
@@ -64,11 +64,11 @@ class Spill:
 
     @property
     def at(self) -> int:
-        """The layer that is handed what the newest file holds; -1 where there is none."""
+        """The layer that takes what the newest file holds; -1 where there is no file."""
         return max(self._files(), default=-1)
 
     def tidy(self) -> str | None:
-        """After a run that was stopped: keep the newest file alone, if it is whole. What was wrong with it, if anything."""
+        """After a run that was stopped: keep only the newest file, if it is undamaged. What is wrong with it, if anything."""
         for partial in self._folder.glob(partial_of(self._path("*")).name):
             partial.unlink()
         files = self._files()
@@ -82,18 +82,18 @@ class Spill:
         return f"{path} is damaged"
 
     def clear(self) -> None:
-        """Forget everything: what is asked for is made anew from the embeddings."""
+        """Remove all files; ``begin`` starts again from the embeddings."""
         for path in self._files().values():
             path.unlink()
 
     def begin(self, teacher: StoredModel) -> None:
-        """The embeddings, where nothing is there yet. Raises TrainingError."""
+        """Write the embeddings, where there is no file yet. Raises TrainingError."""
         if self.at < 0:
             self._fill(0, lambda batch, _: teacher.handed(batch).hidden)
 
     def rows(self) -> HiddenRows:
-        """The rows with what the next layer is handed."""
-        given, at = {field.name: getattr(self._rows, field.name) for field in fields(Rows)}, self.at
+        """The rows, with the hidden states that the next layer takes."""
+        given, at = {field.name: getattr(self._rows, field.name) for field in fields(PackedRows)}, self.at
         return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
 
     @torch.no_grad()
@@ -142,7 +142,7 @@ class Spill:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
 
     def _files(self) -> dict[int, Path]:
-        """By the layer that is handed what is in them."""
+        """By the layer that takes what is in them."""
         return {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(f"{self._name}-*.hidden")}
 
     def _path(self, index: int | Literal["*"]) -> Path:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from composer.data.order import rows_of_step
-from composer.data.packing import Batch, Rows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import whole
 from composer.model.attention import ComposedAttention
@@ -30,7 +30,7 @@ from composer.spec.recipe import Transfer
 from composer.training.course import Losses
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
-from composer.training.run import Run
+from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
 from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
@@ -97,13 +97,13 @@ class LayerCourse:
         raise AssertionError("the layer has not asked its attention")
 
 
-def disk_needed(run: Run, stage: Transfer, student: StoredModel) -> int:
+def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:
     """Bytes that the run's folder takes at most: hidden states, those of one set of rows twice, and checkpoints."""
     spills = _spills(run, stage, student.trunk.hidden_size)
     return sum(spill.bytes for spill in spills) + max(spill.bytes for spill in spills) + SAVED * 4 * student.fresh
 
 
-def check_disk(run: Run, stage: Transfer, student: StoredModel) -> None:
+def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
     """Tell how much disk the run takes, before it begins. Raises TrainingError where there is less."""
     needed, above = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
     # What the run has there already is a part of it, or is removed for it.
@@ -122,7 +122,7 @@ def check_disk(run: Run, stage: Transfer, student: StoredModel) -> None:
 
 
 def transfer_streamed(
-    run: Run, stage: Transfer, student: StoredModel, teacher: StoredModel, journal: Journal
+    run: TrainingRun, stage: Transfer, student: StoredModel, teacher: StoredModel, journal: Journal
 ) -> tuple[Outcome, dict[str, Tensor]]:
     """The stage as a whole, and the parameters that it ends with. Layers that are finished are not trained again.
 
@@ -159,7 +159,7 @@ Layer = tuple[Mapping[str, Tensor], Outcome | None]
 
 
 def _train(
-    run: Run,
+    run: TrainingRun,
     stage: Transfer,
     index: int,
     student: StoredModel,
@@ -181,7 +181,7 @@ def _train(
     return tensors, outcome
 
 
-def _spills(run: Run, stage: Transfer, width: int) -> list[Spill]:
+def _spills(run: TrainingRun, stage: Transfer, width: int) -> list[Spill]:
     spills = [Spill(run.folder, "rows", run.rows, _used(run.rows, stage, run.options.seed), width)]
     if run.held_out is not None:
         spills.append(Spill(run.folder, "held-out", run.held_out, np.arange(len(run.held_out)), width))
@@ -193,7 +193,7 @@ def _autocast(kind: torch.dtype | None) -> AbstractContextManager[object]:
     return nullcontext() if kind is None else torch.autocast("cpu", dtype=kind)
 
 
-def _used(rows: Rows, stage: Transfer, seed: int) -> np.ndarray:
+def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
     """The rows that the stage's steps take."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
@@ -205,7 +205,7 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _path(run: Run, index: int) -> Path:
+def _path(run: TrainingRun, index: int) -> Path:
     return run.folder / f"layer-{index}.safetensors"
 
 
@@ -221,7 +221,7 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
         ) from error
 
 
-def _read_finished(run: Run, index: int) -> Layer | None:
+def _read_finished(run: TrainingRun, index: int) -> Layer | None:
     """What a layer ended with, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
     path = _path(run, index)
     if not path.is_file():

@@ -28,7 +28,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model to learn from whose headers have been read. reference: where it stands, as the user says it."""
+    """A model to learn from, of which only the headers have been read. reference: as the user names it."""
 
     reference: str
     source: Source
@@ -36,7 +36,7 @@ class Teacher:
     def load(self, device: str, backend: str = AUTO) -> ComposedForCausalLM:
         """In float32, frozen: a source with softmax attention in all of its heads, or a built model as it is.
 
-        backend: the student's, which has been checked; where the teacher has no form on it, it falls back.
+        backend: the student's; where a part of the teacher has no form on it, that part falls back to another.
         """
         folder = self.source.folder
         if self.source.is_composed:
@@ -49,7 +49,7 @@ class Teacher:
 
 
 def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher:
-    """What the user says, or what the student was built from. Raises TrainingError where it cannot teach, and SourceError."""
+    """The model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError."""
     reference = os.fspath(said) if said is not None else _reference(record)
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
@@ -59,7 +59,7 @@ def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher
 
 
 def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
-    """Whether it can teach a student with this trunk. Raises TrainingError."""
+    """Raises TrainingError where its sizes are not those of the student's trunk."""
     for name, words in SIZES.items():
         theirs, ours = getattr(teacher.source.trunk, name), trunk[name]
         if theirs != ours:
@@ -78,7 +78,7 @@ def open_language_model(reference: str, revision: str | None = None) -> Teacher:
 
 
 def _reference(record: Record) -> str:
-    """The folder that the student was built from, if it still is the same model."""
+    """The folder that the student was built from. Raises TrainingError where it is gone, or holds another model now."""
     source = record.source
     if source is None:
         raise TrainingError(

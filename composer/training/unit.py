@@ -24,15 +24,15 @@ PLATEAU = 2
 
 
 @dataclass
-class Progress:
-    """How far a unit has come: all of it that is no tensor."""
+class UnitProgress:
+    """The state of a unit that is no tensor."""
 
     best: float = math.inf
     """The lowest loss of an evaluation."""
     waited: int = 0
     """Evaluations since then."""
     factor: float = 1.0
-    """What the plateau schedule has made of the rate."""
+    """What the plateau schedule multiplies learning rates by."""
     stopped: bool = False
     began: list[float] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Unit:
         groups = [(rate, dict(parameters)) for rate, parameters in groups if parameters]
         self.name = name
         self.parameters = {name: parameter for _, group in groups for name, parameter in group.items()}
-        self.progress = Progress()
+        self.progress = UnitProgress()
         self.best: dict[str, Tensor] = {}
         self._stage = stage
         self._rates = [rate for rate, _ in groups]
@@ -60,11 +60,11 @@ class Unit:
         )
 
     def rate(self, step: int, steps: int) -> float:
-        """The share of its rates that the unit learns at in ``step``, counted from 0."""
+        """What the unit's learning rates are multiplied by in ``step``, counted from 0."""
         return share_of_rate(self._stage, step, steps) * self.progress.factor
 
     def update(self, step: int, steps: int, loss: float) -> float:
-        """Take one step down the gradients that are there, and forget them; their norm. Raises TrainingError."""
+        """Take an optimiser step with the gradients that have been added up, and clear them; their norm. Raises TrainingError."""
         gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
         norm = norm_of(list(gradients.values()))
         self._check(step, loss, norm, gradients)
@@ -78,7 +78,8 @@ class Unit:
         return norm
 
     def judge(self, loss: float) -> None:
-        """Take note of an evaluation: the best parameters, a plateau, the end of patience. Raises TrainingError."""
+        """Take the loss of an evaluation: keep the best parameters, lower the rate on a plateau, stop when patience ends. Raises
+        TrainingError where it is not finite."""
         if not math.isfinite(loss):
             raise TrainingError(
                 f"{self.name}: the loss of an evaluation is {loss}. Learn more slowly: a lower lr, a longer warmup."
@@ -101,7 +102,7 @@ class Unit:
             self.parameters[name].copy_(kept)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the unit is made of, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
+        """All tensors of the unit, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
         held: dict[str, Tensor] = {f"parameter/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         held |= {f"best/{name}": kept for name, kept in self.best.items()}
         for name, parameter in self.parameters.items():
@@ -109,7 +110,7 @@ class Unit:
         return held
 
     def facts(self) -> dict[str, Any]:
-        """The rest: which tensors there are, and the progress."""
+        """What a checkpoint stores beside the tensors: the progress, and which tensors there are."""
         return {
             "progress": asdict(self.progress),
             "best": bool(self.best),
@@ -117,8 +118,8 @@ class Unit:
         }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Make room for the tensors that go with these facts, and take up the progress."""
-        self.progress = TypeAdapter(Progress).validate_python(facts["progress"])
+        """Allocate the tensors of a checkpoint with these facts, and take over its progress."""
+        self.progress = TypeAdapter(UnitProgress).validate_python(facts["progress"])
         self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts["best"] else {}
         self._optimizer.state.clear()
         for name in facts["moved"]:

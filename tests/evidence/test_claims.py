@@ -8,8 +8,8 @@ import pytest
 
 from composer.ablation.plan import read_variants
 from composer.ablation.report import TITLES, Column
-from composer.evaluation.asked import read_tasks
-from composer.evaluation.options import Options
+from composer.evaluation.arguments import read_tasks
+from composer.evaluation.options import EvaluationOptions
 from evidence import speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
@@ -25,7 +25,7 @@ EVERY = [claim for claims in CLAIMS.values() for claim in claims]
 def columns(experiment: Experiment) -> set[str]:
     """The titles that an experiment's report can have."""
     request = experiment.request
-    asked = read_tasks(request.tasks, Options(samples=request.samples)) if request.tasks else ()
+    asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     scores = {
         Column(kind="perplexity" if one.task.scored == "loss" else "score", task=one.label, length=length).title
         for one in asked

@@ -14,7 +14,7 @@ import pytest
 
 import composer
 from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE, ablate
-from composer.ablation.plan import Request, Step
+from composer.ablation.plan import AblationStep, Request
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
 from composer.ablation.steps import Figures
@@ -22,7 +22,7 @@ from composer.errors import AblationError
 from composer.training import checkpoint
 from composer.training import distill as distilling
 from composer.training.distill import distill
-from composer.training.run import Options
+from composer.training.run import TrainingOptions
 from composer.weights.record import read_record
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, request_for, stored, write_spec
 from tests.composer.training.processes import ending, forked
@@ -46,8 +46,8 @@ def whole(sweep: str, asked: Request, tmp_path_factory: pytest.TempPathFactory) 
     return out, report, told
 
 
-def listener(told: list[str]) -> Callable[[Step | None, Figures, int, int], None]:
-    def tell(step: Step | None, _figures: Figures, done: int, total: int) -> None:
+def listener(told: list[str]) -> Callable[[AblationStep | None, Figures, int, int], None]:
+    def tell(step: AblationStep | None, _figures: Figures, done: int, total: int) -> None:
         assert done <= total
         if step is not None:
             told.append(step.kind)
@@ -70,7 +70,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
         assert slow.figures[title] == fast.figures[title]
     assert slow.figures["perplexity"] != fast.figures["perplexity"]
     student = make_student(tmp_path / "student", teacher, TINY)
-    ran = distill(student, tmp_path / "distilled", Options([str(texts)], share=0.2))
+    ran = distill(student, tmp_path / "distilled", TrainingOptions([str(texts)], share=0.2))
     assert ran.loss is not None
     assert slow.figures["perplexity"].mean == pytest.approx(2.718281828459045**ran.loss, rel=1e-6)
     assert ran.teacher_loss is not None
@@ -124,9 +124,9 @@ def test_what_was_stopped_goes_on(
                     die()
 
             monkeypatch.setattr(checkpoint, "save", save)
-            original_options = Options.__init__
+            original_options = TrainingOptions.__init__
             monkeypatch.setattr(
-                Options, "__init__", lambda self, **said: original_options(self, **{**said, "checkpoint_seconds": 0.0})
+                TrainingOptions, "__init__", lambda self, **said: original_options(self, **{**said, "checkpoint_seconds": 0.0})
             )
             ablate([sweep], asked, out)
 
@@ -216,7 +216,7 @@ def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Pa
     built = tmp_path / "built"
     composer.build_folder(write_spec(tmp_path / "cats.yaml", lolcats), teacher, built)
     trained = tmp_path / "trained"
-    distill(built, trained, Options([str(texts)], share=0.2), which="transfer")
+    distill(built, trained, TrainingOptions([str(texts)], share=0.2), which="transfer")
     lola = {"compose": 1, "name": "lola-small", "extends": "lola", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}}}
     request = request_for(trained, texts, teacher=str(teacher))
     report = ablate([write_spec(tmp_path / "lola.yaml", lola)], request, tmp_path / "out")

@@ -16,7 +16,7 @@ import pytest
 
 import composer
 from composer.ablation import runner, steps
-from composer.ablation.plan import Chain, Request, Step
+from composer.ablation.plan import AblationStep, Chain, Request
 from composer.ablation.runner import one_process, processes, run_chains
 from composer.ablation.steps import FAILURE, MARK, Figures
 from composer.errors import AblationError
@@ -29,16 +29,16 @@ class Recorded:
     """Ends steps in the order in which they were started, or against it."""
 
     def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "") -> None:
-        self.ran: list[Step] = []
+        self.ran: list[AblationStep] = []
         self._done = {done}
-        self._waiting: list[Step] = []
+        self._waiting: list[AblationStep] = []
         self._backwards, self._failing = backwards, failing
 
-    def start(self, step: Step, folder: Path) -> None:
+    def start(self, step: AblationStep, folder: Path) -> None:
         assert step.after is None or step.after.name in self._done
         self._waiting.append(step)
 
-    def ended(self) -> tuple[Step, Figures]:
+    def ended(self) -> tuple[AblationStep, Figures]:
         step = self._waiting.pop(-1 if self._backwards else 0)
         self.ran.append(step)
         self._done.add(step.name)

@@ -14,13 +14,13 @@ import torch
 
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
-from composer.ablation.plan import Request, Step
+from composer.ablation.plan import AblationStep, Request
 from composer.ablation.steps import FAILURE, MARK, found, model_of, run_step
 from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
 
-Steps = dict[str, Step]
+Steps = dict[str, AblationStep]
 
 
 @pytest.fixture

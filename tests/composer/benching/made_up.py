@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer.benching.report import Measured, ModelFacts, Place, Report, Setting, make_cells
+from composer.benching.report import BenchReport, BenchSetting, Measurement, TimedModelFacts, Workload, make_cells
 
 
-def facts(label: str, **changes: Any) -> ModelFacts:
+def facts(label: str, **changes: Any) -> TimedModelFacts:
     whole: dict[str, Any] = {
         "label": label,
         "reference": f"here/{label}",
@@ -24,10 +24,10 @@ def facts(label: str, **changes: Any) -> ModelFacts:
         "attention": "sdpa",
         "adapter": False,
     }
-    return ModelFacts(**(whole | changes))
+    return TimedModelFacts(**(whole | changes))
 
 
-def setting(**changes: Any) -> Setting:
+def setting(**changes: Any) -> BenchSetting:
     whole: dict[str, Any] = {
         "models": (facts("teacher"), facts("a|b", attention="composed")),
         "prefill": (64, 128),
@@ -42,16 +42,16 @@ def setting(**changes: Any) -> Setting:
         "peak": None,
         "versions": {"torch": "2"},
     }
-    return Setting(**(whole | changes))
+    return BenchSetting(**(whole | changes))
 
 
-def report(taken: int | None = None, **changes: Any) -> Report:
+def report(taken: int | None = None, **changes: Any) -> BenchReport:
     """The student takes half the teacher's time, and the teacher has no room at 128 tokens with a batch of 8."""
     cells = []
     for batch in (1, 8):
-        for place in (Place("prefill", 64, batch), Place("prefill", 128, batch), Place("decode", 2048, batch)):
-            teacher = Measured((0.5, 0.25, 2.0), 4096 * batch, taken)
-            if place == Place("prefill", 128, 8):
-                teacher = Measured(failure="out of memory")
-            cells += make_cells(place, {"teacher": teacher, "a|b": Measured((0.25, 0.125, 1.0), 512, taken)}, {})
-    return Report(setting=setting(**changes), cells=tuple(cells), remarks=())
+        for workload in (Workload("prefill", 64, batch), Workload("prefill", 128, batch), Workload("decode", 2048, batch)):
+            teacher = Measurement((0.5, 0.25, 2.0), 4096 * batch, taken)
+            if workload == Workload("prefill", 128, 8):
+                teacher = Measurement(failure="out of memory")
+            cells += make_cells(workload, {"teacher": teacher, "a|b": Measurement((0.25, 0.125, 1.0), 512, taken)}, {})
+    return BenchReport(setting=setting(**changes), cells=tuple(cells), remarks=())

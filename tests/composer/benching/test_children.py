@@ -13,8 +13,8 @@ import pytest
 from composer.benching import children
 from composer.benching.children import peaks_of
 from composer.benching.memory import can_tell_resident
-from composer.benching.options import Options
-from composer.benching.report import Place
+from composer.benching.options import BenchOptions
+from composer.benching.report import Workload
 from composer.benching.trial import Trial
 from composer.errors import BenchError
 
@@ -23,9 +23,9 @@ TRIAL = Trial(prefill=(8, 512), decode=(16,), batches=(1,), repeats=2, steps=2, 
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not say what is resident")
 def test_peaks_of_a_model(folders: list[Path]) -> None:
-    heard: list[Place] = []
-    peaks = peaks_of(folders[0], Options(dtype="float32"), TRIAL, heard.append)
-    assert heard == list(peaks) == list(TRIAL.places())
+    heard: list[Workload] = []
+    peaks = peaks_of(folders[0], BenchOptions(dtype="float32"), TRIAL, heard.append)
+    assert heard == list(peaks) == list(TRIAL.workloads())
     values = {place.length: peak for place, peak in peaks.items()}
     short, long = values[8], values[512]
     assert short is not None
@@ -41,7 +41,7 @@ def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import os; print('[\"prefill\", 8, 1, 77]', flush=True); os.kill(os.getpid(), 9)")
-    assert peaks_of(Path(), Options(), TRIAL, lambda _: None) == {Place("prefill", 8, 1): 77}
+    assert peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None) == {Workload("prefill", 8, 1): 77}
 
 
 def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,18 +49,18 @@ def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         BenchError, match=r"measures the memory of mine failed: ValueError: that model is broken\. Leave --memory out"
     ):
-        peaks_of(Path("mine"), Options(), TRIAL, lambda _: None)
+        peaks_of(Path("mine"), BenchOptions(), TRIAL, lambda _: None)
 
 
 def test_a_process_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "raise SystemExit(3)")
     with pytest.raises(BenchError, match="it said nothing"):
-        peaks_of(Path(), Options(), TRIAL, lambda _: None)
+        peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None)
 
 
 def test_much_on_stderr_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import sys; sys.stderr.write('x' * 10**6); print('[\"decode\", 16, 1, null]')")
-    assert peaks_of(Path(), Options(), TRIAL, lambda _: None) == {Place("decode", 16, 1): None}
+    assert peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None) == {Workload("decode", 16, 1): None}
 
 
 def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         started.append(original(*arguments, **how))
         return started[-1]
 
-    def interrupted(_: Place) -> None:
+    def interrupted(_: Workload) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(children.subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
-        peaks_of(Path(), Options(), TRIAL, interrupted)
+        peaks_of(Path(), BenchOptions(), TRIAL, interrupted)
     assert started[0].poll() == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(started[0].pid, 0)

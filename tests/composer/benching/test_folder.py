@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer import locks
-from composer.benching.folder import BENCH, TABLE, taken, write_report
-from composer.benching.report import Report
+from composer.benching.folder import BENCH, TABLE, bench_folder, write_report
+from composer.benching.report import BenchReport
 from composer.benching.table import markdown
 from composer.errors import BenchError
 from tests.composer.benching.made_up import report
@@ -17,7 +17,7 @@ from tests.composer.benching.made_up import report
 def test_the_files(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [BENCH, "decode.png", "prefill.png", TABLE]
-    assert Report.model_validate_json((tmp_path / BENCH).read_text()) == report()
+    assert BenchReport.model_validate_json((tmp_path / BENCH).read_text()) == report()
     assert (tmp_path / TABLE).read_text() == markdown(report())
 
 
@@ -29,7 +29,7 @@ def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
 
 
 def take(folder: Path, *, force: bool) -> None:
-    with taken(folder, force=force):
+    with bench_folder(folder, force=force):
         assert folder.is_dir()
 
 
@@ -64,7 +64,7 @@ def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """Whether or not the second one would replace what stands there."""
-    with taken(tmp_path, force=False):
+    with bench_folder(tmp_path, force=False):
         for force in (False, True):
             with pytest.raises(BenchError, match="Another bench is at work on .*Wait until it has ended, or choose another --out"):
                 take(tmp_path, force=force)

@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 from composer.benching.plots import draw
-from composer.benching.report import Report
+from composer.benching.report import BenchReport
 from tests.composer.benching.made_up import report
 
 
@@ -60,7 +60,7 @@ def test_a_peak_stands_on_the_weights(tmp_path: Path, figures: dict[str, Any]) -
 def test_nothing_to_show(tmp_path: Path) -> None:
     whole = report()
     lost = [cell.model_copy(update={"median": None}) for cell in whole.cells if cell.kind == "prefill"]
-    draw(Report(setting=whole.setting, cells=tuple(lost)), tmp_path)
+    draw(BenchReport(setting=whole.setting, cells=tuple(lost)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

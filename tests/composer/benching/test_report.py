@@ -8,33 +8,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.benching.report import Measured, Place, Report, make_cells
+from composer.benching.report import BenchReport, Measurement, Workload, make_cells
 from tests.composer.benching.made_up import report
 
-PREFILL, DECODE = Place("prefill", 100, 4), Place("decode", 100, 4)
+PREFILL, DECODE = Workload("prefill", 100, 4), Workload("decode", 100, 4)
 
 
 def test_figures() -> None:
-    (first, own) = make_cells(PREFILL, {"a": Measured((2.0, 8.0, 3.0), 7, 9), "b": Measured((1.0, 1.0, 1.0), 5, None)}, {"b": 11})
+    (first, own) = make_cells(
+        PREFILL, {"a": Measurement((2.0, 8.0, 3.0), 7, 9), "b": Measurement((1.0, 1.0, 1.0), 5, None)}, {"b": 11}
+    )
     assert (first.median, first.fastest, first.slowest, first.speed) == (3.0, 2.0, 8.0, 1.0)
     assert (own.speed, own.tokens_per_second) == (3.0, 400.0)
     assert [(one.state_bytes, one.peak_bytes) for one in (first, own)] == [(7, 9), (5, 11)]
-    (token,) = make_cells(DECODE, {"a": Measured((0.5,))}, {})
+    (token,) = make_cells(DECODE, {"a": Measurement((0.5,))}, {})
     assert token.tokens_per_second == 8.0
 
 
 def test_ratios_are_the_rounds_own() -> None:
     """A machine that is ten times slower for two rounds does not show."""
-    _, own = make_cells(PREFILL, {"a": Measured((2.0, 20.0, 20.0)), "b": Measured((1.0, 10.0, 10.0))}, {})
+    _, own = make_cells(PREFILL, {"a": Measurement((2.0, 20.0, 20.0)), "b": Measurement((1.0, 10.0, 10.0))}, {})
     assert own.speed == 2.0
-    _, drifting = make_cells(PREFILL, {"a": Measured((1.0, 2.0, 9.0)), "b": Measured((9.0, 1.0, 3.0))}, {})
+    _, drifting = make_cells(PREFILL, {"a": Measurement((1.0, 2.0, 9.0)), "b": Measurement((9.0, 1.0, 3.0))}, {})
     assert drifting.speed == 2.0, "the ratio of the medians is 2 / 3"
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2), min_size=1, max_size=9))
 def test_any_rounds(rounds: list[tuple[float, float]]) -> None:
     first, own = zip(*rounds, strict=True)
-    one, other = make_cells(DECODE, {"a": Measured(first), "b": Measured(own)}, {})
+    one, other = make_cells(DECODE, {"a": Measurement(first), "b": Measurement(own)}, {})
     assert one.speed == 1.0
     assert other.speed == statistics.median(a / b for a, b in rounds)
     assert other.fastest is not None
@@ -44,20 +46,20 @@ def test_any_rounds(rounds: list[tuple[float, float]]) -> None:
 
 
 def test_failures() -> None:
-    lost = Measured(failure="out of memory")
-    first, own = make_cells(PREFILL, {"a": lost, "b": Measured((1.0,))}, {})
+    lost = Measurement(failure="out of memory")
+    first, own = make_cells(PREFILL, {"a": lost, "b": Measurement((1.0,))}, {})
     assert (first.failure, first.median, first.speed, own.median, own.speed) == ("out of memory", None, None, 1.0, None)
-    first, own = make_cells(PREFILL, {"a": Measured((1.0,)), "b": lost}, {})
+    first, own = make_cells(PREFILL, {"a": Measurement((1.0,)), "b": lost}, {})
     assert (first.speed, own.speed, own.tokens_per_second, own.seconds) == (1.0, None, None, ())
 
 
 def test_a_report_comes_back_from_its_file() -> None:
     made = report(taken=9)
-    assert Report.model_validate_json(made.model_dump_json()) == made
-    assert made.cell("a|b", "decode", 2048, 8).place == ("decode", 2048, 8)
+    assert BenchReport.model_validate_json(made.model_dump_json()) == made
+    assert made.cell("a|b", "decode", 2048, 8).workload == ("decode", 2048, 8)
     with pytest.raises(KeyError):
         made.cell("a|b", "decode", 2049)
 
 
 def test_a_place_in_words() -> None:
-    assert (Place("prefill", 65536, 1).said, Place("decode", 512, 1024).said) == ("prefill 65,536", "decode 512 × 1,024")
+    assert (Workload("prefill", 65536, 1).said, Workload("decode", 512, 1024).said) == ("prefill 65,536", "decode 512 × 1,024")

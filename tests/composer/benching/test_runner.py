@@ -1,4 +1,4 @@
-"""The whole bench: every model at every place, in a report that says what was run; mistakes are told before anything is timed."""
+"""The whole bench: every model on every workload, in a report that says what ran; mistakes are told before anything is timed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import composer
-from composer.benching import Options, Report, bench
+from composer.benching import BenchOptions, BenchReport, bench
 from composer.benching import runner as runner_module
 from composer.benching.folder import BENCH
-from composer.benching.options import Progress
-from composer.benching.report import Place
+from composer.benching.options import BenchProgress
+from composer.benching.report import Workload
 from composer.errors import BenchError, ComposerError, SourceError
 from tests.checkpoints import SIZES, llama
 from tests.composer.evaluation.conftest import TEACHER
@@ -23,10 +23,10 @@ QUICK = {"repeats": 2, "steps": 2}
 
 
 def test_the_report(folders: list[Path], tmp_path: Path) -> None:
-    heard: list[Progress] = []
-    options = Options(**QUICK, batches=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
+    heard: list[BenchProgress] = []
+    options = BenchOptions(**QUICK, batches=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
     report = bench(folders, [32, 16, 32], [8], options)
-    assert Report.model_validate_json((tmp_path / "out" / BENCH).read_text()) == report
+    assert BenchReport.model_validate_json((tmp_path / "out" / BENCH).read_text()) == report
     setting = report.setting
     assert (setting.prefill, setting.decode, setting.batches) == ((16, 32), (8,), (1, 2))
     assert (setting.repeats, setting.steps, setting.seed, setting.threads, setting.peak) == (2, 2, 5, 1, None)
@@ -38,23 +38,29 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     assert setting.models[1].parameters == sum(one.numel() for one in model.parameters())
     assert setting.models[1].weight_bytes == 4 * setting.models[1].parameters
     assert setting.models[1].spec_hash == json.loads((folders[1] / "config.json").read_text())["spec_hash"]
-    places = [Place(kind, length, batch) for batch in (1, 2) for kind, length in (("prefill", 16), ("prefill", 32), ("decode", 8))]
-    assert [(cell.place, cell.model) for cell in report.cells] == [(place, one.label) for place in places for one in setting.models]
+    workloads = [
+        Workload(kind, length, batch) for batch in (1, 2) for kind, length in (("prefill", 16), ("prefill", 32), ("decode", 8))
+    ]
+    assert [(cell.workload, cell.model) for cell in report.cells] == [
+        (workload, one.label) for workload in workloads for one in setting.models
+    ]
     assert all(cell.failure is None and len(cell.seconds) == 2 and cell.speed is not None for cell in report.cells)
     assert all(cell.peak_bytes is None for cell in report.cells)
     assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
-    assert [(one.what, one.done, one.total) for one in heard] == [(place.said, done, 6) for done, place in enumerate(places)]
+    assert [(one.what, one.done, one.total) for one in heard] == [
+        (workload.said, done, 6) for done, workload in enumerate(workloads)
+    ]
 
 
 def test_lengths_beyond_what_the_source_was_made_for(folders: list[Path]) -> None:
     """Rotary positions go on; how well is not what is asked here."""
     longest = 2 * SIZES["max_position_embeddings"] + 1
-    report = bench(folders[:2], [longest], [longest], Options(**QUICK))
+    report = bench(folders[:2], [longest], [longest], BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None] * 4
 
 
 def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> None:
-    report = bench({"one": folders[0], "two": folders[0]}, [8], options=Options(**QUICK, dtype="bfloat16"))
+    report = bench({"one": folders[0], "two": folders[0]}, [8], options=BenchOptions(**QUICK, dtype="bfloat16"))
     assert [(cell.model, cell.state_bytes) for cell in report.cells] == [("one", 8 * 2 * 2 * 2 * 8 * 2)] * 1 + [
         ("two", 8 * 2 * 2 * 2 * 8 * 2)
     ]
@@ -64,22 +70,22 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
 
 def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
     """All read ids that each of them knows."""
-    report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=Options(**QUICK))
+    report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
 def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What processes of their own say stands in the cells; what they cannot, is said beside."""
 
-    def peaks(folder: Path, options: Options, trial: Any, tell: Any) -> dict[Place, int | None]:
-        known = list(trial.places())[: 1 if folder.name == "lawcat" else 2]
-        for place in known:
-            tell(place)
-        return {place: 1000 * place.length for place in known}
+    def peaks(folder: Path, options: BenchOptions, trial: Any, tell: Any) -> dict[Workload, int | None]:
+        known = list(trial.workloads())[: 1 if folder.name == "lawcat" else 2]
+        for workload in known:
+            tell(workload)
+        return {workload: 1000 * workload.length for workload in known}
 
-    heard: list[Progress] = []
+    heard: list[BenchProgress] = []
     monkeypatch.setattr(runner_module, "peaks_of", peaks)
-    report = bench(folders[:2], [8], [16], Options(**QUICK, memory=True, watch=heard.append))
+    report = bench(folders[:2], [8], [16], BenchOptions(**QUICK, memory=True, watch=heard.append))
     assert report.setting.peak == "resident"
     assert [cell.peak_bytes for cell in report.cells] == [8000, 8000, 16000, None]
     assert report.remarks == ("lawcat: the system ended the process that measures its memory, at decode 16.",)
@@ -91,7 +97,7 @@ def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_threads_are_set_back(folders: list[Path]) -> None:
     before, during = torch.get_num_threads(), []
-    options = Options(**QUICK, threads=before + 1, watch=lambda _: during.append(torch.get_num_threads()))
+    options = BenchOptions(**QUICK, threads=before + 1, watch=lambda _: during.append(torch.get_num_threads()))
     report = bench(folders[:1], [8], options=options)
     assert (during, torch.get_num_threads(), report.setting.threads) == ([before + 1], before, before + 1)
 
@@ -127,7 +133,7 @@ def test_what_is_asked_wrongly(
     folders: list[Path], tmp_path: Path, prefill: list[int], decode: list[int], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ComposerError, match=message):
-        bench(folders, prefill, decode, Options(**changes, out=tmp_path / "out"))
+        bench(folders, prefill, decode, BenchOptions(**changes, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -135,7 +141,7 @@ def test_what_is_asked_wrongly(
 def test_models_that_cannot_be_timed(tmp_path: Path) -> None:
     def refused(*models: Path) -> str:
         with pytest.raises((BenchError, SourceError)) as caught:
-            bench(models, [8], options=Options(out=tmp_path / "out"))
+            bench(models, [8], options=BenchOptions(out=tmp_path / "out"))
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
@@ -153,7 +159,7 @@ def test_learned_positions_end(tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "short", "extends": "lawcat", "trunk": trunk}
     folder = tmp_path / "short"
     composer.build_folder(spec, out=folder, fresh=True)
-    options = Options(**QUICK)
+    options = BenchOptions(**QUICK)
     with pytest.raises(BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: ask for at most 32"):
         bench([folder], [8, 33], options=options)
     with pytest.raises(BenchError, match="--decode: .*, 3 of them for what is decoded there, too few for 30 tokens: .* most 29"):
@@ -165,7 +171,7 @@ def test_learned_positions_end(tmp_path: Path) -> None:
 def test_memory_that_the_system_does_not_tell(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "can_tell_resident", lambda: False)
     with pytest.raises(BenchError, match="--memory: this system does not say"):
-        bench(folders, [8], options=Options(memory=True))
+        bench(folders, [8], options=BenchOptions(memory=True))
 
 
 def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +180,16 @@ def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: 
 
     monkeypatch.setattr(runner_module, "warm", full)
     with pytest.raises(BenchError, match="The models leave no room in the memory of cpu.*Bench fewer"):
-        bench(folders, [8], options=Options())
+        bench(folders, [8], options=BenchOptions())
 
 
 def test_the_first_stands_where_it_stood_if_the_next_is_interrupted(folders: list[Path], tmp_path: Path) -> None:
-    bench(folders[:1], [8], options=Options(**QUICK, out=tmp_path))
+    bench(folders[:1], [8], options=BenchOptions(**QUICK, out=tmp_path))
     before = (tmp_path / BENCH).read_bytes()
 
-    def interrupted(_: Progress) -> None:
+    def interrupted(_: BenchProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench(folders[:1], [16], options=Options(**QUICK, out=tmp_path, force=True, watch=interrupted))
+        bench(folders[:1], [16], options=BenchOptions(**QUICK, out=tmp_path, force=True, watch=interrupted))
     assert (tmp_path / BENCH).read_bytes() == before

@@ -11,7 +11,7 @@ import torch
 
 from composer.benching import trial as trial_module
 from composer.benching.options import LARGEST
-from composer.benching.report import Measured, Place
+from composer.benching.report import Measurement, Workload
 from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, warm
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
@@ -32,23 +32,23 @@ def test_state_bytes_are_what_explain_says(spec: str) -> None:
     model = student(spec, "trunk=null")
     asked = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
     found = dict(run_trial([Contestant("it", model)], asked))
-    for place, measured in found.items():
-        told = explain_resolved(model.config.resolved(), sequence=place.length, dtype="float64")
-        assert measured["it"].state_bytes == 2 * told.state_bytes, place.said
+    for workload, measured in found.items():
+        told = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
+        assert measured["it"].state_bytes == 2 * told.state_bytes, workload.said
 
 
 def test_a_source_keeps_its_keys_and_values() -> None:
     asked = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
     told = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
-    for place, measured in run_trial([Contestant("it", llama())], asked):
-        assert measured["it"].state_bytes == place.batch * place.length * told.kv_cache_bytes
+    for workload, measured in run_trial([Contestant("it", llama())], asked):
+        assert measured["it"].state_bytes == workload.batch * workload.length * told.kv_cache_bytes
 
 
 def test_places_are_in_order() -> None:
     asked = trial(prefill=(8, 16), decode=(4,), batches=(1, 2))
-    assert list(asked.places()) == [
-        *(Place("prefill", 8, 1), Place("prefill", 16, 1), Place("decode", 4, 1)),
-        *(Place("prefill", 8, 2), Place("prefill", 16, 2), Place("decode", 4, 2)),
+    assert list(asked.workloads()) == [
+        *(Workload("prefill", 8, 1), Workload("prefill", 16, 1), Workload("decode", 4, 1)),
+        *(Workload("prefill", 8, 2), Workload("prefill", 16, 2), Workload("decode", 4, 2)),
     ]
 
 
@@ -130,10 +130,10 @@ def test_what_has_no_room_leaves_the_others() -> None:
     """The model called b has room for 40 tokens."""
     models, calls = listening(a=10**9, b=40, c=10**9)
     found = dict(run_trial(models, trial(prefill=(64,), decode=(8, 48, 64), batches=(1, 2), repeats=1, steps=1)))
-    lost = {place for place, measured in found.items() if measured["b"].failure == "out of memory"}
-    assert lost == set(found) - {Place("decode", 8, 1), Place("decode", 8, 2)}
+    lost = {workload for workload, measured in found.items() if measured["b"].failure == "out of memory"}
+    assert lost == set(found) - {Workload("decode", 8, 1), Workload("decode", 8, 2)}
     assert all(measured[one].failure is None and len(measured[one].seconds) == 1 for measured in found.values() for one in "ac")
-    assert all(found[place]["b"] == Measured(failure="out of memory") for place in lost)
+    assert all(found[workload]["b"] == Measurement(failure="out of memory") for workload in lost)
     beyond = [(seen, shape) for label, seen, shape in calls if label == "b" and (seen + shape[1]) * shape[0] > 40]
     assert beyond == [(0, (1, 64)), (10, (1, 38)), (0, (2, 64)), (10, (2, 38))], "no attempt at 64 once there was no room at 48"
     assert models[1].cache is None
@@ -143,7 +143,7 @@ def test_out_of_memory_between_rounds() -> None:
     """The last of the tokens that are decoded is one too many."""
     models, _ = listening(a=10**9, b=10)
     ((_, found),) = run_trial(models, trial(decode=(8,)))
-    assert (found["a"].failure, found["b"]) == (None, Measured(failure="out of memory"))
+    assert (found["a"].failure, found["b"]) == (None, Measurement(failure="out of memory"))
     assert models[1].full
 
 

@@ -13,7 +13,7 @@ import rich.console
 
 from composer.ablation import runner
 from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE
-from composer.ablation.plan import Step, Variant
+from composer.ablation.plan import AblationStep, Variant
 from composer.cli import ablate as module
 from composer.spec.loading import load_spec
 from composer.training.transfer import TransferCourse
@@ -197,7 +197,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
     variant: Any = Variant("mine", load_spec("lolcats"), {})
-    step: Any = Step("transfer", "0" * 16, None, variant, None, 3)  # pyright: ignore[reportArgumentType] - it asks for nothing
+    step: Any = AblationStep("transfer", "0" * 16, None, variant, None, 3)  # pyright: ignore[reportArgumentType] - it asks for nothing
     with module.watching(quiet=False) as tell:
         assert tell is not None
         tell(None, {}, 1, 7)

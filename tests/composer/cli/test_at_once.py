@@ -144,6 +144,6 @@ def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeyp
 
     monkeypatch.setattr(benching, "_run", slow)
     with pytest.raises(BenchError, match="holds a bench"):
-        benching.bench([made / "tiny"], [8], options=benching.Options(repeats=1, steps=1, out=Path("out")))
+        benching.bench([made / "tiny"], [8], options=benching.BenchOptions(repeats=1, steps=1, out=Path("out")))
     assert os.listdir("out") == ["bench.json"]
     assert Path("out/bench.json").read_text() == "another"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from composer.benching.options import Progress
+from composer.benching.options import BenchProgress
 from composer.cli import bench as bench_module
 from tests.composer.cli.conftest import Compose
 
@@ -85,7 +85,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with bench_module.watching(quiet=False) as watch:
         assert watch is not None
         for done in (0, 3):
-            watch(Progress("decode 2,048 × 8", done=done, total=6))
+            watch(BenchProgress("decode 2,048 × 8", done=done, total=6))
     shown = screen.export_text()
     assert "decode 2,048 × 8" in shown
     assert "3/6" in shown

@@ -17,9 +17,9 @@ import rich.console
 
 import composer
 from composer.cli import eval as eval_module
-from composer.evaluation import Options, evaluate
+from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, SAMPLES
-from composer.evaluation.options import Progress
+from composer.evaluation.options import EvaluationProgress
 from tests.composer.cli.conftest import Compose
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import timeless
@@ -117,7 +117,7 @@ def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
     assert 0 < lines.read_bytes().count(b"\n") < 96
     assert not (tmp_path / "killed" / RESULTS).exists()
     assert compose(*arguments).exit_code == 0
-    whole = evaluate([TEACHER], ["passkey,stories"], [128, 256], Options(samples=24, batch_tokens=256))
+    whole = evaluate([TEACHER], ["passkey,stories"], [128, 256], EvaluationOptions(samples=24, batch_tokens=256))
     assert timeless(json.loads((tmp_path / "killed" / RESULTS).read_text())) == timeless(whole.model_dump(mode="json"))
 
 
@@ -128,7 +128,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with eval_module.watching(quiet=False) as watch:
         assert watch is not None
         for done in (0, 3):
-            watch(Progress("mine", "recall", 2048, done=done, total=6, seconds=1.0))
+            watch(EvaluationProgress("mine", "recall", 2048, done=done, total=6, seconds=1.0))
     shown = screen.export_text()
     assert "mine  recall  2,048" in shown
     assert "3/6" in shown

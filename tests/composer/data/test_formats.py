@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from composer.data.document import Document
-from composer.data.formats import Draft, Piece, alpaca_prompt, draft, encode, form_of
-from composer.data.reading import Record
+from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, draft, encode, form_of
+from composer.data.reading import DataRecord
 from composer.data.references import FileData
 from composer.errors import DataError
 
@@ -25,7 +25,7 @@ TALK = [
 
 
 def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
-    made = draft(Record("here, record 1", fields), FileData(path="here", **options), tokenizer)
+    made = draft(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
     assert made is not None
     return encode(made, tokenizer)
 
@@ -82,7 +82,7 @@ def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokeni
     whole = ids_of(tokenizer, "there was")
     cut = next(at for at in range(1, 9) if ids_of(tokenizer, "there was"[:at]) != whole[: len(ids_of(tokenizer, "there was"[:at]))])
     prompt, answer = "there was"[:cut], "there was"[cut:]
-    made = encode(Draft((Piece(prompt, False), Piece(answer, True))), tokenizer)
+    made = encode(TextDraft((TextPiece(prompt, False), TextPiece(answer, True))), tokenizer)
     assert made.ids.tolist() == [BOS, *ids_of(tokenizer, prompt), *ids_of(tokenizer, answer), EOS]
 
 
@@ -113,7 +113,7 @@ def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None
     """Llama's: `strftime_now` only where there is no date_string."""
     asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
     chatty.chat_template = asks + str(chatty.chat_template)
-    assert draft(Record("", {"messages": TALK}), FileData(path=""), chatty).pieces[0].text.startswith("26 Jul 2024[")  # type: ignore[union-attr]
+    assert draft(DataRecord("", {"messages": TALK}), FileData(path=""), chatty).pieces[0].text.startswith("26 Jul 2024[")  # type: ignore[union-attr]
 
 
 def test_a_tokenizer_without_beginning_or_end() -> None:
@@ -124,7 +124,7 @@ def test_a_tokenizer_without_beginning_or_end() -> None:
         def __call__(self, text: str, **_: Any) -> Any:
             return type("Encoding", (), {"input_ids": [ord(sign) for sign in text]})
 
-    made = encode(Draft((Piece("ab", False), Piece("c", True))), Bare())  # type: ignore[arg-type]
+    made = encode(TextDraft((TextPiece("ab", False), TextPiece("c", True))), Bare())  # type: ignore[arg-type]
     assert made.ids.tolist() == [97, 98, 99]
     assert made.learned.tolist() == [False, False, True]
 
@@ -139,7 +139,7 @@ def test_a_tokenizer_without_beginning_or_end() -> None:
     ],
 )
 def test_which_columns_are_taken(columns: list[str], form: str) -> None:
-    assert form_of(Record("here", dict.fromkeys(columns)), FileData(path="")) == form
+    assert form_of(DataRecord("here", dict.fromkeys(columns)), FileData(path="")) == form
 
 
 def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -174,7 +174,7 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
 )
 def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
     assert message in told(fields, chatty)
-    assert draft(Record("here", fields), FileData(path="", empty="skip"), chatty) is None
+    assert draft(DataRecord("here", fields), FileData(path="", empty="skip"), chatty) is None
 
 
 @pytest.mark.parametrize(

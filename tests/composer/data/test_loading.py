@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from composer.data.loading import SHARE, held_out, load_rows
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.data.report import DataReport
 from composer.errors import DataError
 from tests.composer.data.conftest import Write
@@ -22,7 +22,7 @@ BOS, EOS = 1, 2
 WORDS = ("child", "river", "house", "letter", "teacher", "old", "funny", "time")
 
 
-def load(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> Rows:
+def load(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> PackedRows:
     return load_rows(references, tokenizer, **{"sequence": 16, "split": "train", "vocabulary": 507} | options)
 
 
@@ -32,7 +32,7 @@ def told(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -
     return str(caught.value)
 
 
-def report_of(rows: Rows) -> DataReport:
+def report_of(rows: PackedRows) -> DataReport:
     assert rows.report is not None
     return rows.report
 
@@ -43,7 +43,7 @@ def texts(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [{"text": " ".join(WORDS[number // 8**place % 8] for place in range(4))} for number in numbers]
 
 
-def documents(rows: Rows) -> list[tuple[int, ...]]:
+def documents(rows: PackedRows) -> list[tuple[int, ...]]:
     """The documents of rows in which none was cut."""
     ids = rows.ids[rows.valid].tolist()
     ends = [index + 1 for index, token in enumerate(ids) if token == EOS]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.data.document import Document
-from composer.data.packing import How, Rows, pack
+from composer.data.packing import How, PackedRows, pack
 from composer.errors import DataError
 
 HOWS: tuple[How, ...] = ("packed", "whole", "padded")
@@ -27,7 +27,7 @@ def made(drawn: Drawn, *, all_learned: bool = False) -> list[Document]:
     return documents
 
 
-def pieces(rows: Rows) -> list[tuple[list[int], list[int]]]:
+def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of each run of positions 0, 1, 2, …, through all rows."""
     found: list[tuple[list[int], list[int]]] = []
     before = -1

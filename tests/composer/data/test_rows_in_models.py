@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.data.document import Document
-from composer.data.packing import How, Rows, pack
+from composer.data.packing import How, PackedRows, pack
 from tests.composer.model.models import llama, student, tokens
 
 LENGTHS = (5, 17, 2, 9, 12)
@@ -22,7 +22,7 @@ def documents() -> list[Document]:
     return [Document(ids, np.arange(len(ids)) % 3 != 1) for ids in texts]
 
 
-def alone(model: torch.nn.Module, rows: Rows) -> Tensor:
+def alone(model: torch.nn.Module, rows: PackedRows) -> Tensor:
     """Log-probabilities of all targets of the rows, each piece of a document in a call of its own."""
     found = []
     for ids, labels, position, valid in zip(rows.ids, rows.labels, rows.position, rows.valid, strict=True):
@@ -34,7 +34,7 @@ def alone(model: torch.nn.Module, rows: Rows) -> Tensor:
     return torch.stack(found)
 
 
-def together(model: torch.nn.Module, rows: Rows, *, mask: bool = False) -> Tensor:
+def together(model: torch.nn.Module, rows: PackedRows, *, mask: bool = False) -> Tensor:
     """The same from one batch."""
     batch = rows.batch(range(len(rows)))
     logits = model(**batch.inputs(mask=mask), use_cache=False).logits[:, :-1].log_softmax(-1)
@@ -66,7 +66,7 @@ def test_rows_through_the_source(how: How) -> None:
 @torch.no_grad()
 def test_the_comparison_sees_a_boundary_that_is_lost() -> None:
     model, rows = llama(), pack(documents(), 16, how="packed")
-    blurred = Rows(rows.ids, rows.labels, np.broadcast_to(np.arange(16, dtype=np.int32), rows.ids.shape), rows.valid)
+    blurred = PackedRows(rows.ids, rows.labels, np.broadcast_to(np.arange(16, dtype=np.int32), rows.ids.shape), rows.valid)
     assert (together(model, blurred) - alone(model, rows)).abs().max() > 1e-3
 
 

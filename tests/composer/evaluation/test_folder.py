@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import PLOTS, RUN, SAMPLES, Standing, differences, open_standing, write_whole
-from composer.evaluation.report import Judged, Key, ModelFacts, Setting, TaskFacts
+from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, differences, open_score_log, write_whole
+from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskFacts
 from tests.composer.training.processes import ending, forked
 
-KEY = Key("model", "recall", 64)
+KEY = CellKey("model", "recall", 64)
 
 
-def setting(**changes: Any) -> Setting:
-    model = ModelFacts(
+def setting(**changes: Any) -> EvaluationSetting:
+    model = EvaluatedModelFacts(
         label="model",
         reference="here/model",
         family="llama",
@@ -42,43 +42,43 @@ def setting(**changes: Any) -> Setting:
         "harness": None,
         "versions": {"torch": "2"},
     }
-    return Setting(**(whole | changes))
+    return EvaluationSetting(**(whole | changes))
 
 
-def one(index: int, **more: Any) -> Judged:
-    return Judged(index=index, score=0.5, tokens=60, seconds=0.1, **more)
+def one(index: int, **more: Any) -> SampleResult:
+    return SampleResult(index=index, score=0.5, tokens=60, seconds=0.1, **more)
 
 
-def opened(folder: Path | None, said: Setting, *, force: bool) -> Standing:
+def opened(folder: Path | None, said: EvaluationSetting, *, force: bool) -> ScoreLog:
     """As it is after it was left."""
-    with open_standing(folder, said, force=force) as standing:
-        return standing
+    with open_score_log(folder, said, force=force) as log:
+        return log
 
 
-def written(folder: Path) -> Standing:
-    standing = opened(folder, setting(), force=False)
-    standing.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
-    standing.add(KEY, one(1, losses=(None, 0.125)))
-    standing.add_harness("model", {"mine": {"acc,none": 0.5}})
-    return standing
+def written(folder: Path) -> ScoreLog:
+    log = opened(folder, setting(), force=False)
+    log.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
+    log.add(KEY, one(1, losses=(None, 0.125)))
+    log.add_harness("model", {"mine": {"acc,none": 0.5}})
+    return log
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     before = written(tmp_path / "out")
     after = opened(tmp_path / "out", setting(), force=False)
-    assert after.judged(KEY) == before.judged(KEY) != {}
-    assert after.judged(Key("model", "recall", 65)) == {}
+    assert after.results(KEY) == before.results(KEY) != {}
+    assert after.results(CellKey("model", "recall", 65)) == {}
     assert (after.harness("model"), after.harness("other")) == ({"mine": {"acc,none": 0.5}}, None)
 
 
 @pytest.mark.parametrize("bytes_lost", [1, 5, 40])
 def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
-    before = written(tmp_path).judged(KEY)
+    before = written(tmp_path).results(KEY)
     path = tmp_path / SAMPLES
     contents = path.read_bytes()
     path.write_bytes(contents[:-bytes_lost])
     again = opened(tmp_path, setting(), force=False)
-    assert again.judged(KEY) == {0: before[0]}
+    assert again.results(KEY) == {0: before[0]}
     again.add(KEY, before[1])
     assert path.read_bytes() == contents
 
@@ -106,7 +106,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     before = (tmp_path / SAMPLES).read_bytes()
     (model,), (task,) = setting().models, setting().tasks
     moved = model.model_copy(update={"reference": "elsewhere/model"})
-    assert opened(tmp_path, setting(models=(moved,)), force=False).judged(KEY), "a model may move"
+    assert opened(tmp_path, setting(models=(moved,)), force=False).results(KEY), "a model may move"
     changed = setting(
         models=(model.model_copy(update={"weights": {"a": "9"}}),),
         tasks=(task.model_copy(update={"options": {"pairs": 8}}),),
@@ -128,7 +128,7 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
         write_whole(tmp_path / PLOTS / name, "")
     anew = opened(tmp_path, changed, force=True)
     assert [path.name for path in (tmp_path / PLOTS).iterdir()] == ["mine.png"], "what no evaluation wrote stays"
-    assert anew.judged(KEY) == {}
+    assert anew.results(KEY) == {}
     assert not (tmp_path / SAMPLES).exists()
     assert json.loads((tmp_path / RUN).read_text())["samples"] == 7
 
@@ -157,9 +157,9 @@ def test_what_no_evaluation_wrote_stays(tmp_path: Path) -> None:
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    standing = opened(None, setting(), force=False)
-    standing.add(KEY, one(0))
-    assert standing.judged(KEY) == {0: one(0)}
+    log = opened(None, setting(), force=False)
+    log.add(KEY, one(0))
+    assert log.results(KEY) == {0: one(0)}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,13 +173,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
     """Nor does the second touch what the first has written so far."""
     for _ in ("begun", "gone on with"):
-        with open_standing(tmp_path, setting(), force=False) as first:
+        with open_score_log(tmp_path, setting(), force=False) as first:
             first.add(KEY, one(0))
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             with pytest.raises(EvaluationError, match=f"^Another run writes to {tmp_path}. Wait until it has ended, or choose"):
                 opened(tmp_path, setting(), force=force)
             assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert opened(tmp_path, setting(), force=force).judged(KEY).keys() == (set() if force else {0})
+    assert opened(tmp_path, setting(), force=force).results(KEY).keys() == (set() if force else {0})
 
 
 def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
         while not go.exists():
             time.sleep(0.001)
         try:
-            with open_standing(out, setting(seed=seed), force=True):
+            with open_score_log(out, setting(seed=seed), force=True):
                 time.sleep(1.0)
         except EvaluationError as error:
             raise SystemExit(2) from error

@@ -13,7 +13,7 @@ import torch
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation import Options, evaluate
+from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation import runner as runner_module
 from composer.evaluation.folder import HARNESS, RESULTS, TABLE
 from composer.tasks.recall import KEYS, VALUES
@@ -72,7 +72,7 @@ def test_the_accuracy_is_that_by_hand(
     questions: tuple[Path, list[dict[str, Any]]], plain: Any, tokenizer: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder, asked = questions
-    options = Options(harness=("mine",), include_path=folder, out=tmp_path / "out")
+    options = EvaluationOptions(harness=("mine",), include_path=folder, out=tmp_path / "out")
     report = evaluate([TEACHER, folders["lawcat"]], [], [], options)
     found = {one.model: one for one in report.harness}
     expected = {
@@ -103,7 +103,7 @@ def test_a_model_is_asked_once(
         return original(model, *arguments)
 
     monkeypatch.setattr(runner_module, "run_harness", run)
-    options = Options(harness=("mine",), include_path=questions[0], out=tmp_path, samples=4)
+    options = EvaluationOptions(harness=("mine",), include_path=questions[0], out=tmp_path, samples=4)
     with pytest.raises(KeyboardInterrupt):
         evaluate([TEACHER, folders["softmax"]], ["recall"], [128], options)
     assert len((tmp_path / HARNESS).read_text().splitlines()) == 1
@@ -124,7 +124,7 @@ def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path:
 
     def message(**options: Any) -> str:
         with pytest.raises(EvaluationError) as caught:
-            evaluate([TEACHER], [], [], Options(out=tmp_path / "out", **options))
+            evaluate([TEACHER], [], [], EvaluationOptions(out=tmp_path / "out", **options))
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 

@@ -15,19 +15,19 @@ from matplotlib import pyplot
 
 from composer.errors import EvaluationError
 from composer.evaluation.plots import draw
-from composer.evaluation.report import Cell, Report, TaskFacts, make_cell
+from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskFacts, make_cell
 from composer.evaluation.table import markdown, tables
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
 
 
-def cell(model: str, task: str, length: int, **more: Any) -> Cell:
+def cell(model: str, task: str, length: int, **more: Any) -> EvaluationCell:
     scored = "loss" if task == "stories" else "written"
     failure = more.pop("failure", None)
     return make_cell(KEY._replace(model=model, task=task, length=length), scored, judged(0.0, 1.0, **more), failure)
 
 
-def report() -> Report:
+def report() -> EvaluationReport:
     (model,) = setting().models
     tasks = (
         TaskFacts(label="passkey,form=original", scored="written", source="", options={}, files={}),
@@ -43,7 +43,7 @@ def report() -> Report:
     ]
     cells.append(cell("one", "passkey,form=original", 128, failure="out of memory"))
     cells += [cell(label, "stories", length, losses=((1.0, 2.0), (3.0, 4.0))) for label in labels for length in (64, 128)]
-    return Report(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
+    return EvaluationReport(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
 
 
 @pytest.fixture

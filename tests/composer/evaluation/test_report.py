@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.evaluation.report import BUCKETS, Judged, Key, bucket_size, make_cell
+from composer.evaluation.report import BUCKETS, CellKey, SampleResult, bucket_size, make_cell
 
-KEY = Key("model", "task", 128)
+KEY = CellKey("model", "task", 128)
 
 
 def judged(
     *scores: float, depths: tuple[float | None, ...] = (), losses: tuple[tuple[float | None, ...], ...] = ()
-) -> list[Judged]:
+) -> list[SampleResult]:
     return [
-        Judged(
+        SampleResult(
             index=place,
             score=score,
             tokens=100,
@@ -68,7 +68,7 @@ def test_depths() -> None:
 def test_positions() -> None:
     cell = make_cell(KEY, "loss", judged(1, 1, losses=((None, 2.0, 4.0), (None, 3.0))))
     assert [(part.start, part.end, part.nats) for part in cell.by_position] == [(2, 4, 2.5), (4, 6, 4.0)]
-    odd = make_cell(Key("model", "task", 3), "loss", judged(1, losses=((None, 2.0, 4.0),)))
+    odd = make_cell(CellKey("model", "task", 3), "loss", judged(1, losses=((None, 2.0, 4.0),)))
     assert [(part.start, part.end) for part in odd.by_position] == [(1, 2), (2, 3)]
 
 

@@ -15,10 +15,10 @@ import torch
 
 import composer
 from composer.errors import ComposerError, EvaluationError, SourceError, TaskError
-from composer.evaluation import Options, evaluate, score_cell
-from composer.evaluation.folder import RESULTS, RUN, SAMPLES, TABLE, Standing
-from composer.evaluation.options import Progress
-from composer.evaluation.report import Report
+from composer.evaluation import EvaluationOptions, evaluate, score_cell
+from composer.evaluation.folder import RESULTS, RUN, SAMPLES, TABLE, ScoreLog
+from composer.evaluation.options import EvaluationProgress
+from composer.evaluation.report import EvaluationReport
 from composer.evaluation.subjects import Subject
 from composer.tasks.recall import Recall
 from tests.composer.evaluation.conftest import TEACHER
@@ -27,9 +27,9 @@ TASKS = ["passkey,recall,stories"]
 LENGTHS = [128, 300]
 
 
-def run(folders: dict[str, Path], out: Path | None = None, **options: Any) -> Report:
+def run(folders: dict[str, Path], out: Path | None = None, **options: Any) -> EvaluationReport:
     defaults: dict[str, Any] = {"samples": 5, "batch_tokens": 2 * 300, "out": out}
-    return evaluate([TEACHER, folders["lawcat"]], TASKS, LENGTHS, Options(**(defaults | options)))
+    return evaluate([TEACHER, folders["lawcat"]], TASKS, LENGTHS, EvaluationOptions(**(defaults | options)))
 
 
 def timeless(value: Any) -> Any:
@@ -57,7 +57,7 @@ def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_every_cell_is_reported(folders: dict[str, Path], whole: Path, plain: Any, tokenizer: Any) -> None:
-    report = Report.model_validate_json((whole / RESULTS).read_text())
+    report = EvaluationReport.model_validate_json((whole / RESULTS).read_text())
     assert [cell.key for cell in report.cells] == [
         (model, task, length) for model in ("teacher", "lawcat") for task in ("passkey", "recall", "stories") for length in LENGTHS
     ]
@@ -122,9 +122,9 @@ def test_a_killed_run_goes_on_to_the_same(
 
 
 def killed_after(number: int, out: Path) -> None:
-    original, count = Standing.add, 0
+    original, count = ScoreLog.add, 0
 
-    def add(self: Standing, *arguments: Any) -> None:
+    def add(self: ScoreLog, *arguments: Any) -> None:
         nonlocal count
         if count == number:
             with (out / SAMPLES).open("a") as stream:
@@ -133,7 +133,7 @@ def killed_after(number: int, out: Path) -> None:
         original(self, *arguments)
         count += 1
 
-    Standing.add = add
+    ScoreLog.add = add
 
 
 def watch_loading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -195,7 +195,7 @@ def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: 
 
 
 def test_progress(folders: dict[str, Path]) -> None:
-    seen: list[Progress] = []
+    seen: list[EvaluationProgress] = []
     run(folders, watch=seen.append)
     assert [one.done for one in seen] == sorted(one.done for one in seen)
     assert (seen[0].done, seen[-1].done, {one.total for one in seen}) == (0, 60, {60})
@@ -263,19 +263,19 @@ def test_refused_before_anything_is_loaded_or_written(tmp_path: Path, name: str,
     models, tasks, lengths, options, kind, message = REFUSED[name]
     loaded = watch_loading(monkeypatch)
     with pytest.raises(kind, match=message):
-        evaluate(models(tmp_path), tasks, lengths, Options(out=tmp_path / "out", **({"samples": 3} | options)))
+        evaluate(models(tmp_path), tasks, lengths, EvaluationOptions(out=tmp_path / "out", **({"samples": 3} | options)))
     assert loaded == []
     assert not (tmp_path / "out").exists()
 
 
 def test_learned_positions_up_to_their_end(tmp_path: Path) -> None:
-    report = evaluate([learned(tmp_path / "learned")], ["passkey", "recall,pairs=4"], [120], Options(samples=2))
+    report = evaluate([learned(tmp_path / "learned")], ["passkey", "recall,pairs=4"], [120], EvaluationOptions(samples=2))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
 def test_a_text_that_has_changed_is_another(tmp_path: Path, book: Path) -> None:
     text = shutil.copy(book, tmp_path / "text.txt")
-    options = Options(out=tmp_path / "out", text=text, samples=2)
+    options = EvaluationOptions(out=tmp_path / "out", text=text, samples=2)
     evaluate([TEACHER], ["perplexity"], [64], options)
     text.write_text(text.read_text() + "the end")
     with pytest.raises(EvaluationError, match=r"tasks perplexity\.files\.text/text\.txt: [0-9a-f]{64} then"):
@@ -283,6 +283,8 @@ def test_a_text_that_has_changed_is_another(tmp_path: Path, book: Path) -> None:
 
 
 def test_a_dtype(folders: dict[str, Path]) -> None:
-    report = evaluate({"a": TEACHER, "b": folders["softmax"]}, ["recall,pairs=4"], [64], Options(samples=2, dtype="float64"))
+    report = evaluate(
+        {"a": TEACHER, "b": folders["softmax"]}, ["recall,pairs=4"], [64], EvaluationOptions(samples=2, dtype="float64")
+    )
     assert {model.dtype for model in report.setting.models} == {"float64"}
     assert report.cell("a", "recall,pairs=4", 64).mean == report.cell("b", "recall,pairs=4", 64).mean

@@ -15,7 +15,7 @@ from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
 from composer.evaluation import score_cell
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import Judged, bucket_size
+from composer.evaluation.report import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, write
 from composer.tasks.base import Sample
 from composer.tasks.mqar import Mqar
@@ -33,7 +33,7 @@ def samples_of(task: Any, tokenizer: Any, length: int = LENGTH) -> list[Sample]:
     return [every.draw(index) for index in range(every.count)]
 
 
-def scores(judged: Sequence[Judged]) -> list[float]:
+def scores(judged: Sequence[SampleResult]) -> list[float]:
     return [one.score for one in judged]
 
 

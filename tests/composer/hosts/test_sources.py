@@ -1,4 +1,4 @@
-"""What cannot be a source says why, weights that do not fit are told before anything is written, and layers can stay as they are."""
+"""What cannot be a source says why, weights that do not fit are told before a build writes, and layers can stay as they are."""
 
 from __future__ import annotations
 

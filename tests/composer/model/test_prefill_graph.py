@@ -1,4 +1,4 @@
-"""A prefill of every causal spec that comes with the package is one graph: torch.compile breaks it nowhere, torch.export takes it."""
+"""A prefill of every causal spec of the package is one graph: torch.compile breaks it nowhere, torch.export takes it."""
 
 from __future__ import annotations
 

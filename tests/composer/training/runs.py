@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import composer
 from composer.data.document import Document
-from composer.data.packing import Batch, How, Rows, pack
+from composer.data.packing import Batch, How, PackedRows, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.distill import Which, distill
-from composer.training.run import Options, RunReport
+from composer.training.run import TrainingOptions, TrainingReport
 from composer.training.transfer import TransferCourse
 from tests.checkpoints import llama as checkpoint
 from tests.composer.model.models import llama as random_llama
@@ -69,11 +69,11 @@ def documents(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Document]
     return [Document(ids, np.arange(len(ids)) % 3 != 1) for ids in texts]
 
 
-def rows_of(sequence: int = 16, how: How = "packed", seed: int = 0, lengths: Sequence[int] = LENGTHS) -> Rows:
+def rows_of(sequence: int = 16, how: How = "packed", seed: int = 0, lengths: Sequence[int] = LENGTHS) -> PackedRows:
     return pack(documents(lengths, seed), sequence, how=how)
 
 
-def whole(rows: Rows) -> Batch:
+def whole(rows: PackedRows) -> Batch:
     return rows.batch(range(len(rows)))
 
 
@@ -116,6 +116,6 @@ def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
     return path
 
 
-def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> RunReport:
+def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> TrainingReport:
     """``compose distill`` as a function."""
-    return distill(model, out, Options(**{"data": [str(data)], "share": 0.2, **options}), which=which, overrides=overrides)
+    return distill(model, out, TrainingOptions(**{"data": [str(data)], "share": 0.2, **options}), which=which, overrides=overrides)

@@ -13,7 +13,7 @@ from composer.spec.recipe import Finetune, Stage, Transfer
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
 from composer.training.journal import LOG, Journal
-from composer.training.loop import Outcome, Setting, Step, run_stage
+from composer.training.loop import Outcome, StageSetting, StepProgress, run_stage
 from composer.training.transfer import TransferCourse
 from tests.composer.training.runs import rows_of, small_llama, student_of, teacher_of
 
@@ -46,12 +46,12 @@ def run(folder: Path, stage: Stage, **options: Any) -> tuple[Outcome, dict[str, 
     """A stage in a folder, and all parameters at its end."""
     course, name = course_of(stage), type(stage).__name__.lower()
     rows, held_out = options.pop("rows", ROWS), options.pop("held_out", HELD_OUT)
-    outcome = run_stage(name, course, stage, rows, held_out, Setting(folder, Journal(folder), **options))
+    outcome = run_stage(name, course, stage, rows, held_out, StageSetting(folder, Journal(folder), **options))
     return outcome, {name: value.detach().clone() for unit in course.units for name, value in unit.parameters.items()}
 
 
-def stop_at(*steps: int) -> Callable[[Step], None]:
-    def watch(step: Step) -> None:
+def stop_at(*steps: int) -> Callable[[StepProgress], None]:
+    def watch(step: StepProgress) -> None:
         if step.step in steps:
             raise StoppedError
 

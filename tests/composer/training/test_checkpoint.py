@@ -20,7 +20,7 @@ from composer.errors import TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.checkpoint import FACTS, PICKLE, TENSORS
-from composer.training.loop import Reached
+from composer.training.loop import StageState
 from composer.training.unit import Unit
 from composer.weights.contents import sha256
 from tests.composer.training.stages import STAGES, StoppedError, run, stop_at
@@ -147,13 +147,13 @@ def test_a_tensor_of_another_shape(tmp_path: Path, shape: tuple[int, ...]) -> No
 
 
 def test_what_is_told_comes_back(tmp_path: Path) -> None:
-    reached = Reached(
+    reached = StageState(
         identity={"seed": 3}, step=1, tokens=2, seconds=0.1, learning=0.2, done=False, before={"b": 1.0, "a": 2.0}, after={}
     )
     checkpoint.save(tmp_path, 1, [unit_of()], reached.model_dump())
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    read = checkpoint.read_told(found, Reached)
+    read = checkpoint.read_told(found, StageState)
     assert read == reached
     assert list(read.before) == ["b", "a"]
     assert sorted(path.name for path in found.iterdir()) == [FACTS, TENSORS.format(0)]

@@ -15,14 +15,14 @@ from transformers import AutoTokenizer
 
 import composer
 from composer.data.loading import load_rows
-from composer.data.packing import Rows
+from composer.data.packing import PackedRows
 from composer.errors import BuildError, SourceError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
 from composer.training.finetune import loss_of
-from composer.training.loop import Step
+from composer.training.loop import StepProgress
 from composer.training.merge import merge_adapters
-from composer.training.run import RunReport
+from composer.training.run import TrainingReport
 from composer.weights.record import read_record
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint
@@ -37,7 +37,7 @@ class StoppedError(Exception):
     """The run ends here, as if it were killed."""
 
 
-def held_out(model: Path, texts: Path) -> Rows:
+def held_out(model: Path, texts: Path) -> PackedRows:
     tokenizer = AutoTokenizer.from_pretrained(model)
     return load_rows([str(texts)], tokenizer, RECIPE["sequence"], split="evaluation", vocabulary=VOCABULARY, share=0.2)
 
@@ -48,7 +48,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunReport, torch.Tensor]:
+def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingReport, torch.Tensor]:
     """The folder of a run of both stages, its report, and the logits that the student had in memory at its end."""
     seen: list[torch.Tensor] = []
     original, out = module._changed, tmp_path_factory.mktemp("runs") / "out"
@@ -63,7 +63,9 @@ def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFacto
     return out, report, seen[0]
 
 
-def test_what_is_loaded_is_what_was_trained(distilled: tuple[Path, RunReport, torch.Tensor], student: Path, texts: Path) -> None:
+def test_what_is_loaded_is_what_was_trained(
+    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path
+) -> None:
     out, report, trained = distilled
     loaded = ComposedForCausalLM.from_pretrained(out).eval()
     assert torch.equal(logits(loaded), trained)
@@ -80,7 +82,7 @@ def test_what_is_loaded_is_what_was_trained(distilled: tuple[Path, RunReport, to
 
 
 def test_adapters_come_from_where_the_model_does_and_can_be_left(
-    distilled: tuple[Path, RunReport, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    distilled: tuple[Path, TrainingReport, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _, trained = distilled
     plain = ComposedForCausalLM.from_pretrained(out, with_adapter=False)
@@ -102,7 +104,7 @@ def test_adapters_come_from_where_the_model_does_and_can_be_left(
     assert asked == [where | {"subfolder": "model/adapter"}]
 
 
-def test_only_what_learned_has_changed(distilled: tuple[Path, RunReport, torch.Tensor], student: Path) -> None:
+def test_only_what_learned_has_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
     out = distilled[0]
     before, after = weights(student), weights(out)
     assert before.keys() == after.keys()
@@ -111,7 +113,7 @@ def test_only_what_learned_has_changed(distilled: tuple[Path, RunReport, torch.T
     assert (out / "source-1-of-1.safetensors").samefile(student / "source-1-of-1.safetensors")
 
 
-def test_the_record(distilled: tuple[Path, RunReport, torch.Tensor], student: Path, teacher: Path) -> None:
+def test_the_record(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, teacher: Path) -> None:
     out, report, _ = distilled
     record, before = read_record(out), read_record(student)
     assert record is not None
@@ -150,7 +152,7 @@ def test_nothing_is_left_beside_it_and_the_rest_is_as_it_was(teacher: Path, stud
     assert verify(tmp_path / "again").ok
 
 
-def test_merging(distilled: tuple[Path, RunReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
+def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
     """While training or later: the same weights, without adapters, and a model that can be trained and built from."""
     out, _, trained = distilled
     run(student, tmp_path / "merged", texts, merge=True)
@@ -169,7 +171,9 @@ def test_merging(distilled: tuple[Path, RunReport, torch.Tensor], student: Path,
         merge_adapters(tmp_path / "merged", tmp_path / "more")
 
 
-def test_adapters_in_the_way(distilled: tuple[Path, RunReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
+def test_adapters_in_the_way(
+    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
+) -> None:
     """Are told of in the same words, whatever would miss them."""
     out, before = distilled[0], fingerprint(distilled[0])
     streamed: dict[str, Any] = {"which": "transfer", "stream": True}
@@ -208,13 +212,13 @@ def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> N
 
 
 def test_killed_in_either_stage(
-    distilled: tuple[Path, RunReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
+    distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
     """Nothing appears before the end, --resume goes on, and the folder is that of a run that nobody stopped."""
     out, report, _ = distilled
 
     def stop(stage: str, at: int) -> Any:
-        def watch(step: Step) -> None:
+        def watch(step: StepProgress) -> None:
             if (step.stage, step.step) == (stage, at):
                 raise StoppedError
 
@@ -239,7 +243,7 @@ def test_killed_in_either_stage(
 
 
 def test_force_begins_anew_and_replaces(student: Path, texts: Path, tmp_path: Path) -> None:
-    def stop(step: Step) -> None:
+    def stop(step: StepProgress) -> None:
         raise StoppedError
 
     (tmp_path / "out.run").mkdir()  # nothing in it: as a run leaves it that is killed in its first moment

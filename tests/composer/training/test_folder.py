@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from composer.errors import TrainingError
-from composer.training.folder import IDENTITY, check_same, check_standing, taken
+from composer.training.folder import IDENTITY, check_run_folder, check_same, run_folder
 from tests.composer.training.processes import ending, forked
 
 
 def take(folder: Path, run: int = 0, *, resume: bool = False, force: bool = False) -> None:
-    with taken(folder, {"seed": run}, resume=resume, force=force):
+    with run_folder(folder, {"seed": run}, resume=resume, force=force):
         assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == [f".{folder.name}.lock"]
 
 
@@ -27,7 +27,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
         while not go.exists():
             time.sleep(0.001)
         try:
-            with taken(folder, {"seed": run}, resume=False, force=force):
+            with run_folder(folder, {"seed": run}, resume=False, force=force):
                 time.sleep(1.0)
         except TrainingError as error:
             raise SystemExit(2) from error
@@ -69,7 +69,7 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / IDENTITY).write_text("{")
     (tmp_path / ".out.run.lock").touch()
-    check_standing(folder, resume=False, force=False)
+    check_run_folder(folder, resume=False, force=False)
     take(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["out.run"]
 

@@ -12,7 +12,7 @@ from composer.data.packing import How
 from composer.errors import TrainingError
 from composer.spec.recipe import Recipe
 from composer.training.likeness import ROWS, attention_likeness, has_weights, likeness_of
-from composer.training.run import Options
+from composer.training.run import TrainingOptions
 from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, projected, projections, softmax_weights
 from tests.composer.training.runs import make_student, rows_of, run, small_llama, student_of, teacher_of, whole
 
@@ -114,7 +114,7 @@ RECIPE = Recipe(sequence=16)
 
 
 def test_losses_of_a_folder(softmax: Path, student: Path, texts: Path) -> None:
-    options = Options([str(texts)], share=0.2)
+    options = TrainingOptions([str(texts)], share=0.2)
     same = likeness_of(softmax, options, recipe=RECIPE)
     assert same.loss == pytest.approx(same.teacher_loss, rel=1e-6)
     assert same.mse == pytest.approx(0, abs=1e-10)
@@ -132,7 +132,7 @@ AVERAGED = {"lr": 1e-2, "steps": 1, "average": "rows"}
 
 def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) -> None:
     """The loss is the one that the second stage begins with; after it the report has the model's own."""
-    compared = likeness_of(student, Options([str(texts)], share=0.2))
+    compared = likeness_of(student, TrainingOptions([str(texts)], share=0.2))
     report = run(student, tmp_path / "out", texts, which="finetune")
     assert report.stages[0].before["model"] == pytest.approx(compared.loss, rel=1e-5)
     assert report.loss == pytest.approx(report.stages[0].after["model"], rel=1e-5)
@@ -141,11 +141,11 @@ def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) 
 
 def test_who_sees_the_next_token_has_no_loss_of_it(teacher: Path, texts: Path, tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"position": "rope", "memory": ["full"]}}
-    found = likeness_of(make_student(tmp_path / "both", teacher, spec), Options([str(texts)], share=0.2), recipe=RECIPE)
+    found = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
     assert found.loss is None
     assert found.mse > 0
 
 
 def test_nothing_held_out(softmax: Path, texts: Path) -> None:
     with pytest.raises(TrainingError, match="Nothing is held out, so there is nothing to compare on"):
-        likeness_of(softmax, Options([str(texts)], share=0.0), recipe=RECIPE)
+        likeness_of(softmax, TrainingOptions([str(texts)], share=0.0), recipe=RECIPE)

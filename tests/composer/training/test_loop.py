@@ -12,7 +12,7 @@ from composer.errors import TrainingError
 from composer.spec.recipe import Stage, Transfer
 from composer.training import checkpoint
 from composer.training.journal import LOG, Journal
-from composer.training.loop import Setting, Step, length_of, run_stage
+from composer.training.loop import StageSetting, StepProgress, length_of, run_stage
 from tests.composer.training.runs import rows_of
 from tests.composer.training.stages import HELD_OUT, ROWS, STAGES, StoppedError, course_of, log, run, same, stop_at
 
@@ -122,13 +122,13 @@ def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
     stage = STAGES["transfer"]
     course = course_of(stage)
 
-    def poison(step: Step) -> None:
+    def poison(step: StepProgress) -> None:
         if step.step == 4:
             with torch.no_grad():
                 next(iter(course.units[1].parameters.values())).fill_(torch.nan)
 
     with pytest.raises(TrainingError, match="layer 1: the loss is nan at step 5"):
-        run_stage("transfer", course, stage, ROWS, None, Setting(tmp_path, Journal(tmp_path), 0, 0.0, None, poison))
+        run_stage("transfer", course, stage, ROWS, None, StageSetting(tmp_path, Journal(tmp_path), 0, 0.0, None, poison))
     assert (tmp_path / "transfer").is_dir()
 
 

@@ -18,7 +18,7 @@ from composer.errors import TrainingError
 from composer.training import checkpoint
 from composer.training.board import Board
 from composer.training.distill import distill
-from composer.training.run import Options
+from composer.training.run import TrainingOptions
 from tests.checkpoints import fingerprint
 from tests.composer.training.processes import several
 
@@ -81,7 +81,7 @@ def test_a_full_disk_is_told_once(
     assert printed.count("could not be written") == printed.count(message) == 1, printed
     assert "Traceback" not in printed
     monkeypatch.undo()
-    again = Options(data=[str(texts)], share=0.0, resume=True)
+    again = TrainingOptions(data=[str(texts)], share=0.0, resume=True)
     assert distill(student, tmp_path / "out", again, which="transfer", overrides=["recipe.transfer.steps=1"]).stages[0].steps == 1
 
 

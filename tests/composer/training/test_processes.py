@@ -27,7 +27,7 @@ from composer.training import checkpoint, loop, processes
 from composer.training import distill as module
 from composer.training.journal import LOG
 from composer.training.processes import added, by_first, said_by_first, shares, take_gpu, together, whole
-from composer.training.run import Options
+from composer.training.run import TrainingOptions
 from composer.training.scratch import train
 from composer.training.unit import Unit
 from tests.composer.training.processes import FAILED, killed_at, several
@@ -85,7 +85,7 @@ def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int]
         held: dict[str, list[Any]] = {"shares": [], "rows": []}
         course_of, learn_in = module._course, loop.shares
 
-        def course(stage: Any, learner: ComposedForCausalLM, teacher: ComposedForCausalLM, options: Options) -> Any:
+        def course(stage: Any, learner: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Any:
             made = course_of(stage, learner, teacher, options)
             held["shares"] += [parts(learner), parts(teacher)]
             return made
@@ -187,7 +187,7 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=6", "batch=2", "accumulate=2", "evaluate=2")]
 
     def act(out: str, **options: Any) -> None:
-        train(student, tmp_path / out, Options([str(texts)], share=0.2, **options), overrides=overrides)
+        train(student, tmp_path / out, TrainingOptions([str(texts)], share=0.2, **options), overrides=overrides)
 
     act("one")
     assert several(3, lambda rank: act("three", gradient_checkpointing=True)) == [0, 0, 0]

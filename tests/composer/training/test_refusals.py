@@ -11,8 +11,8 @@ import pytest
 
 from composer.errors import ComposerError, TrainingError
 from composer.training import distill as module
-from composer.training.loop import Step
-from composer.training.run import Options
+from composer.training.loop import StepProgress
+from composer.training.run import TrainingOptions
 from composer.training.scratch import train
 from tests.checkpoints import fingerprint
 from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
@@ -20,7 +20,7 @@ from tests.composer.training.stages import STAGES, StoppedError
 from tests.composer.training.stages import run as again
 
 
-def stop(step: Step) -> None:
+def stop(step: StepProgress) -> None:
     if step.step == 3:
         raise StoppedError
 
@@ -68,7 +68,7 @@ def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path
 def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: Path, change: str) -> None:
     streamed: dict[str, Any] = {"which": "transfer", "stream": True}
 
-    def in_the_last_layer(step: Step) -> None:
+    def in_the_last_layer(step: StepProgress) -> None:
         if (step.stage, step.step) == ("transfer 1", 1):
             raise StoppedError
 
@@ -85,7 +85,7 @@ def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> N
     """The second is refused from the first's start to its end, also where the first goes on with what was stopped."""
     refused: list[str] = []
 
-    def second(step: Step) -> None:
+    def second(step: StepProgress) -> None:
         before = fingerprint(tmp_path / "out.run")
         for options in ({}, {"resume": True}, {"force": True}):
             with pytest.raises(TrainingError) as caught:
@@ -105,9 +105,9 @@ def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> N
 
 def test_a_run_that_began_meanwhile(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have found the place free, and were reading their data."""
-    monkeypatch.setattr("composer.training.run.check_standing", lambda *_, **__: None)
+    monkeypatch.setattr("composer.training.run.check_run_folder", lambda *_, **__: None)
 
-    def second(step: Step) -> None:
+    def second(step: StepProgress) -> None:
         for options in ({}, {"resume": True}, {"force": True}):
             with pytest.raises(TrainingError, match="Another run writes to"):
                 run(student, tmp_path / "out", texts, steps, which="transfer", **options)
@@ -158,7 +158,7 @@ def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, text
         with pytest.raises(TrainingError, match='"ahead" is bidirectional: .* no next token to learn'):
             run(student, tmp_path / "out", texts, which=which)
     with pytest.raises(TrainingError, match='"ahead" is bidirectional'):
-        train(student, tmp_path / "out", Options([str(texts)]), overrides=["recipe.train.lr=1", "recipe.train.steps=1"])
+        train(student, tmp_path / "out", TrainingOptions([str(texts)]), overrides=["recipe.train.lr=1", "recipe.train.steps=1"])
     assert [path.name for path in tmp_path.iterdir()] == ["student"]
     assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer").stages
 

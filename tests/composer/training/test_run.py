@@ -12,7 +12,7 @@ from composer.model.attention import ComposedAttention
 from composer.spec.recipe import Finetune, Lora
 from composer.training import distill as module
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
-from composer.training.run import Options, prepare
+from composer.training.run import TrainingOptions, prepare
 from tests.composer.training.runs import gradients, rows_of, run, small_llama, student_of, whole
 
 STAGES = {
@@ -33,7 +33,7 @@ def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         student = student_of(small_llama().float())
         if stage.lora is not None:
             add_adapters(student, stage.lora, 0)
-        prepare(student, Options((), gradient_checkpointing=twice))
+        prepare(student, TrainingOptions((), gradient_checkpointing=twice))
         course = FinetuneCourse(student, finetune_unit(student, stage), stage, None)
         calls.clear()
         course.learn(batch, course.count(batch))

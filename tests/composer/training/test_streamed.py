@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from composer.errors import TrainingError
 from composer.training import streamed
-from composer.training.loop import Step
+from composer.training.loop import StepProgress
 from composer.training.spill import Spill
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run
 from tests.composer.training.stages import StoppedError
@@ -58,7 +58,7 @@ def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
 def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
     """The folder of a run that ended in the third step of a layer."""
 
-    def watch(step: Step) -> None:
+    def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == (f"transfer {layer}", 3):
             raise StoppedError
 
@@ -150,7 +150,7 @@ def test_a_layer_of_which_nothing_is_left_is_trained_again(
 
 
 def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
-    def watch(step: Step) -> None:
+    def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == ("transfer 2", 3):
             halve(tmp_path / "out.run" / "rows-2.hidden")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer.data.packing import Batch, How, Rows
+from composer.data.packing import Batch, How, PackedRows
 from composer.spec.recipe import Transfer
 from composer.training.rules import check_transfer
 from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
@@ -169,7 +169,7 @@ def test_both_losses_add_up() -> None:
 def test_what_stands_in_padding_changes_nothing(spec: Any) -> None:
     source, rows = small_llama(), rows_of(how="padded")
     assert not rows.valid.all()
-    filled = Rows((rows.ids + 7 * ~rows.valid).astype("int32"), rows.labels, rows.position, rows.valid)
+    filled = PackedRows((rows.ids + 7 * ~rows.valid).astype("int32"), rows.labels, rows.position, rows.valid)
     student, teacher = student_of(source, spec, "recipe=null"), teacher_of(source)
     course, seen = TransferCourse(student, teacher, transfer()), []
     for each in (rows, filled):

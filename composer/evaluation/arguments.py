@@ -1,4 +1,4 @@
-"""What is asked for: tasks with their options, and lengths."""
+"""The arguments of an evaluation: tasks with their options, and lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import SAMPLES, Options
+from composer.evaluation.options import SAMPLES, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
 from composer.spec.places import brief, nearest
 from composer.tasks.base import Task
@@ -18,34 +18,34 @@ from composer.tasks.catalogue import TASKS
 KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perplexity}
 """Everything that a model can be scored on, by name."""
 SAID_FOR_ALL = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
-"""Options that all tasks of an evaluation share."""
+"""Options that all tasks of an evaluation share, and what the command line calls them."""
 FILES = ("text", "haystack", "babi")
-"""Options of tasks that name files, each with an option of the command that says it for all tasks that take it."""
+"""Options of tasks that name files; the command has one of the same name, for all tasks that take it."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A task, and what it is called: its name and the options that were said with it."""
+class NamedTask:
+    """A task, and its label: its name with the options that the user gave behind it."""
 
     label: str
     task: Task | Perplexity
 
 
-def read_tasks(said: Sequence[str | Task | Perplexity], options: Options) -> tuple[Asked, ...]:
-    """Tasks by name, with options behind commas: ``passkey,depth=0.5,recall`` are two of them. A task that is one already keeps its
-    own samples and seed. Raises EvaluationError.
+def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptions) -> tuple[NamedTask, ...]:
+    """Tasks by name, each with its options behind it: ``passkey,depth=0.5,recall`` are two tasks. Task objects keep their own
+    samples and seed. Raises EvaluationError.
     """
-    asked: list[Asked] = []
+    asked: list[NamedTask] = []
     taken: set[str] = set()
     for one in said:
         if not isinstance(one, str):
-            asked.append(Asked(one.name, one))
+            asked.append(NamedTask(one.name, one))
             continue
         for name, own in _parted(one):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared(name, own, options)
             taken |= shared.keys()
-            asked.append(Asked(label, _validated(label, name, own, shared)))
+            asked.append(NamedTask(label, _validated(label, name, own, shared)))
     twice = [one.label for place, one in enumerate(asked) if one.label in [before.label for before in asked[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is asked for twice; say it once, or with other options.")
@@ -57,7 +57,7 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: Options) -> tup
 
 
 def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
-    """Each once, in order. Raises EvaluationError."""
+    """Each once, in ascending order. Raises EvaluationError."""
     if not said:
         raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
     if min(said) < 2:
@@ -83,8 +83,8 @@ def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
     return parted
 
 
-def _shared(name: str, own: Mapping[str, str], options: Options) -> dict[str, Any]:
-    """What the evaluation says for all of its tasks, as far as this one takes it and does not say its own."""
+def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
+    """The options that all tasks share, those of them that this task takes and does not set itself."""
     known = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
     return {key: value for key, value in every.items() if key in known and key not in own and value is not None}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.asked import KINDS, read_lengths, read_tasks
-from composer.evaluation.options import Options
+from composer.evaluation.arguments import KINDS, read_lengths, read_tasks
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
 from composer.tasks.babilong import BabilongQa1
 from composer.tasks.niah import TextNiah
@@ -19,7 +19,7 @@ HAY, BABI = Path("hay.txt"), Path("babi")
 
 
 def test_tasks_with_options() -> None:
-    options = Options(samples=7, seed=3)
+    options = EvaluationOptions(samples=7, seed=3)
     asked = read_tasks(["passkey,form=original, depth=0.5,recall", "recall,pairs=4"], options)
     assert [one.label for one in asked] == ["passkey,form=original,depth=0.5", "recall", "recall,pairs=4"]
     assert [one.task for one in asked] == [
@@ -30,18 +30,18 @@ def test_tasks_with_options() -> None:
 
 
 def test_a_hundred_samples_unless_said() -> None:
-    (asked,) = read_tasks(["recall"], Options())
+    (asked,) = read_tasks(["recall"], EvaluationOptions())
     assert (asked.task.samples, asked.label) == (100, "recall")
 
 
 def test_a_task_that_is_one_keeps_its_own() -> None:
     task = Recall(samples=2, seed=9)
-    (asked,) = read_tasks([task], Options(samples=7))
+    (asked,) = read_tasks([task], EvaluationOptions(samples=7))
     assert (asked.task, asked.label) == (task, "recall")
 
 
 def test_files_reach_the_tasks_that_take_them() -> None:
-    options = Options(haystack=HAY, babi=BABI, text=Path("book.txt"))
+    options = EvaluationOptions(haystack=HAY, babi=BABI, text=Path("book.txt"))
     said = ["niah-single-2,passkey,babilong-qa1,perplexity,niah-single-2,haystack=other.txt"]
     first, second, third, fourth, fifth = (one.task for one in read_tasks(said, options))
     assert isinstance(first, TextNiah)
@@ -79,7 +79,7 @@ def test_files_reach_the_tasks_that_take_them() -> None:
 )
 def test_what_is_refused(said: str, options: dict[str, Path], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
-        read_tasks([said], Options(**options))
+        read_tasks([said], EvaluationOptions(**options))
     assert message in str(caught.value)
 
 
