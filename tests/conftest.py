@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 
-gc.disable()  # until all is imported and collected, which is there to stay
-
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import pytest
@@ -14,6 +12,7 @@ import torch  # before blocks: only then are their tensors checked
 
 from tests.shapes import check_shapes
 
+gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
 
