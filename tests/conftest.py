@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -11,6 +12,7 @@ import torch  # before blocks: only then are their tensors checked
 
 from tests.shapes import check_shapes
 
+gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
 
@@ -19,6 +21,12 @@ torch.set_num_threads(1)
 def one_seed() -> None:
     """The same random tensors whatever ran before."""
     torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is not looked through for garbage again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

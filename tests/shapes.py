@@ -27,6 +27,7 @@ from torch import Tensor
 Function = Callable[..., Any]
 NAME = "_stated_shapes"
 """What decorates every function and class of a checked package."""
+_READ: dict[tuple[str, CodeType], tuple[dict[str, Any], set[str]]] = {}
 
 
 def check_shapes(package: str) -> None:
@@ -44,26 +45,33 @@ def stated_shapes(checked: Any) -> Any:
 
 
 def _function(function: Function) -> Function:
-    hints = {name: _hint(function, name) for name in function.__annotations__}
-    if not any(_states_shape(hint) for hint in hints.values()):
+    hints, stated = _hints(function)
+    if not stated:
         return function
     function.__annotations__ = hints
-    checked, passed = beartype(function), dict[Any, set[Any]]()
-    stated = {name for name, hint in hints.items() if _states_shape(hint)}
+    checked, passed, answers = beartype(function), dict[Any, set[Any]](), []
     signature = inspect.getfullargspec(function)
+    flags = [name in stated for name in signature.args]
+    of_the_rest = signature.varargs in stated
+
+    @functools.cache
+    def answered() -> Function:
+        """What checks an answer that is there as the function's."""
+        return beartype(functools.wraps(function)(lambda *_, **__: answers.pop()))
 
     @functools.wraps(function)
     def in_its_letters(*arguments: Any, **options: Any) -> Any:
-        names = chain(signature.args, repeat(signature.varargs))
         given = (
-            *[_look(value, name in stated) for name, value in zip(names, arguments, strict=False)],
+            *map(_look, arguments, chain(flags, repeat(of_the_rest))),
             *[(name, _look(value, name in stated)) for name, value in options.items()],
         )
-        if given in passed:
+        answered_before = passed.get(given)
+        if answered_before is not None:
             answer = function(*arguments, **options)
-            if _look(answer, True) in passed[given]:
+            if _look(answer, True) in answered_before:
                 return answer
-            call = functools.partial(_answering(function, answer), *arguments, **options)
+            answers.append(answer)
+            call = functools.partial(answered(), *arguments, **options)
         else:
             call = functools.partial(checked, *arguments, **options)
         try:
@@ -81,6 +89,8 @@ def _function(function: Function) -> Function:
 def _look(value: Any, stated: bool) -> Any:
     """All of a value that a statement can be true or false of; its type, and a word itself, where no shape is stated."""
     kind = type(value)
+    if stated and kind is Tensor:
+        return value.dtype, value.shape
     if not stated:
         return (kind, value) if kind is str else kind
     if isinstance(value, Tensor):
@@ -92,15 +102,13 @@ def _look(value: Any, stated: bool) -> Any:
     return (kind, value) if kind is str else kind
 
 
-def _answering(function: Function, answer: Any) -> Function:
-    """The function's statements, checked around an answer that is there."""
-
-    @beartype
-    @functools.wraps(function)
-    def answered(*arguments: Any, **options: Any) -> Any:
-        return answer
-
-    return answered
+def _hints(function: Function) -> tuple[dict[str, Any], set[str]]:
+    """The annotations, and the names of those that state a shape; read once, also of what is defined at every call of another."""
+    place = function.__module__, function.__code__
+    if place not in _READ:
+        hints = {name: _hint(function, name) for name in function.__annotations__}
+        _READ[place] = hints, {name for name, hint in hints.items() if _states_shape(hint)}
+    return _READ[place]
 
 
 def _hint(function: Function, name: str) -> Any:

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIBRARIES = (
+    "torch, torch._dynamo, torch.distributed.tensor, torch.utils.data, numpy, safetensors.torch, tokenizers, huggingface_hub"
+)
+"""What transformers imports, without anything of its own."""
+STARTER = f"""
+import json, os, sys, tempfile, traceback
+sys.path.insert(0, {str(ROOT)!r})
+import {LIBRARIES}
+assert not {{"transformers", "composer", "blocks"}} & sys.modules.keys()
+for line in sys.stdin:
+    asked = json.loads(line)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = os.fork()
+        if not process:
+            code = 1
+            try:
+                os.dup2(out.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+                os.chdir(asked["folder"])
+                exec(compile(asked["code"], "program", "exec"), {{"__name__": "__main__", "sys": sys}})
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        out.seek(0), errors.seek(0)
+        answer = [ended, out.read().decode(), errors.read().decode()]
+    print(json.dumps(answer), flush=True)
+"""
 
 
 def printed(code: str, folder: Path = ROOT) -> str:
@@ -16,3 +51,26 @@ def printed(code: str, folder: Path = ROOT) -> str:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
+
+
+def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
+    """The same with torch and other libraries imported, but nothing of transformers and nothing of ours.
+
+    A process that has imported them copies itself for each program.
+    """
+    starter = _starter()
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    starter.stdin.write(json.dumps({"code": textwrap.dedent(code), "folder": str(folder)}) + "\n")
+    starter.stdin.flush()
+    ended, out, errors = json.loads(starter.stdout.readline())
+    assert ended == 0, errors
+    return out.strip()
+
+
+@functools.cache
+def _starter() -> subprocess.Popen[str]:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(starter.wait)
+    atexit.register(starter.kill)  # which runs first
+    return starter

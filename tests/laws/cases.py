@@ -193,7 +193,7 @@ def inputs(shape: Shape, batch: int, length: int, *, seed: int = 0, scale: float
 
 
 def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) -> Head:
-    """The head in float64, its parameters near their start but not at it."""
+    """The head in float64, its parameters near their start but not at it; frozen, as most laws ask for no gradients."""
     head = Head(spec, shape).double()
     generator = torch.Generator().manual_seed(seed)
     for module in head.modules():
@@ -202,7 +202,7 @@ def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) ->
     with torch.no_grad():
         for parameter in head.parameters():
             parameter += noise * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return head
+    return head.requires_grad_(False)
 
 
 def run(head: Head, given: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:

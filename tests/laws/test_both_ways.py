@@ -35,7 +35,7 @@ HEADS = every_encoder()
 
 
 def gradients(spec: HeadSpec, data: Inputs, backend: str) -> list[torch.Tensor]:
-    head = built(spec, SHAPE)
+    head = built(spec, SHAPE).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in data.tensors]
     output, _ = run(head, Inputs(*leaves, data.tokens), backend=backend)
     (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)).sum().backward()

@@ -19,7 +19,7 @@ LENGTH = 70
 
 def gradients(spec: HeadSpec, given_: Inputs, backend: str) -> list[torch.Tensor]:
     """Of a random functional of the output, by every input and parameter."""
-    head = built(spec, SMALL.shape(4))
+    head = built(spec, SMALL.shape(4)).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in given_.tensors]
     output, _ = run(head, Inputs(*leaves, given_.tokens), backend=backend)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)

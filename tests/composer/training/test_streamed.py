@@ -67,6 +67,18 @@ def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -
     return out.with_name("out.run")
 
 
+@pytest.fixture(scope="module")
+def stopped_late(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended in its last layer."""
+    return stopped(three, tmp_path_factory.mktemp("stopped") / "out", texts, 2)
+
+
+@pytest.fixture
+def late(stopped_late: Path, tmp_path: Path) -> Path:
+    """The same as this test's own, to go on with."""
+    return shutil.copytree(stopped_late, tmp_path / stopped_late.name)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool) -> None:
     """Stopped in its first, and in its last layer. Under autocast projections are in bfloat16, also those of the teacher's walk,
@@ -129,22 +141,21 @@ def miscount(path: Path) -> None:
     ],
 )
 def test_what_is_damaged_is_made_anew(
-    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
+    three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
 ) -> None:
-    folder, told = stopped(three, tmp_path / "out", texts, 2), []
-    damage(folder / name)
+    told: list[str] = []
+    damage(late / name)
     run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
     assert same(wanted, tmp_path / "out")
-    assert [f"{folder / name} is damaged, and is made anew" in said for said in told[1:]] == [True] * (damage != Path.unlink)
+    assert [f"{late / name} is damaged, and is made anew" in said for said in told[1:]] == [True] * (damage != Path.unlink)
 
 
 def test_a_layer_of_which_nothing_is_left_is_trained_again(
-    three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]
+    three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]
 ) -> None:
     """From the embeddings on: what the newest file holds is for a later layer."""
-    folder = stopped(three, tmp_path / "out", texts, 2)
-    (folder / "layer-0.safetensors").unlink()
-    shutil.rmtree(folder / "transfer 0")
+    (late / "layer-0.safetensors").unlink()
+    shutil.rmtree(late / "transfer 0")
     run(three, tmp_path / "out", texts, resume=True, **STREAM)
     assert same(wanted, tmp_path / "out")
 
