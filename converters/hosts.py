@@ -51,6 +51,9 @@ LINES: Mapping[str, Line] = {
     "seed_oss": Line(head_dim=128),
 }
 
+LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "opt"})
+"""Families with a vector for each position."""
+
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
 COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
 MIXED = "it has states of its own beside attention, in layers that are none"
@@ -89,6 +92,10 @@ class Host(Sizes):
     attention: str
     refused: str | None = None
     """Why heads cannot stand in it, where they cannot; it still can be run as it is, beside others."""
+
+    @property
+    def learns_positions(self) -> bool:
+        return self.config["model_type"] in LEARNED
 
 
 def host_family(model_type: str) -> Family:

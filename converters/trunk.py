@@ -55,6 +55,11 @@ class Sizes:
     dtype: Dtype
     labels: int | None = None
 
+    @property
+    def learns_positions(self) -> bool:
+        """Whether it has a vector for each position, and so none beyond ``max_positions``."""
+        return False
+
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:
             raise ConfigError(
@@ -90,6 +95,10 @@ class Trunk(Sizes):
     mlp: MLP = "gated"
     position_embedding: PositionEmbedding = "none"
     dropout: float = 0.0
+
+    @property
+    def learns_positions(self) -> bool:
+        return self.position_embedding == "learned"
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Trunk) if field.default is not MISSING}

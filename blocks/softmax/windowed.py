@@ -60,7 +60,7 @@ def windowed(
 
     at_once = max(SPAN // block, 1)
     spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, kind))), strict=True)
-    answers = zip(*(_answered(*span, softcap) for span in spans), strict=True)
+    answers = zip(*(_answered(asking, near, held, hiding, softcap) for asking, near, held, hiding in spans), strict=True)
     output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
     return Partial(output.to(query.dtype), lse, maximum=largest)
 

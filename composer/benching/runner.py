@@ -158,7 +158,7 @@ def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Seq
     """Raises BenchError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for one in opened:
         trunk = one.source.trunk
-        if trunk.position_embedding != "learned":
+        if not trunk.learns_positions:
             continue
         more = steps + 1
         for option, longest, most in (

@@ -160,7 +160,7 @@ def _check_room(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths
     """Raises EvaluationError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
     for subject in subjects:
         trunk = subject.source.trunk
-        if trunk.position_embedding != "learned" or not lengths:
+        if not trunk.learns_positions or not lengths:
             continue
         more = MORE if any(one.task.scored == "written" for one in asked) else 0
         if lengths[-1] + more > trunk.max_positions:

@@ -85,7 +85,7 @@ class ComposedHeads(nn.Module):
         queries, keys, values = (self.split(states) for states in (query, key, value))
         outputs, carried = [], {}
         for name, *projected in zip(self._names, queries, keys, values, strict=True):
-            head = self._modules[name]
+            head = cast("Head", self._modules[name])
             output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._named(name, new)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blocks.positions import Llama3Scaling
 from composer.errors import SourceError
 from composer.spec.resolve import Dimensions
@@ -31,5 +33,5 @@ def dimensions(trunk: Sizes) -> Dimensions:
     )
 
 
-def _sizes(trunk: Sizes) -> dict[str, int]:
+def _sizes(trunk: Sizes) -> dict[str, Any]:
     return {name: getattr(trunk, name) for name in ("hidden_size", "layers", "heads", "key_heads", "head_dim")}

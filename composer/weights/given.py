@@ -23,7 +23,7 @@ from converters.errors import ConverterError
 from converters.lolcats import MAP, Lolcats, Stored, as_published, read_lolcats
 from converters.shard import BYTES, Tensor
 from converters.source import Source
-from converters.trunk import Dtype
+from converters.trunk import Dtype, Trunk
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +128,8 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
     if lora is None:
         why = "a recipe with `finetune: {lora: {rank: …, alpha: …}}` says what they are to be multiplied by, and this one does not"
         return {}, [f"{len(keys)} adapters: {why}"]
+    if not isinstance(source.trunk, Trunk):
+        return {}, [f"{len(keys)} adapters: they are for Llama's matrices, and {source.folder} is of another family"]
     shapes = expected_tensors(source.trunk)
     wanted = [(layer, f"{target}_proj") for layer in range(source.trunk.layers) for target in lora.targets]
     products, misshapen = {}, []
