@@ -6,7 +6,7 @@ Nothing here names a part, beyond what stands around the one that is looked at.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -129,6 +129,11 @@ def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
         if resolved.direction == direction:
             heads |= {f"{name}.yaml: {head}": spec for head, spec in resolved.heads.items()}
     return heads
+
+
+def once(law: Callable[..., None]) -> Callable[..., None]:
+    """A law that has held is not asked again of the same head, which may be there by several names; one that has not, is."""
+    return functools.cache(law)
 
 
 def steady(spec: HeadSpec) -> HeadSpec:

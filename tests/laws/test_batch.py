@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, pieces, run
+from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, once, pieces, run
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -32,6 +32,7 @@ def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, 
     return replace(data, tokens=Tokens(position, segment)), documents
 
 
+@once
 def assert_documents_apart(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], split: tuple[int, ...]) -> None:
     head = built(spec, shape)
     row, documents = packed(shape, length, bounds)
@@ -50,6 +51,7 @@ def assert_documents_apart(spec: HeadSpec, shape: Shape, length: int, bounds: tu
     close(run(head, following, state)[0], run(head, following, last)[0])
 
 
+@once
 def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...], backend: str) -> None:
     """Ragged rows, real tokens first, then a second call: each row is as if it had been alone."""
     head, longest = built(spec, shape), max(lengths)

@@ -12,8 +12,9 @@ from blocks.memories.full import Full
 from blocks.memories.sparse import Sparse
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
+from composer.model.head import Head
 from composer.spec.explain import state_bytes, state_size
-from tests.laws.cases import SHAPES, SMALL, Inputs, built, coarse, every_head, every_part, inputs, run, steady
+from tests.laws.cases import SHAPES, SMALL, Inputs, built, coarse, every_head, every_part, inputs, once, run, steady
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -30,38 +31,25 @@ for _name, _head in ((name, coarse(steady(head))) for name, head in PARTS.items(
         ENDLESS[_name] = _head
 
 
-def measured(spec: HeadSpec, shape: Shape, length: int, dtype: torch.dtype) -> int:
+def measured(head: Head, shape: Shape, length: int, dtype: torch.dtype) -> int:
     """Bytes of what one row hands on."""
-    _, state = run(built(spec, shape).to(dtype), inputs(shape, 2, length).to(dtype))
+    _, state = run(head, inputs(shape, 2, length).to(dtype))
     return sum(tensor.nbytes for tensor in state.values()) // 2
 
 
-def assert_size(spec: HeadSpec, shape: Shape, length: int, dtype: str) -> None:
-    graph = build_graph(spec, shape)
-    assert measured(spec, shape, length, getattr(torch, dtype)) == state_bytes(state_size(graph, length), dtype)
+@once
+def assert_size(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...], dtype: str) -> None:
+    graph, head = build_graph(spec, shape), built(spec, shape).to(getattr(torch, dtype))
+    for length in lengths:
+        assert measured(head, shape, length, getattr(torch, dtype)) == state_bytes(state_size(graph, length), dtype)
     if not any(isinstance(memory, Full) for memory in spec.memory):
         assert state_size(graph, 90) == state_size(graph, 10**9)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", HEADS)
-def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
-    for length in (1, 20, 90):
-        for dtype in DTYPES:
-            assert_size(HEADS[name], SHAPES[shape], length, dtype)
-
-
-@given(drawn=random_heads(), length=st.integers(1, 90), dtype=st.sampled_from(DTYPES))
-@settings(deadline=None)
-def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
-    assert_size(*drawn, length, dtype)
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_logits_of_fifty_stay_in_range(name: str) -> None:
-    """Queries and keys whose coordinates (the logits of feature maps) and products reach ±50, in float32."""
+@once
+def assert_in_range(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
-    head, data = built(steady(HEADS[name]), shape, noise=0.0), inputs(shape, 2, 70)
+    head, data = built(spec, shape, noise=0.0), inputs(shape, 2, 70)
     query, key = (tensor * (50 / tensor.abs().max()) for tensor in (data.query, data.key))
     exact = Inputs(data.hidden, query / 2, key / 2, data.value, data.tokens)
     for given_ in (Inputs(data.hidden, query, key, data.value, data.tokens), exact):
@@ -73,16 +61,40 @@ def test_logits_of_fifty_stay_in_range(name: str) -> None:
         assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves)
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_bfloat16_stays_close(name: str) -> None:
-    """Both sides start from rounded inputs; what bfloat16 adds is within 3 % of the output, as a root mean square."""
+@once
+def assert_close_in_bfloat16(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
-    head = built(steady(HEADS[name]), shape).bfloat16()
+    head = built(spec, shape).bfloat16()
     data = inputs(shape, 2, 70).to(torch.bfloat16)
     found, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
     assert found.dtype == torch.bfloat16
     assert (found.double() - expected).norm() <= 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", HEADS)
+def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
+    for dtype in DTYPES:
+        assert_size(HEADS[name], SHAPES[shape], (1, 20, 90), dtype)
+
+
+@given(drawn=random_heads(), length=st.integers(1, 90), dtype=st.sampled_from(DTYPES))
+@settings(deadline=None)
+def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
+    assert_size(*drawn, (length,), dtype)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_fifty_stay_in_range(name: str) -> None:
+    """Queries and keys whose coordinates (the logits of feature maps) and products reach ±50, in float32."""
+    assert_in_range(steady(HEADS[name]))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_bfloat16_stays_close(name: str) -> None:
+    """Both sides start from rounded inputs; what bfloat16 adds is within 3 % of the output, as a root mean square."""
+    assert_close_in_bfloat16(steady(HEADS[name]))
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head.output is not None])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from tests.laws.cases import SHAPES, SMALL, Inputs, built, every_head, inputs, run, steady
+from tests.laws.cases import SHAPES, SMALL, Inputs, built, every_head, inputs, once, run, steady
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -28,6 +28,7 @@ def gradients(spec: HeadSpec, given_: Inputs, backend: str) -> list[torch.Tensor
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted]
 
 
+@once
 def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
     shape = SHAPES[shape_name]
     head, data = built(spec, shape), inputs(shape, 2, length)
@@ -38,6 +39,22 @@ def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
     assert expected.abs().max() > 1e-3, "an output that is always zero proves nothing"
 
 
+@once
+def assert_same_gradients(spec: HeadSpec) -> None:
+    data = inputs(SMALL.shape(4), 2, LENGTH)
+    for found, expected in zip(gradients(spec, data, "torch"), gradients(spec, data, "reference"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@once
+def assert_close_in_float32(spec: HeadSpec) -> None:
+    shape = SMALL.shape(4)
+    head, data = built(spec, shape), inputs(shape, 2, LENGTH)
+    expected, _ = run(head, data, backend="reference")
+    found, _ = run(head.float(), data.to(torch.float32))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", HEADS)
 def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
@@ -46,18 +63,12 @@ def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_the_gradients_are_the_definitions(name: str) -> None:
-    data = inputs(SMALL.shape(4), 2, LENGTH)
-    for found, expected in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    assert_same_gradients(HEADS[name])
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_float32_stays_close_to_float64(name: str) -> None:
-    shape = SMALL.shape(4)
-    head, data = built(steady(HEADS[name]), shape), inputs(shape, 2, LENGTH)
-    expected, _ = run(head, data, backend="reference")
-    found, _ = run(head.float(), data.to(torch.float32))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    assert_close_in_float32(steady(HEADS[name]))
 
 
 @given(drawn=random_heads(), length=st.integers(1, 90))
