@@ -129,7 +129,7 @@ class Rope(Position):
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
         position = position if position.dim() == 3 else position[..., None]
         compute = _frequencies if torch.compiler.is_compiling() else _frequencies_once
-        angles = position[..., None].float() * compute(self, like.shape[-1], like.device)
+        angles = position[..., None].float() * compute(self, like.shape[-1], like.device)  # pyright: ignore[reportArgumentType] - frozen
         return torch.cat((angles, angles), dim=-1).cos().to(like.dtype), torch.cat((-angles, angles), dim=-1).sin().to(like.dtype)
 
     @property
