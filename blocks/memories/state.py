@@ -107,8 +107,7 @@ class StateMemory(Recurrent):
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif shape.exponential:
             rest = log_decay, segment, state["maximum"]
-            one = key is None or recurrence.decode
-            stable = stabilise_one(query, key, *rest) if one else stabilise(query, key, *rest)
+            stable = stabilise_one(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
