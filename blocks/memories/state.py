@@ -92,8 +92,9 @@ class StateMemory(Recurrent):
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        grouped = pairs is not None and pairs.together >= SHORTEST_GROUP and log_decay is None and not call.shape.exponential
-        if grouped and recurrence.backend == TORCH and not recurrence.decode:
+        plain = log_decay is None and not call.shape.exponential and recurrence.backend == TORCH and not recurrence.decode
+        # Without arrivals a pair falls at each token, however many may fall at once.
+        if plain and pairs is not None and pairs.arrival is not None and pairs.together >= SHORTEST_GROUP:
             run = partial(together, arrival=pairs.arrival, size=pairs.together)
             return self.recur(call, query, pairs, None, replace(recurrence, run=run))
         return super().recall(call, query, pairs, log_decay, recurrence)
@@ -122,7 +123,8 @@ class StateMemory(Recurrent):
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif shape.exponential:
-            stable = (stabilise_one if recurrence.decode else stabilise)(query, key, log_decay, segment, state["maximum"])
+            rest = log_decay, segment, state["maximum"]
+            stable = stabilise_one(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:

@@ -22,7 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.part import State
 from composer.model.cache import ComposedCache, StateLayer
-from composer.model.heads import ComposedHeads
+from composer.model.heads import Asked, ComposedHeads
 
 INTERFACE = "composed"
 
@@ -73,6 +73,7 @@ class ComposedAttention(nn.Module):
     """Stands in front of a host's class of attention, which is the next one in the order of its bases."""
 
     composed: ComposedHeads
+    asked: Asked
     layer: int
     listener: Callable[[Question, Mapping[str, Any], Tensor], None] | None = None
     """Told of every call: the question, what else the host has called it with, and what it gives back."""
@@ -142,7 +143,7 @@ class ComposedAttention(nn.Module):
 
     def _projected(self, inputs: list[Tensor], projection: nn.Module, *_: Any) -> Tensor:
         """Each group's own columns of the projection of what the group mixes."""
-        whole = [type(projection).forward(projection, one).unflatten(2, (-1, self.composed.head_dim)) for one in inputs]
+        whole = [type(projection).forward(projection, one).unflatten(2, (-1, self.asked.head_dim)) for one in inputs]
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(whole)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:

@@ -47,7 +47,6 @@ class ComposedHeads(nn.Module):
     def __init__(self, resolved: Resolved, layer: int, asked: Asked, turning: Turning | None) -> None:
         """asked, turning: what the host's layer asks of its heads, and how it turns queries and keys, if it does."""
         super().__init__()
-        self.key_heads, self.head_dim = asked.key_heads, asked.head_dim
         self._groups, first = resolved.layers[layer], 0
         self._names: dict[str, dict[str, str]] = {}
         """Of each head's state, the names that its tensors have in the layer's."""
@@ -57,11 +56,11 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head.slots}
             first += group.heads
-        self.mixes = any(head.mixes for head in self._heads())
+        self._mixes = any(head.mixes for head in self._heads())
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
-        if not self.mixes:
+        if not self._mixes:
             return [hidden] * len(self._groups), {}
         inputs, carried = [], {}
         for name, head in zip(self._names, self._heads(), strict=True):
@@ -84,8 +83,7 @@ class ComposedHeads(nn.Module):
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
         queries, keys, values = (self.split(states) for states in (query, key, value))
         outputs, carried = [], {}
-        for name, *projected in zip(self._names, queries, keys, values, strict=True):
-            head = cast("Head", self._modules[name])
+        for name, head, *projected in zip(self._names, self._heads(), queries, keys, values, strict=True):
             output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._named(name, new)

@@ -77,14 +77,14 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
             turnings[kind] = _turning(rotary, host, kind)
         _check(base, index, asked, resolved)
         heads = ComposedHeads(resolved, index, asked, turnings.get(kind) if asked.turns else None)
-        if heads.mixes and not hasattr(attention, "q_proj"):
+        if any(head.mixes for head in heads.children()) and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {type(base).__name__} projects queries, keys and values at once, so nothing can mix what "
                 "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
         attention.config = _asking(attention.config, INTERFACE)
-        attention.layer, attention.composed = index, heads
+        attention.layer, attention.asked, attention.composed = index, asked, heads
 
 
 def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:

@@ -172,7 +172,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     Answers are linear in the values, so those to unit vectors are the weights, as many of them at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
-    width, heads = attention.composed.head_dim, attention.composed.key_heads
+    width, heads = attention.asked.head_dim, attention.asked.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))

@@ -80,6 +80,8 @@ class Opened:
             kind = getattr(torch, dtype or self.source.trunk.dtype)
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, trust_remote_code=False)
             return model.to(device).requires_grad_(False).eval()
+        except ValueError as error:
+            raise self.refusal(f"transformers cannot open {self.reference}: {error}") from error
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise

@@ -26,7 +26,7 @@ SIZES = {"lolcats": [0], "lolcats-workshop": [0], "lola": [0, 1], "latte-macchia
 LENGTH = 9
 
 
-@pytest.fixture(params=SPECS.values(), ids=SPECS.keys(), scope="module")
+@pytest.fixture(params=SPECS.values(), ids=list(SPECS), scope="module")
 def model(request: pytest.FixtureRequest):
     spec, *said = request.param
     return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *said)
