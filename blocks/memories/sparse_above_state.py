@@ -149,11 +149,17 @@ class Falling:
 
 def _joined(fallen: list[Features], together: int) -> Features:
     """All that fell, in its order; one a token, in its own column."""
-    key, value, present, arrival, rate = (
-        torch.cat(of, dim=1) if all(one is not None for one in of) else None
-        for of in zip(*((each.key, each.value, each.present, each.arrival, each.rate) for each in fallen), strict=True)
+    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in fallen), strict=True))
+    others = zip(*((each.present, each.arrival, each.rate) for each in fallen), strict=True)
+    present, arrival, rate = ([of for of in every if of is not None] for every in others)
+    return Features(
+        key,
+        value,
+        torch.cat(present, dim=1),
+        torch.cat(arrival, dim=1) if together > 1 else None,
+        torch.cat(rate, dim=1) if rate else None,
+        together,
     )
-    return Features(key, value, present, None if together == 1 else arrival, rate, together)
 
 
 def _answer(

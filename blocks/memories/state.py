@@ -92,8 +92,8 @@ class StateMemory(Recurrent):
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        grouped = pairs is not None and pairs.together >= SHORTEST_GROUP and log_decay is None and not call.shape.exponential
-        if grouped and recurrence.backend == TORCH and not recurrence.decode:
+        plain = log_decay is None and not call.shape.exponential and recurrence.backend == TORCH and not recurrence.decode
+        if plain and pairs is not None and pairs.arrival is not None and pairs.together >= SHORTEST_GROUP:
             run = partial(together, arrival=pairs.arrival, size=pairs.together)
             return self.recur(call, query, pairs, None, replace(recurrence, run=run))
         return super().recall(call, query, pairs, log_decay, recurrence)
