@@ -10,15 +10,16 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
+from blocks.memories.below import selected
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import STEP, Attention, Sparse, selected
+from blocks.memories.sparse import STEP, Attention, Sparse
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
 from blocks.softmax import native, native_fits, single
 
 
 class Falling:
-    """``blocks.memories.sparse.Below`` for one call.
+    """``blocks.memories.below.Below`` for one call.
 
     The cache chooses by what it sees, and a choice has no gradient: for its looks the state takes the pairs without one, and
     only when it is looked at. The tokens' answers come from one call over all the pairs.
@@ -34,9 +35,10 @@ class Falling:
         self.seen, self.groups = state.call.state, 0
         self.fallen: list[Features] = []
         self.falls: list[tuple[Tensor, Tensor, Tensor]] = []
+        plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
         # A step of decode looks once.
-        again = features.query.shape[1] > 1 and decay is None and state.call.tokens.segment is None
-        self.looks = self.memory.looks(self.seen) if again else None
+        self.looks = self.memory.looks(self.seen) if plain and features.query.shape[1] > 1 else None
+        self.looked: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
         """The pairs' keys as the state sees them."""
@@ -46,16 +48,16 @@ class Falling:
         """These pairs are asked for, and some of them fall, until others are."""
         self._settle()
         self.pairs = self.memory.mapped(keys, pairs)
-        if self.looks is not None:
-            with torch.no_grad():
-                self.looks.look(self.pairs)
 
     def reach(self, column: Tensor) -> None:
         """Take what fell last, and let time pass up to this column, without its decay."""
         segment = self.call.tokens.segment
-        if self.looks is not None:
-            return
         with torch.no_grad():
+            if self.looks is not None:
+                if self.looked is not self.pairs:
+                    self.looks.look(self.pairs)
+                self.looked = self.pairs
+                return
             last, before = self._last(), torch.full_like(column, -1)
             if last is not None:
                 assert last.arrival is not None
@@ -77,7 +79,7 @@ class Falling:
         """Let some of the pairs, where they are there, fall in at the token in this column."""
         self.groups += 1
         self.falls.append((index, there, column[:, None].expand(index.shape[:2])))
-        if self.looks is not None:
+        if self.looks is not None and self.looked is self.pairs:
             with torch.no_grad():
                 self.looks.fall(index, there)
 
@@ -147,11 +149,17 @@ class Falling:
 
 def _joined(fallen: list[Features], together: int) -> Features:
     """All that fell, in its order; one a token, in its own column."""
-    key, value, present, arrival, rate = (
-        torch.cat(of, dim=1) if all(one is not None for one in of) else None
-        for of in zip(*((each.key, each.value, each.present, each.arrival, each.rate) for each in fallen), strict=True)
+    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in fallen), strict=True))
+    others = zip(*((each.present, each.arrival, each.rate) for each in fallen), strict=True)
+    present, arrival, rate = ([of for of in every if of is not None] for every in others)
+    return Features(
+        key,
+        value,
+        torch.cat(present, dim=1),
+        torch.cat(arrival, dim=1) if together > 1 else None,
+        torch.cat(rate, dim=1) if rate else None,
+        together,
     )
-    return Features(key, value, present, None if together == 1 else arrival, rate, together)
 
 
 def _answer(

@@ -29,7 +29,7 @@ def together(
     place = arrival[:, ::size] % size
     pieces = zip(spans(query.shape[1], span, segment, query, key, value), place.split(span // size, dim=1), strict=True)
     for (*inputs, document), falls in pieces:
-        output, state = _span(*inputs, falls, document, state)
+        output, state = _span(*inputs, falls=falls, segment=document, state=state)
         outputs.append(output)
     return torch.cat(outputs, dim=1), state
 

@@ -132,7 +132,8 @@ class Beneath:
     ) -> None:
         self.memory, self.query, self.tokens, self.held, self.form = memory, features(query), tokens, held, form
         self.dtype = query.dtype
-        self.together, self.fallen, self.seen = together, [], dict(held)
+        self.together, self.seen = together, dict(held)
+        self.fallen: list[tuple[Tensor, ...]] = []
 
     def map(self, pairs: Pairs) -> Tensor:
         return features(pairs.mappable(NoPosition()))
@@ -157,7 +158,7 @@ class Beneath:
 
     def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
         key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.asked)
-        self.fallen.append(Features(key, value, there, column[:, None].expand(key.shape[:2])))
+        self.fallen.append((key, value, there, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
         fallen = replace(self._all(self.query), together=self.together)
@@ -169,8 +170,10 @@ class Beneath:
         rows = slice(None) if row is None else slice(row, row + 1)
         batch, _, heads, _ = query.shape
         nothing = (query[:, :0], query[:, :0].to(self.dtype), torch.zeros(batch, 0, heads).bool(), torch.zeros(batch, 0).long())
-        parts = [(each.key[rows], each.value[rows], each.present[rows], each.arrival[rows]) for each in self.fallen]
-        return Features(*(torch.cat(of, dim=1) for of in zip(nothing, *parts, strict=True)))
+        key, value, present, arrival = (
+            torch.cat(of, dim=1) for of in zip(nothing, *([of[rows] for of in each] for each in self.fallen), strict=True)
+        )
+        return Features(key, value, present, arrival)
 
 
 @dataclass(frozen=True)

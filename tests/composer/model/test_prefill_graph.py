@@ -20,24 +20,25 @@ PROGRAM = """
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    small = {"lola": ["head.memory.0.size=5", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=5"]}
+    small = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
+    exported = ["softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"]
+    layers = {"alternating-delta": 2, "hybrid": 2, "mixed-heads": 2}
     for spec in shipped_specs():
         if "/" in spec or spec == "latte-bidirectional":
             continue
         torch._dynamo.reset()
-        model = Logits(composer.build(spec, llama(num_hidden_layers=2), overrides=small.get(spec, [])))
-        ids = tokens(2, 19)
+        source = llama(num_hidden_layers=layers.get(spec, 1))
+        model, ids = Logits(composer.build(spec, source, overrides=small.get(spec, []))), tokens(2, 11)
         expected = model(ids)
-        breaks = torch._dynamo.explain(model)(ids).graph_break_count
-        for found in (torch.compile(model, backend="eager")(ids), torch.export.export(model, (ids,)).module()(ids)):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-        print(spec, breaks)
+        # Strict export is the compiler's one graph, and that graph run through autograd's tracer.
+        one = torch.export.export(model, (ids,), strict=True).module() if spec in exported else None
+        one = one or torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+        torch.testing.assert_close(one(ids), expected, rtol=1e-9, atol=1e-9)
+        print(spec)
 """
 """The first call is not compiled: it lowers the heads' graphs, which is Python's work and done once."""
 
 
 def test_a_prefill_is_one_graph() -> None:
     """In a process of its own: in this one, shapes are checked at every call, which no compiler looks through."""
-    found = dict(line.split() for line in printed(PROGRAM).splitlines())
-    assert len(found) > 20
-    assert set(found.values()) == {"0"}
+    assert len(printed(PROGRAM).split()) > 20
