@@ -12,7 +12,7 @@ from composer.benching.report import BenchCell, BenchReport
 from composer.files import whole
 
 MIB = 2**20
-Figure = Callable[[BenchCell], float | None]
+Quantity = Callable[[BenchCell], float | None]
 Across = Callable[[BenchCell], int]
 
 
@@ -77,7 +77,7 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
     return figure
 
 
-def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Figure) -> None:
+def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Quantity) -> None:
     """A line a model, with a mark a cell; what had no room is left out."""
     for model in report.setting.models:
         points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]

@@ -8,7 +8,7 @@ from typing import TypeVar
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
 from composer.tables import Table
 
-Figure = TypeVar("Figure", int, float)
+Number = TypeVar("Number", int, float)
 MISSING = "–"
 OF: dict[Phase, str] = {
     "prefill": "one pass over a prompt of so many tokens",
@@ -95,7 +95,7 @@ def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     return (f"{cell.length:,}", *(found[name] for name in headers))
 
 
-def _said(value: Figure | None, say: Callable[[Figure], str]) -> str:
+def _said(value: Number | None, say: Callable[[Number], str]) -> str:
     return MISSING if value is None else say(value)
 
 
