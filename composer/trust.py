@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import MOST_CONFIG, read_json
+from converters.bounded import MOST_CONFIG, brief, read_json
 from converters.composed import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
     wanted = said.get("AutoTokenizer") if isinstance(said, Mapping) else said
     if wanted:
         raise refusal(
-            f"{folder / TOKENIZER_CONFIG} asks for code of its own (auto_map: {_shown(wanted)}), so its tokenizer cannot be read. "
+            f"{folder / TOKENIZER_CONFIG} asks for code of its own (auto_map: {brief(wanted)}), so its tokenizer cannot be read. "
             f"{_NEVER} Take a tokenizer that transformers has itself; where tokenizer.json is whole, remove `auto_map` and say "
             '"tokenizer_class": "PreTrainedTokenizerFast".'
         )
@@ -46,10 +45,10 @@ def code_in_adapter(config: Mapping[str, Any]) -> str | None:
     if not config:
         return None
     if config.get("peft_type") != "LORA":
-        return f"has adapters of the type {_shown(config.get('peft_type'))}; expected LORA, the one that is read"
+        return f"has adapters of the type {brief(config.get('peft_type'))}; expected LORA, the one that is read"
     for key in ("megatron_config", "auto_mapping", "tokenizer_kwargs"):
         if config.get(key):
-            return f"asks for code of its own ({key}: {_shown(config[key])})"
+            return f"asks for code of its own ({key}: {brief(config[key])})"
     return None
 
 
@@ -71,8 +70,3 @@ def _json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

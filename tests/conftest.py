@@ -12,6 +12,7 @@ import torch  # before blocks: only then are their tensors checked
 
 from tests.shapes import check_shapes
 
+LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_processes.py"}
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
@@ -30,7 +31,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where there is one."""
+    """Tests marked gpu run where there is one; the longest ones come first, so that no worker ends with one alone."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

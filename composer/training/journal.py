@@ -69,14 +69,13 @@ def draw(log: Path, target: Path) -> None:
     Raises TrainingError where it cannot be written.
     """
     with _writable("curve", target.parent):
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogFormatter
 
         lines = list(_lines(log))
         stages = list(dict.fromkeys(line["stage"] for line in lines))
-        figure, axes = pyplot.subplots(1, len(stages), figsize=(6 * len(stages), 4), squeeze=False, layout="constrained")
+        figure = Figure(figsize=(6 * len(stages), 4))
+        axes = figure.subplots(1, len(stages), squeeze=False)
         for axis, stage in zip(axes[0], stages, strict=True):
             own = [line for line in lines if line["stage"] == stage]
             for colour, unit in enumerate(dict.fromkeys(name for line in own for name in line.get("loss", {}))):
@@ -84,10 +83,12 @@ def draw(log: Path, target: Path) -> None:
                 axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, **style)
                 axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
             axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
+            # As numbers: powers of ten are set as formulas, which takes longer than all else of the picture.
+            axis.yaxis.set_major_formatter(LogFormatter())
+            axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
             axis.legend(fontsize="small")
         with whole(target) as partial:
             figure.savefig(partial, dpi=120, format="png")
-        pyplot.close(figure)
 
 
 def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int], list[float]]:

@@ -110,7 +110,7 @@ def test_messages_show_the_beginning_of_what_is_long():
     assert listed(map(str, range(1000))).endswith(", 19, and 980 more")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a\0b", "x" * 5000, "/dev/zero", "../single/model.safetensors"])
 def test_what_no_file_can_be_called_is_refused_in_words(sharded: Path, name: str):
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["lm_head.weight"] = name
