@@ -17,9 +17,9 @@ from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.lowering import AUTO
+from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
-from composer.spec.resolve import Dimensions
 from composer.spec.shipped import shipped_specs
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model

@@ -19,12 +19,13 @@ from pydantic import BaseModel, Field, PositiveInt, model_validator
 from blocks.legend import Shape
 from blocks.operation import Kind
 from blocks.part import Closed
-from blocks.positions import Llama3Scaling, NoPosition
+from blocks.positions import NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.graph.rules import RESERVED, checked_graph
+from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
@@ -33,34 +34,6 @@ from composer.spec.trunk import TrunkSpec
 
 SOURCE = "source"
 """What layers use that are to stay as the source has them: softmax, under all that the model around it asks for."""
-
-ATTENTION = "model.layers.{layer}.self_attn"
-
-
-class Dimensions(Closed):
-    """What a source model, or the spec's own trunk, brings to its heads."""
-
-    hidden_size: PositiveInt
-    layers: PositiveInt
-    heads: PositiveInt
-    key_heads: PositiveInt
-    head_dim: PositiveInt
-    rope_theta: float | None
-    """None: the source turns in a way of its own, which its own code computes."""
-    rope_scaling: Llama3Scaling | None = None
-    attention: str = Field(default=ATTENTION, exclude_if=lambda said: said == ATTENTION)
-    """The name of a layer's attention in the model, with ``{layer}`` for its index."""
-
-    @model_validator(mode="after")
-    def _heads_share_evenly(self) -> Self:
-        if self.heads % self.key_heads:
-            raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
-        return self
-
-    def shape(self, heads: int) -> Shape:
-        """The shape of a group of ``heads`` query heads, which take whole key groups."""
-        key_heads = heads * self.key_heads // self.heads
-        return Shape(hidden_size=self.hidden_size, heads=heads, key_heads=key_heads, head_dim=self.head_dim)
 
 
 class Group(Closed):

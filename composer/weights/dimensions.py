@@ -6,7 +6,7 @@ from typing import Any
 
 from blocks.positions import Llama3Scaling
 from composer.errors import SourceError
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from converters.hosts import Host
 from converters.trunk import Sizes, Trunk
 

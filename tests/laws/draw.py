@@ -20,7 +20,7 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind
 from composer.errors import GraphError, SpecError
 from composer.graph.composition import HeadSpec
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from tests.laws.cases import complete
 
 LEFT_OUT = {"name", "weight", "evict", "scaling", "both_ways"}

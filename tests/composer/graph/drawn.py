@@ -8,7 +8,7 @@ from typing import Any
 from blocks.scores import SCORES
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from tests.composer.graph.heads import resolved
 
 STACKS = [

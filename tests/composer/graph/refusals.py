@@ -8,7 +8,7 @@ import pytest
 
 from composer.errors import GraphError, SpecError
 from composer.model.head import Head
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from tests.composer.graph.heads import SIZE, resolved
 
 Case = tuple[dict[str, Any], str | tuple[str | int, ...], str, dict[str, Any]]

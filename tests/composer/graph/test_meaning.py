@@ -14,7 +14,7 @@ from torch import Tensor
 from blocks.flow import Tokens
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head, PartModule
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from tests.composer.graph.by_hand import Document
 from tests.composer.graph.drawn import STACKS, meaningful
 from tests.composer.graph.heads import resolved

@@ -9,7 +9,7 @@ from blocks.memories.state import StateMemory
 from composer.errors import GraphError
 from composer.graph.rules import RESERVED, checked_graph
 from composer.model.head import Head
-from composer.spec.resolve import Dimensions
+from composer.spec.dimensions import Dimensions
 from tests.composer.graph.heads import SIZE, resolved
 from tests.composer.graph.refusals import Case, assert_refused, refused
 

@@ -1,0 +1,76 @@
+"""A model's own rotation turns as its code does, also at positions of their own for each head, and can be turned back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.flow import Tokens
+from blocks.positions import NoPosition, Rope
+from blocks.rotation import HostRotation, Turning
+
+ROPE = Rope(theta=100.0)
+
+
+def turning(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Turning:
+    """Of the first ``width`` coordinates, in halves or in pairs of neighbours; tables times a factor, as YaRN has it."""
+
+    def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        angle = position[..., None].float() * ROPE.frequencies(width)
+        angle = angle.repeat_interleave(2, -1) if neighbours else torch.cat((angle, angle), -1)
+        return factor * angle.cos().to(like.dtype), factor * angle.sin().to(like.dtype)
+
+    def apply(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        turned, rest = states[..., :width], states[..., width:]
+        if neighbours:
+            crossed = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+        else:
+            crossed = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), -1)
+        return torch.cat((turned * cosine[:, :, None] + crossed * sine[:, :, None], rest), -1)
+
+    return Turning(tables, apply)
+
+
+def states(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 5, 3, 8, generator=generator, dtype=dtype), torch.arange(3, 8).expand(2, 5)
+
+
+def test_it_turns_as_rope_where_that_is_the_models() -> None:
+    inputs, position = states()
+    own = HostRotation(turning=turning(8))
+    assert torch.equal(own.rotate(inputs, position), ROPE.rotate(inputs, position))
+    assert torch.equal(own.turn(inputs, Tokens(position)), ROPE.rotate(inputs, position))
+    heads = torch.stack((position, position + 1, position + 7), dim=-1)
+    assert torch.equal(own.rotate(inputs, heads), ROPE.rotate(inputs, heads))
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 0.7])
+@pytest.mark.parametrize("width", [8, 4])
+def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
+    inputs, position = states()
+    own = HostRotation(turning=turning(width, factor, neighbours=neighbours))
+    torch.testing.assert_close(own.turned_back(own.rotate(inputs, position), position), inputs, rtol=0, atol=1e-12)
+    heads = torch.stack((position, position + 1, position + 7), dim=-1)
+    torch.testing.assert_close(own.turned_back(own.rotate(inputs, heads), heads), inputs, rtol=0, atol=1e-12)
+
+
+def test_tables_are_made_once_a_call() -> None:
+    inputs, position = states()
+    made, how = [], turning(8)
+    own = HostRotation(turning=Turning(lambda *given: made.append(1) or how.tables(*given), how.apply))
+    tokens = Tokens(position)
+    for _ in range(3):
+        own.turn(inputs, tokens)
+    assert made == [1]
+
+
+def test_a_rope_of_no_theta_is_the_models_own() -> None:
+    how = turning(8)
+    assert Rope().within(how) == HostRotation(turning=how)
+    assert Rope().within(None) == NoPosition()
+    assert ROPE.within(how) is ROPE
+    assert NoPosition().within(how) == NoPosition()
+    assert HostRotation(turning=how).base != HostRotation(turning=turning(8)).base
