@@ -29,7 +29,6 @@ class HostRotation(Position):
 
     equation: ClassVar[str] = "R_t q, R_s k"
     source: ClassVar[str] = "the model's own code"
-    kind: str = "rope"
     turning: Any
     """A ``Turning``; heads with one and the same turn alike."""
 

@@ -20,7 +20,7 @@ from composer.training import streamed
 from composer.training.loop import StepProgress
 from composer.training.spill import Spill
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run
-from tests.composer.training.stages import StoppedError
+from tests.composer.training.streams import STREAM, same, stopped
 from tests.composer.training.test_killed import ending, forked, killed_at, small_files
 from tests.composer.weights.students import weights
 
@@ -31,7 +31,6 @@ MIXED: dict[str, Any] = {
     "layers": [{"at": [0, 2], "use": "tiny"}, {"at": [1], "use": "exact"}],
     "recipe": RECIPE,
 }
-STREAM: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_seconds": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +46,6 @@ def wanted(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -
     out = tmp_path_factory.mktemp("wanted") / "out"
     run(three, out, texts, which="transfer")
     return weights(out)
-
-
-def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
-    found = weights(out)
-    assert found.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
-    return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
-
-
-def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
-    """The folder of a run that ended in the third step of a layer."""
-
-    def watch(step: StepProgress) -> None:
-        if (step.stage, step.step) == (f"transfer {layer}", 3):
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        run(student, out, texts, watch=watch, **options, **STREAM)
-    return out.with_name("out.run")
 
 
 @pytest.fixture(scope="module")

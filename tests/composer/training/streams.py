@@ -1,0 +1,34 @@
+"""Streamed runs: how they are asked for, how one is stopped in a layer, and whether it ends as it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.training.loop import StepProgress
+from tests.composer.training.runs import run
+from tests.composer.training.stages import StoppedError
+from tests.composer.weights.students import weights
+
+STREAM: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_seconds": 0.0}
+
+
+def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
+    found = weights(out)
+    assert found.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
+    return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
+def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
+    """The folder of a run that ended in the third step of a layer."""
+
+    def watch(step: StepProgress) -> None:
+        if (step.stage, step.step) == (f"transfer {layer}", 3):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(student, out, texts, watch=watch, **options, **STREAM)
+    return out.with_name("out.run")
