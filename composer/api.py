@@ -83,7 +83,11 @@ def build(
         refuse_code(opened.folder, BuildError)
         kind = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
-        model, share = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False), True
+        try:
+            model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
+        except ValueError as error:
+            raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
+        share = True
     else:
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForSequenceClassification,
 )
 
+from composer.errors import BuildError
 from composer.model import own
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.configuration import OWN, PREFIX, ComposedConfig, configuration_of
@@ -47,6 +48,8 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """The configuration and the language model of composed models whose host has this model type."""
     configuration = configuration_of(host)
     plain = CONFIG_MAPPING[host]
+    if plain not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise BuildError(f'transformers has no language model of the family "{host}"')
     bare: Any = MODEL_MAPPING[plain]
     language: Any = MODEL_FOR_CAUSAL_LM_MAPPING[plain]
     base, model = cast("Any", composed_model(bare)), cast("Any", composed_causal(language))

@@ -84,11 +84,11 @@ class Head(nn.Module):
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self._compiled, self._place = compiled(head, shape), place
-        self.printed: str = AUTO
+        self._printed: str = AUTO
         """The backend whose program ``print`` shows."""
-        self.slots = self._compiled.graph.slots
+        self._slots = self._compiled.graph.slots
         """The tensors of its state, for one batch row."""
-        self.mixes = bool(self._compiled.graph.before_projections())
+        self._mixes = bool(self._compiled.graph.before_projections())
         """Something stands before the projections of queries and keys."""
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
@@ -101,7 +101,7 @@ class Head(nn.Module):
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
-        if not self.mixes:
+        if not self._mixes:
             return hidden, {}
         program = self._program(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
@@ -130,11 +130,11 @@ class Head(nn.Module):
         kinds = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
         return {
             name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype], device=device)
-            for name, slot in self.slots.items()
+            for name, slot in self._slots.items()
         }
 
     def extra_repr(self) -> str:
         """The program, as it runs on a CPU in prefill, and where decode is otherwise."""
-        program, decode = self._compiled.both(self.printed, Setting())
+        program, decode = self._compiled.both(self._printed, Setting())
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])

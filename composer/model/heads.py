@@ -54,9 +54,9 @@ class ComposedHeads(nn.Module):
             shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap)
             head = Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first))
             self.add_module(group.head, head)
-            self._names[group.head] = {part: f"{group.head}.{part}" for part in head.slots}
+            self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
-        self._mixes = any(head.mixes for head in self._heads())
+        self._mixes = any(head._mixes for head in self._heads())
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""

@@ -47,7 +47,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
         self.base.backend = backend
         for module in self.modules():
             if isinstance(module, Head):
-                module.printed = backend
+                module._printed = backend
 
     @property
     def base(self) -> ComposedModel:

@@ -141,7 +141,7 @@ def test_a_head_is_printed_as_its_program() -> None:
     for line in listing(lower(build_graph(spec, SIZE.shape(4)))):
         assert line in repr(head)
     assert "In decode" in repr(head)
-    head.printed = "reference"
+    head._printed = "reference"
     assert "all pairs of a call, masked" in repr(head)
 
 
