@@ -8,10 +8,8 @@ queries and keys that are not turned: each part turns them as it needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +75,10 @@ class ComposedAttention(nn.Module):
     layer: int
     listener: Callable[[Question, Mapping[str, Any], Tensor], None] | None = None
     """Told of every call: the question, what else the host has called it with, and what it gives back."""
+    _mixed: list[Tensor] | None = None
+    """What each group's queries and keys are projected from, where heads mix it, while the host projects."""
+    _heeding: tuple[nn.Module, ...] = ()
+    _handles: tuple[Any, ...] = ()
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
         """As the host has it. Where a mask would be there is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
@@ -114,8 +116,14 @@ class ComposedAttention(nn.Module):
         if given.get("position_embeddings") is not None:
             cosine, sine = given["position_embeddings"]
             given["position_embeddings"] = question.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
-        with self._projecting(hidden, inputs):
+        if all(one is hidden for one in inputs):
             return super().forward(hidden, *_without_mask(arguments), **given)
+        self._heed()
+        self._mixed = inputs
+        try:
+            return super().forward(hidden, *_without_mask(arguments), **given)
+        finally:
+            self._mixed = None
 
     def answer(self, question: Question, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``."""
@@ -127,29 +135,36 @@ class ComposedAttention(nn.Module):
         question.heads, question.carried = heads, question.carried | carried
         return heads
 
-    @contextmanager
-    def _projecting(self, hidden: Tensor, inputs: list[Tensor]) -> Iterator[None]:
-        """Queries and keys of each group are projected from what the group mixes of the hidden states, where it does."""
-        with ExitStack() as stack:
-            if any(one is not hidden for one in inputs):
-                alike = all(one is inputs[0] for one in inputs)
-                for projection in (self.get_submodule("q_proj"), self.get_submodule("k_proj")):
-                    if alike:
-                        handle = projection.register_forward_pre_hook(lambda *_: (inputs[0],))
-                    else:
-                        handle = projection.register_forward_hook(partial(self._projected, inputs))
-                    stack.callback(handle.remove)
-            yield
+    def _heed(self) -> None:
+        """Have the projections of queries and keys, which an adapter may have replaced, look at what the groups mix."""
+        projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
+        if all(one is other for one, other in zip(projections, self._heeding, strict=False)) and self._heeding:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._heeding = projections
+        self._handles = tuple(one.register_forward_hook(self._projected) for one in projections)
 
-    def _projected(self, inputs: list[Tensor], projection: nn.Module, *_: Any) -> Tensor:
+    def _projected(self, projection: nn.Module, given: Any, answer: Tensor) -> Tensor:
         """Each group's own columns of the projection of what the group mixes."""
-        whole = [type(projection).forward(projection, one).unflatten(2, (-1, self.asked.head_dim)) for one in inputs]
-        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(whole)], dim=2).flatten(2)
+        mixed, self._mixed = self._mixed, None  # what is called in here is not to come back here
+        if mixed is None:
+            return answer
+        whole = [type(projection).forward(projection, one) for one in (mixed[:1] if _alike(mixed) else mixed)]
+        self._mixed = mixed
+        if len(whole) == 1:
+            return whole[0]
+        wide = [states.unflatten(2, (-1, self.asked.head_dim)) for states in whole]
+        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(wide)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
         cache = options.get("past_key_values", options.get("layer_past"))
         assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
         return None if cache is None else cache.state(self.layer)
+
+
+def _alike(inputs: list[Tensor]) -> bool:
+    return all(one is inputs[0] for one in inputs)
 
 
 def _attended(answer: Any) -> Tensor:
