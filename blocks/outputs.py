@@ -80,8 +80,8 @@ class GatedNorm(Norm):
         """Normalise, then open and close each coordinate."""
         logits = hidden.to(parameters["gate_bias"].dtype)
         for matrix in ("gate",) if self.rank == "full" else ("gate_down", "gate_up"):
-            logits = logits @ parameters[matrix].T
-        logits = (logits + parameters["gate_bias"]).unflatten(-1, output.shape[2:])
+            logits = torch.nn.functional.linear(logits, parameters[matrix])
+        logits = (logits + parameters["gate_bias"]).view(output.shape)
         gate = torch.nn.functional.silu(logits) if self.activation == "swish" else logits.sigmoid()
         return super().finish(parameters, output, hidden) * gate.to(output.dtype)
 

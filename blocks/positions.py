@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -127,7 +128,8 @@ class Rope(Position):
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
         position = position if position.dim() == 3 else position[..., None]
-        angles = position[..., None].float() * self.frequencies(like.shape[-1]).to(like.device)
+        compute = _frequencies if torch.compiler.is_compiling() else _frequencies_once
+        angles = position[..., None].float() * compute(self, like.shape[-1], like.device)  # pyright: ignore[reportArgumentType] - frozen
         return torch.cat((angles, angles), dim=-1).cos().to(like.dtype), torch.cat((-angles, angles), dim=-1).sin().to(like.dtype)
 
     @property
@@ -138,6 +140,17 @@ class Rope(Position):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim
+
+
+def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
+    return rope.frequencies(head_dim).to(device)
+
+
+@functools.lru_cache
+def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
+    # Whoever asks first may do so where tensors are of another kind.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        return _frequencies(rope, head_dim, device)
 
 
 def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:

@@ -63,8 +63,10 @@ class Learned(Rate):
         return 2 * shape.hidden_size * self.heads(shape)
 
     def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
-        logits = hidden.to(parameters["weight"].dtype) @ parameters["weight"].T + parameters["bias"]
-        return self.largest * logits.to(accumulating(hidden.dtype)).sigmoid()
+        weight = parameters["weight"]
+        logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, parameters["bias"])
+        rate = logits.to(accumulating(hidden.dtype)).sigmoid()
+        return rate if self.largest == 1 else self.largest * rate
 
 
 class Fixed(Rate):

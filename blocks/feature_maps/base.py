@@ -140,7 +140,8 @@ class FeatureMap(Part):
             return features
         if logarithm:
             features = (features - features.detach().amax(-1, keepdim=True)).exp()
-        return torch.nn.functional.normalize(features, dim=-1, eps=torch.finfo(features.dtype).tiny ** 0.5)
+        length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+        return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         heads = max(weight.shape[0], inputs.shape[2])

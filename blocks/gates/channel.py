@@ -56,7 +56,7 @@ class PerChannel(Gate):
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
         kind, logits = accumulating(hidden.dtype), hidden
         for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
-            logits = logits.to(parameters[matrix].dtype) @ parameters[matrix].T
+            logits = torch.nn.functional.linear(logits.to(parameters[matrix].dtype), parameters[matrix])
         # In place: what a product or a sigmoid's logarithm has made is nobody else's, and has no other use.
         decay = torch.nn.functional.logsigmoid(logits.to(kind).add_(parameters["bias"].to(kind))).div_(self.temperature)
         decay = decay.unflatten(-1, (-1, shape.features))

@@ -45,6 +45,7 @@ class PerHead(Gate):
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         kind = accumulating(hidden.dtype)
-        logits = (hidden.to(parameters["weight"].dtype) @ parameters["weight"].T).to(kind) + parameters["bias"].to(kind)
+        logits = torch.nn.functional.linear(hidden.to(parameters["weight"].dtype), parameters["weight"])
+        logits = logits.to(kind) + parameters["bias"].to(kind)
         decay = torch.nn.functional.logsigmoid(logits) / self.temperature
         return repeat_heads(decay, shape.state_heads)

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.flow import accumulating
-from blocks.legend import Float, Number, Shape, Tensor
+from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
@@ -191,7 +191,7 @@ class Memory(Part):
         """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
         kind = accumulating(inputs.dtype)
         if self.weight == "token":
-            return (inputs.to(parameters["weight"].dtype) @ parameters["weight"].T).to(kind)
+            return torch.nn.functional.linear(inputs.to(parameters["weight"].dtype), parameters["weight"]).to(kind)
         if self.weight == "learned":
             return parameters["weight"].to(kind)
         assert isinstance(self.weight, float), "a memory without a weight is not asked for it"

@@ -184,7 +184,8 @@ class Latents(Memory):
         """x_t·w_l^q and θ = x_t·w_l^k, which is -inf where there is no token."""
         kind = accumulating(inputs.dtype)
         seen = inputs.to(kind)
-        query, key = ((seen @ parameters[name].to(kind).T).unflatten(-1, (call.shape.heads, -1)) for name in ("query", "key"))
+        logits = (torch.nn.functional.linear(seen, parameters[name].to(kind)) for name in ("query", "key"))
+        query, key = (each.unflatten(-1, (call.shape.heads, -1)) for each in logits)
         if call.tokens.valid is not None:
             key = key.masked_fill(~call.tokens.valid[..., None, None], -math.inf)
         return query, key

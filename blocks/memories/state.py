@@ -122,7 +122,8 @@ class StateMemory(Recurrent):
             query, key, matrix = query.exp(), key.exp(), matrix * state["maximum"].exp()[..., None]
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif shape.exponential:
-            stable = (stabilise_one if recurrence.decode else stabilise)(query, key, log_decay, segment, state["maximum"])
+            rest = log_decay, segment, state["maximum"]
+            stable = stabilise_one(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:

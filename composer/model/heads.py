@@ -53,8 +53,7 @@ class ComposedHeads(nn.Module):
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
         queries, keys, values = (self.split(states) for states in (query, key, value))
         outputs, carried = [], {}
-        for name, *projected in zip(self._names, queries, keys, values, strict=True):
-            head = self._modules[name]
+        for name, head, *projected in zip(self._names, self._heads(), queries, keys, values, strict=True):
             output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._named(name, new)

@@ -67,7 +67,7 @@ def squeezed(lines: list[str]) -> list[str]:
 
 
 def test_lolcats() -> None:
-    (fast,) = (form for form in additive.FORMS if form.backend == "torch")
+    (fast,) = (form for form in additive.FORMS if form.backend == "torch" and not form.decode)
     assert squeezed(listing(lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))))) == [
         "pairs = pairs(key, value) # B T 2 8 key and value of each token",
         "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries against their own and the previous window",
@@ -80,10 +80,11 @@ def test_lolcats() -> None:
 
 
 def test_the_lines_of_decode_are_those_that_differ() -> None:
-    """Here the window's alone; the others are the same line, and stand once."""
+    """Here the window's and the state's; the others are the same line, and stand once."""
     program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
-        "window, window_fallen = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs"
+        "window, window_fallen = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
+        "state = state(state_features, window_fallen) # B T 4 8 torch: one step",
     ]
     assert otherwise(program, program) == []
 
@@ -148,7 +149,7 @@ def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> No
     (only,) = code_of(shipped("lolcats"))
     assert (only.head, only.heads, only.layers) == ("head", 4, (0, 1, 2, 3))
     assert only.prefill[-1] == "return output"
-    assert [line.split(" = ")[0] for line in only.decode] == ["window, window_fallen"]
+    assert [line.split(" = ")[0] for line in only.decode] == ["window, window_fallen", "state"]
     mixed = code_of(shipped("mixed-heads"), backend="reference")
     assert len(mixed) == len({(one.head, one.heads) for one in mixed})
     with pytest.raises(BuildError, match='no backend "tritn"'):

@@ -1,0 +1,91 @@
+"""A step of decode writes over the state of its cache, and of nobody else: copies, beams and gradients keep theirs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from composer.model.cache import ComposedCache
+from tests.composer.model.models import student, tokens
+
+SPECS = {
+    "a window above a state": ("lolcats",),
+    "exponential features": ("lolcats-workshop",),
+    "a cache below a sliding window": ("lola", "head.memory.0.shape=sliding"),
+    "a cache below a terraced window": ("lola",),
+    "a state that forgets": ("gla",),
+    "a normalised state that forgets, and taps": ("lawcat",),
+    "a corrected state": ("gated-delta",),
+    "latents": ("latte", "head.memory.0.size=12"),
+    "latents, a window, and a mixer": ("latte-macchiato", "head.memory.1.size=12"),
+    "everything": ("softmax",),
+}
+SIZES = {"lolcats": [0], "lolcats-workshop": [0], "lola": [0, 1], "latte-macchiato": [0]}
+LENGTH = 9
+
+
+@pytest.fixture(params=SPECS.values(), ids=list(SPECS), scope="module")
+def model(request: pytest.FixtureRequest):
+    spec, *said = request.param
+    return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *said)
+
+
+def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
+    return {f"{layer}.{name}": of for layer in range(len(cache.layers)) for name, of in cache.state(layer).tensors.items()}
+
+
+@torch.no_grad()
+def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
+    """And goes on as the first one went, over the fall of a chunk."""
+    ids = tokens(2, LENGTH + 4)
+    cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
+    kept = copy.deepcopy(cache)
+    before = {name: tensor.clone() for name, tensor in held(kept).items()}
+    steps = [model(ids[:, [column]], past_key_values=cache).logits for column in range(LENGTH, LENGTH + 4)]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in held(kept).items())
+    for column, wanted in enumerate(steps, LENGTH):
+        assert torch.equal(model(ids[:, [column]], past_key_values=kept).logits, wanted)
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(ids).logits[:, LENGTH:], rtol=1e-9, atol=1e-9)
+
+
+def test_with_gradients_nothing_is_written_over(model) -> None:
+    """The tensors of the state before are the graph's: each step leaves them as they were, and is the step without gradients."""
+    ids = tokens(2, LENGTH + 3)
+    with torch.no_grad():
+        cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
+    other = copy.deepcopy(cache)
+    for column in range(LENGTH, LENGTH + 3):
+        states = held(cache)
+        before = {name: tensor.clone() for name, tensor in states.items()}
+        found = model(ids[:, [column]], past_key_values=cache).logits
+        assert all(torch.equal(tensor, before[name]) for name, tensor in states.items())
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(ids[:, [column]], past_key_values=other).logits, rtol=1e-9, atol=1e-9)
+    found.sum().backward()
+
+
+@torch.no_grad()
+def test_beams_have_states_of_their_own(model) -> None:
+    """Two beams of one row go on apart from each other."""
+    ids = tokens(2, LENGTH + 2)
+    cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
+    cache.reorder_cache(torch.tensor([1, 1]))
+    rows = torch.stack((ids[1], torch.cat((ids[1, :LENGTH], ids[0, LENGTH:]))))
+    steps = [model(rows[:, [column]], past_key_values=cache).logits for column in (LENGTH, LENGTH + 1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(rows).logits[:, LENGTH:], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("spec", "names"), [("lolcats", ["window.key", "state.state"]), ("gated-delta", ["delta.state"]), ("latte", ["latents.state"])]
+)
+def test_a_step_moves_no_state(spec: str, names: list[str]) -> None:
+    model = student(spec, *(["head.memory.0.size=12"] if spec == "latte" else []))
+    ids = tokens(2, LENGTH + 2)
+    cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
+    model(ids[:, [LENGTH]], past_key_values=cache)
+    before = held(cache)
+    model(ids[:, [LENGTH + 1]], past_key_values=cache)
+    assert all(held(cache)[f"0.head.{name}"].data_ptr() == before[f"0.head.{name}"].data_ptr() for name in names)
