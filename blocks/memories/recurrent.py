@@ -113,6 +113,8 @@ class Recurrent(Memory):
         valid = call.tokens.valid
         if log_decay is not None and valid is not None:
             log_decay = log_decay.masked_fill(~valid.view(*valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
+        if recurrence.decode and pairs is not None and pairs.key.shape[1] == 0:
+            pairs = None
         if pairs is None and not recurrence.decode:
             pairs = nothing(query, call.shape, query.dtype)
         if pairs is None or pairs.arrival is None or recurrence.decode:

@@ -71,14 +71,12 @@ class Compiled:
         self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
     ) -> Program:
         """The same for a call with such tokens, by plain things, which are quicker to look up. dtype: torch's own."""
-        rest = documents, padded, gradients
-        if (backend, device, dtype, one_token, *rest) not in self._running:
+        key = backend, device, dtype, one_token, documents, padded, gradients
+        if key not in self._running:
             said = str(dtype).removeprefix("torch.")
-            setting = Setting(device, said, documents=documents, padded=padded, gradients=gradients)
-            # Both at once: who compiles a step of decode after a prefill finds its program made.
-            for one, program in zip((False, True), self.both(backend, setting), strict=True):
-                self._running[backend, device, dtype, one, *rest] = program
-        return self._running[backend, device, dtype, one_token, *rest]
+            setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+            self._running[key] = self.program(backend, setting)
+        return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
         """What runs there, and what runs where it is one token."""

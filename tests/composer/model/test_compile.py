@@ -32,8 +32,8 @@ PROGRAM = """
         for batch, column in ((1, 9), (4, 10)) if both else ((4, 10),):
             ids = tokens(batch, column + 1)
             caches = [model(ids[:, :column], use_cache=True).past_key_values for _ in range(2)]
-            found = compiled(ids[:, column:], past_key_values=caches[0]).logits
             expected = model(ids[:, column:], past_key_values=caches[1]).logits
+            found = compiled(ids[:, column:], past_key_values=caches[0]).logits
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         print(name)
 """
