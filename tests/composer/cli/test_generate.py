@@ -66,11 +66,16 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
         return result.stderr
 
     assert "no tokens" in message(student, "--prompt", "")
-    assert "not a composed model" in message(teacher, "--prompt", PROMPT)
     assert "--temperature" in message(student, "--prompt", PROMPT, "--top-p", 0.5)
     assert 'no device "tpu"' in message(student, "--prompt", PROMPT, "--device", "tpu")
     shutil.copytree(student, "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
+
+
+def test_a_model_that_nobody_has_composed_writes_as_transformers_has_it(compose: Compose, teacher: Path) -> None:
+    result = compose("generate", teacher, "--prompt", PROMPT, "--max-new-tokens", 4)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(PROMPT)
 
 
 def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:

@@ -109,9 +109,11 @@ def test_generation_settings_come_along_as_a_copy():
     assert student.generation_config is not model.generation_config
 
 
-def test_other_families_are_refused_with_those_there_are():
-    with pytest.raises(SourceError, match=r"'gpt2'.*llama"):
-        trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)))
+def test_the_sizes_of_another_family():
+    found = trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16)))
+    sizes = (found.layers, found.hidden_size, found.heads, found.key_heads, found.head_dim, found.vocabulary_size)
+    assert sizes == (3, 8, 2, 2, 4, 16)
+    assert found.learns_positions
 
 
 def test_a_model_that_is_not_whole_in_memory_is_refused():
