@@ -35,13 +35,13 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
         **passed: Any,
     ) -> SequenceClassifierOutput:
         """attention_mask: ``B T``, 1 for real tokens. labels: as transformers has them, ``B`` of whole numbers for classes."""
+        self.model._check_passed(passed)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
-            **passed,
         )
         logits = self.score(_mean(outputs.last_hidden_state, attention_mask))
         loss = None
