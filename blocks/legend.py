@@ -65,7 +65,7 @@ class Shape:
     where they add up to 1. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
     window, softcap: what the model around asks of softmax attention, None where it does not: the tokens that a query sees, its own
-    among them, and the c of logits c·tanh(logit / c).
+    among them, and the c of logits c·tanh(logit / c). sinks: whether it brings attention sinks.
     """
 
     hidden_size: int
@@ -81,3 +81,4 @@ class Shape:
     both_ways: bool = False
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False

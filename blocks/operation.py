@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """A memory's logit in the read, H or B T H."""
     PARTIAL = "partial"
     """``Partial``."""
+    SINKS = "sinks"
+    """H: of each head, a logit that nothing stands behind."""
     OUTPUT = "output"
     """B T H D."""
 

@@ -15,20 +15,24 @@ from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, Part, State, bare, kinds
 
 
-class Read(Part):
-    """Takes the partials of several memories and gives the head's output."""
+class TakesPartials(Part):
+    """What it asks of the memories whose answers it takes."""
 
-    role: ClassVar[str] = "read"
-    takes_raw: ClassVar[bool] = False
-    """Raw numerators are welcome."""
+    leaves_masses_out: ClassVar[bool] = False
+    """Memories are weighed by their logits alone, so it needs no mass."""
 
     @property
     def asks_maximum(self) -> bool:
         """It looks at the largest logits of exact memories."""
         return False
 
-    leaves_masses_out: ClassVar[bool] = False
-    """Memories are weighed by their logits alone, so it needs no mass."""
+
+class Read(TakesPartials):
+    """Takes the partials of several memories and gives the head's output."""
+
+    role: ClassVar[str] = "read"
+    takes_raw: ClassVar[bool] = False
+    """Raw numerators are welcome."""
 
     def operation(self, shape: Shape) -> Operation:
         heads, size = shape.heads, shape.head_dim

@@ -51,9 +51,10 @@ LINES: Mapping[str, Line] = {
     "seed_oss": Line(head_dim=128),
 }
 
-LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "opt"})
+LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode"})
 """Families with a vector for each position."""
 
+PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
 COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
 MIXED = "it has states of its own beside attention, in layers that are none"
@@ -70,6 +71,8 @@ REFUSED: Mapping[str, str] = {
         ),
         MIXED,
     ),
+    "gemma4_text": "some of its layers share keys and values with others, and heads have their own",
+    "opt": PAST_BASE,
     **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl"), PICTURES),
     "qwen3_vl": PICTURES,
 }  # fmt: skip

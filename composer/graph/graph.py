@@ -18,11 +18,13 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port
 from blocks.part import Part, Slot
-from blocks.reads import Read
+from blocks.reads import TakesPartials
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
 
 INPUTS = ("hidden", "query", "key", "value")
+SINKS = "host_sinks"
+"""Another input of heads in a model that brings attention sinks."""
 OUTPUT = "output"
 Made = TypeVar("Made")
 
@@ -170,10 +172,11 @@ class Draft:
         return HeadGraph(MappingProxyType(self._nodes), tuple(self._edges))
 
 
-def reads_of(graph: HeadGraph, name: str) -> list[Read]:
-    """The reads that take this memory's answer."""
-    ends = (graph.nodes[edge.end].part for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL)
-    return [part for part in ends if isinstance(part, Read)]
+def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
+    """What takes this memory's answer, the read and what stands before it."""
+    ends = [edge.end for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL]
+    found = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
+    return [part for part in found if isinstance(part, TakesPartials)]
 
 
 def falls_together(graph: HeadGraph, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from blocks.operation import EVERY, Kind
-from composer.graph.graph import INPUTS, OUTPUT
+from composer.graph.graph import INPUTS, OUTPUT, SINKS
 from composer.graph.program import Covered, Program, Step, Value
 
 SHAPES = {
@@ -80,7 +80,7 @@ def _size(one: Covered) -> str:
 def _names(program: Program) -> dict[Value, str]:
     """What each value is called: as its node, with the port behind it where a node gives several."""
     nodes = {one.node.name for step in program.steps for one in step.covers}
-    names: dict[Value, str] = {(name, name): name for name in INPUTS}
+    names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
     for one in (one for step in program.steps for one in step.covers):
         own = one.node.name.replace(".", "_")
         own = one.node.name if own in nodes else own

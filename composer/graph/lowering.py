@@ -20,7 +20,7 @@ from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, reads_of, sees_every_pair
+from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, sees_every_pair, takers_of
 from composer.graph.program import Program, Step, covered
 
 AUTO = "auto"
@@ -160,19 +160,18 @@ def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], for
 
 
 def _mass_asked(graph: HeadGraph, node: Node) -> bool:
-    return any(not read.leaves_masses_out for read in reads_of(graph, node.name))
+    return any(not taker.leaves_masses_out for taker in takers_of(graph, node.name))
 
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     if not isinstance(node.part, Memory):
         return setting
-    reads = reads_of(graph, node.name)
     return replace(
         setting,
         every_pair=sees_every_pair(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         mass_asked=_mass_asked(graph, node),
-        maximum_asked=any(read.asks_maximum for read in reads),
+        maximum_asked=any(taker.asks_maximum for taker in takers_of(graph, node.name)),
         capped=node.shape.softcap is not None,
     )
 

@@ -41,7 +41,7 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
 
 def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
-    seen |= {"mix_input", "value_position", "value_position_back"}
+    seen |= {"mix_input", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
     for index, memory in enumerate(head.memory):
         name = memory.called
         own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}

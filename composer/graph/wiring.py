@@ -10,10 +10,11 @@ from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Port
 from blocks.reads import Alone
+from blocks.sinks import Sinks
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, fed_by, memory_names, sources_of_pairs
-from composer.graph.graph import OUTPUT, Draft, HeadGraph
+from composer.graph.graph import OUTPUT, SINKS, Draft, HeadGraph
 
 
 def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
@@ -166,8 +167,9 @@ class _Wiring:
     def _output(self) -> None:
         head, shape = self.head, self.shape
         self.draft.add("read", head.read or Alone(), shape, ("read",) if head.read else None)
+        sinking = self._sinking()
         for name, memory in self.memory.items():
-            self.draft.connect(name, "read", "partial", label=name)
+            self.draft.connect("with_host_sinks" if name == sinking else name, "read", "partial", label=name)
             weighed = self.feeds[name] if memory.weight == "same" else name
             if memory.weight is not None and self.memory[weighed].weight is not None:
                 self.draft.connect(f"{weighed}.weight", "read", "weight", label=name)
@@ -185,6 +187,18 @@ class _Wiring:
             answer = "output_norm"
         self.draft.sink(OUTPUT, Port("output", Kind.OUTPUT, shape.heads, shape.head_dim), shape)
         self.draft.connect(answer, OUTPUT, "output")
+
+    def _sinking(self) -> str | None:
+        """The memory that the model's attention sinks are added to, where it brings some: an exact one before all others."""
+        masses = [name for name in self.names if self.memory[name].has_mass()]
+        if not self.shape.sinks or not masses:
+            return None
+        name = next((name for name in masses if self.memory[name].exact), masses[0])
+        self.draft.source(SINKS, Port(SINKS, Kind.SINKS, self.shape.heads, 1), self.shape)
+        self.draft.add("with_host_sinks", Sinks(), self.shape, None)
+        self.draft.connect(name, "with_host_sinks", "partial")
+        self.draft.connect(SINKS, "with_host_sinks", "sinks")
+        return name
 
     def _path(self, name: str) -> Path:
         return ("memory", self.names.index(name))

@@ -125,12 +125,15 @@ class ComposedAttention(nn.Module):
         finally:
             self._mixed = None
 
-    def answer(self, question: Question, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``."""
+    def answer(self, question: Question, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``.
+
+        sinks: the logits of the layer's attention sinks, one a head.
+        """
         value = value if question.values is None else question.values
         passed = question.passed
         heads, carried = self.composed(
-            question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place
+            question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks
         )
         question.heads, question.carried = heads, question.carried | carried
         return heads
@@ -199,6 +202,7 @@ def _interface(
     dropout: float = 0.0,
     *,
     composed: Question,
+    s_aux: Tensor | None = None,
     **said: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query ``B H T D``, key and value ``B K T D``, to ``B T H D``."""
@@ -206,7 +210,7 @@ def _interface(
     factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
     if abs(factor - 1.0) > 1e-9:
         query = query * factor
-    return module.answer(composed, query, key, value).contiguous(), None
+    return module.answer(composed, query, key, value, s_aux).contiguous(), None
 
 
 def _mask(*_: Any, **__: Any) -> Passed | None:

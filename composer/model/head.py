@@ -14,6 +14,7 @@ from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
+from composer.graph.graph import SINKS
 from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
@@ -77,8 +78,8 @@ class Head(nn.Module):
     """One group of H query heads on K key heads.
 
     forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new
-    state; in_place: nobody else holds the state, so it may be written over. place: the layer, and the first of these heads in it;
-    random choices count by them.
+    state; in_place: nobody else holds the state, so it may be written over; sinks: the logits of the layer's attention sinks, H.
+    place: the layer, and the first of these heads in it; random choices count by them.
     """
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
@@ -117,9 +118,12 @@ class Head(nn.Module):
         state: State,
         backend: str,
         in_place: bool = False,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
+        if sinks is not None:
+            inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
             output, carried = program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
         # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.

@@ -51,7 +51,7 @@ class ComposedHeads(nn.Module):
         self._names: dict[str, dict[str, str]] = {}
         """Of each head's state, the names that its tensors have in the layer's."""
         for group in self._groups:
-            shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap)
+            shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap, sinks=asked.sinks)
             head = Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first))
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
@@ -79,12 +79,17 @@ class ComposedHeads(nn.Module):
         state: State,
         backend: str,
         in_place: bool,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state."""
+        """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state.
+
+        sinks: the logits of the layer's attention sinks, one a head.
+        """
         queries, keys, values = (self.split(states) for states in (query, key, value))
+        sunk = [None] * len(self._names) if sinks is None else sinks.split([states.shape[2] for states in queries])
         outputs, carried = [], {}
-        for name, head, *projected in zip(self._names, self._heads(), queries, keys, values, strict=True):
-            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place)
+        for name, head, own, *projected in zip(self._names, self._heads(), sunk, queries, keys, values, strict=True):
+            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place, own)
             outputs.append(output)
             carried |= self._named(name, new)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)), carried

@@ -44,7 +44,7 @@ def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
     for name, module in base.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count and all(attention_of(one) for one in module):
             return name, module
-    raise BuildError(f"{type(base).__name__} has no {count} layers with an attention each, so no heads can be put into it")
+    raise BuildError(f"{_host(base)} has no {count} layers with an attention each, so no heads can be put into it")
 
 
 def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
@@ -72,14 +72,19 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         assert found is not None, "layers_of has looked"
         attention: Any = found[1]
         host, kind = type(attention), _kind(rotary, attention, index)
-        asked = asked_by(attention, rotary)
+        try:
+            asked = asked_by(attention, rotary)
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
+            raise BuildError(
+                f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
+            ) from error
         if rotary is not None and asked.turns and kind not in turnings:
             turnings[kind] = _turning(rotary, host, kind)
         _check(base, index, asked, resolved)
         heads = ComposedHeads(resolved, index, asked, turnings.get(kind) if asked.turns else None)
         if any(head._mixes for head in heads.children()) and not hasattr(attention, "q_proj"):
             raise BuildError(
-                f"layer {index} of {type(base).__name__} projects queries, keys and values at once, so nothing can mix what "
+                f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
                 "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
@@ -118,7 +123,7 @@ def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
 
 def _check(base: nn.Module, index: int, asked: Asked, resolved: Resolved) -> None:
     """Whether heads can stand in a layer. Raises BuildError."""
-    size, where = resolved.dimensions, f"layer {index} of {type(base).__name__}"
+    size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
     if (asked.heads, asked.key_heads, asked.head_dim) != (size.heads, size.key_heads, size.head_dim):
         raise BuildError(
             f"{where} has {asked.heads} query heads, {asked.key_heads} key heads and {asked.head_dim} numbers in each; "
@@ -126,8 +131,17 @@ def _check(base: nn.Module, index: int, asked: Asked, resolved: Resolved) -> Non
         )
     if asked.value_dim != asked.head_dim:
         raise BuildError(f"{where} has values of {asked.value_dim} numbers and keys of {asked.head_dim}: heads take equal ones")
-    if asked.sinks:
-        raise BuildError(f"{where} has attention sinks, which no memory honours yet: keep such models as they are")
+    heads = (resolved.heads[group.head] for group in resolved.layers[index])
+    if asked.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
+        raise BuildError(
+            f"{where} has attention sinks, which add to the mass of a memory, and the spec has a head there whose memories have "
+            "none: put a `window` beside them, or leave such layers as they are (`use: source`)"
+        )
+
+
+def _host(base: nn.Module) -> str:
+    """What transformers calls the model."""
+    return type(base).__name__.removeprefix("Composed")
 
 
 def _probed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx
 import pytest
 
-from composer.graph.graph import INPUTS, HeadGraph, build_graph, reads_of, sees_every_pair
+from composer.graph.graph import INPUTS, HeadGraph, build_graph, sees_every_pair, takers_of
 from tests.composer.graph.heads import SIZE, feed, graph_of, shipped
 from tests.shipped import SHIPPED
 
@@ -146,7 +146,7 @@ def test_a_window_keeps_convolved_keys_only_for_features_below() -> None:
 )
 def test_a_memory_owes_a_mass_to_some_reads_and_sees_every_pair_from_the_call(head: dict, mass: bool, every_pair: bool) -> None:
     graph = graph_of(head)
-    assert [not read.leaves_masses_out for read in reads_of(graph, "full")] == [mass]
+    assert [not taker.leaves_masses_out for taker in takers_of(graph, "full")] == [mass]
     assert sees_every_pair(graph, "full") is every_pair
 
 

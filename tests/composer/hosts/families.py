@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 PASSED = [
-    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2",
-    "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3",
-    "iquestcoder", "jais2", "kolibri1", "laguna", "llama", "mellum", "minimax_m2", "ministral", "ministral3", "mistral",
-    "mixtral", "modernbert-decoder", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3",
-    "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
-    "vaultgemma",
+    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3_text", "glm",
+    "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe",
+    "granitemoe_swa", "granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1",
+    "laguna", "llama", "mellum", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder",
+    "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma",
 ]  # fmt: skip
 """The families whose softmax students are their sources."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.composer.hosts.families import PASSED, small
 
 LENGTH = 23
 CLOSE = 1e-5
-FEW = ("qwen3", "gemma2", "mixtral", "gpt2", "gpt_neox", "phi3")
+FEW = ("qwen3", "gemma2", "mixtral", "gpt2", "gpt_neox", "phi3", "gpt_oss")
+SINKING = "gpt_oss"
+"""It brings attention sinks, and what has no mass cannot heed them."""
 SPECS = {
     "lolcats": ["head.memory.0.size=4"],
     "lawcat": [],
@@ -68,8 +71,7 @@ def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()}
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FEW)
+@pytest.mark.parametrize(("family", "spec"), [at for at in product(FEW, SPECS) if at != (SINKING, "gated-delta")])
 def test_students(family: str, spec: str, tmp_path: Path) -> None:
     source, ids = small(family), tokens()
     student = composer.build(spec, source, overrides=["recipe=null", *SPECS[spec]])

@@ -38,10 +38,17 @@ def test_the_docs_list_what_the_law_has_passed() -> None:
     assert set(re.findall(r"`([a-z0-9_-]+)`", refused)) == REFUSED.keys()
 
 
-@pytest.mark.parametrize(("family", "words"), [("gpt_oss", "attention sinks"), ("falcon", "attention interface")])
-def test_what_cannot_be_a_source_says_why(family: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spec", "family", "words"),
+    [
+        ("gated-delta", "gpt_oss", "layer 0 of GptOssModel has attention sinks"),
+        ("lolcats", "falcon", "attention interface"),
+        ("softmax", "jetmoe", "layer 0 of JetMoeModel cannot be asked"),
+    ],
+)
+def test_what_cannot_be_a_source_says_why(spec: str, family: str, words: str, tmp_path: Path) -> None:
     with pytest.raises((BuildError, SourceError), match=words):
-        composer.build_folder("lolcats", saved(family, tmp_path / "source"), tmp_path / "out")
+        composer.build_folder(spec, saved(family, tmp_path / "source"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,37 @@
+"""Attention sinks that the model around a head brings: of each head, a logit that nothing stands behind. No spec names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from blocks.flow import Partial, accumulating
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Parameters, State
+from blocks.reads import TakesPartials
+
+
+class Sinks(TakesPartials):
+    """Adds the mass of a head's sink to the mass of one memory, whose answer shrinks by as much."""
+
+    role: ClassVar[str] = "sinks"
+    equation: ClassVar[str] = "o_t ← o_t · σ(lse_t - s), lse_t ← log(exp(lse_t) + exp(s))"
+    source: ClassVar[str] = "OpenAI 2025, gpt-oss, arXiv:2508.10925, section 2.2"
+
+    def operation(self, shape: Shape) -> Operation:
+        partial = Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim)
+        return Operation(
+            reads=(partial, Port("sinks", Kind.SINKS, shape.heads, 1)),
+            gives=(partial,),
+            forms=(Form(EVERY, "added to the denominator", self._run),),
+        )
+
+    def _run(
+        self, parameters: Parameters, call: Call, *, partial: Partial, sinks: Float[Tensor, " H"]
+    ) -> tuple[tuple[Partial], State]:
+        """A memory that is empty answers 0, and keeps the mass of the sink."""
+        assert partial.lse is not None, "the memory was asked for its mass"
+        sinks = sinks.to(accumulating(sinks.dtype))
+        share = torch.sigmoid(partial.lse - sinks)[..., None].to(partial.output.dtype)
+        return (replace(partial, output=partial.output * share, lse=torch.logaddexp(partial.lse, sinks)),), {}
