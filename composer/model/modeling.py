@@ -8,12 +8,14 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils.hub import cached_file
 
+from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
@@ -181,7 +183,15 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(config, *arguments, **options)
+        try:
+            super().__init__(config, *arguments, **options)
+        except KeyError as error:
+            if error.args != (INTERFACE,):
+                raise
+            raise BuildError(
+                f"the attention of {type(self).__name__.removeprefix('Composed')} has no place for heads in transformers "
+                f"{transformers.__version__}: a later version may have one"
+            ) from error
         base = composed_model(type(self.base_model))(config)
         setattr(self, self.base_model_prefix, base)
         self.post_init()
