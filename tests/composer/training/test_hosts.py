@@ -1,4 +1,4 @@
-"""Students of other families than Llama learn alike in memory and streamed, experts too, and go on after a kill to the same bits."""
+"""Students of other families than Llama learn alike in memory and streamed, experts too, and a kill changes no bit."""
 
 from __future__ import annotations
 
