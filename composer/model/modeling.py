@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
@@ -178,8 +179,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.config.adapter = None  # what is saved from here has none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
-            check_adapter(pretrained_model_name_or_path, where)
-            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs=where)
+            model.load_adapter(adapter_folder_of(pretrained_model_name_or_path, where))
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
@@ -232,8 +232,11 @@ def _composed(front: type, host: type[nn.Module]) -> Any:
     return type(f"Composed{host.__name__}", (front, host), {"__module__": __name__, "__doc__": front.__doc__})
 
 
-def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
-    """Whether adapters are safetensors, and of a kind that has nothing imported. Raises ValueError, and OSError where they lack."""
+def adapter_folder_of(reference: Any, where: Mapping[str, Any]) -> str:
+    """The folder on this machine with a model's adapters, which are safetensors.
+
+    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
+    """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
     assert path is not None, "it raises where there is none"
@@ -241,3 +244,4 @@ def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
         problem = code_in_adapter(json.load(stream))
     if problem is not None:
         raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
+    return os.path.dirname(path)
