@@ -113,10 +113,11 @@ class ComposedModel(ComposedPreTrainedModel):
             Passed(rows.tokens, self.backend), **inputs, position_ids=rows.tokens.position, past_key_values=cache, **passed
         )
         if cache is not None:
-            cache.state(0).tensors[SEEN] = rows.real if seen is None else seen + rows.real
-        outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
-        if outputs.hidden_states is not None:
-            outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+            cache.state(0).tensors[SEEN] = rows.seen
+        if rows.turned:
+            outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
         return outputs
 
     def _run(self, passed: Passed, **options: Any) -> Any:
@@ -149,10 +150,9 @@ class ComposedModel(ComposedPreTrainedModel):
             if given is not None:
                 raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
             return None
-        wanted = self.config.use_cache if use_cache is None else use_cache
-        if not wanted or (self.gradient_checkpointing and self.training):
+        if given is not None or (self.gradient_checkpointing and self.training):
             return given
-        return given if given is not None else new_cache(self.config)
+        return new_cache(self.config) if (self.config.use_cache if use_cache is None else use_cache) else None
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
