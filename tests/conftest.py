@@ -10,7 +10,6 @@ os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton; see test
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
-
 from hypothesis import HealthCheck, settings
 
 from tests.shapes import check_shapes
