@@ -80,15 +80,20 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
     (tmp_path / MARK).touch()
     original = runner.wait
 
-    with pytest.raises(AblationError, match="take fewer --jobs") as raised, processes(1)() as workers:
+    def kill(*arguments: Any, **options: Any) -> Any:
+        os.kill(started[0], signal.SIGKILL)
+        return original(*arguments, **options)
 
-        def kill(*arguments: Any, **options: Any) -> Any:
-            (process,) = workers._executor._processes  # pyright: ignore[reportAttributeAccessIssue]
-            os.kill(process, signal.SIGKILL)
-            return original(*arguments, **options)
+    def run() -> None:
+        with processes(1)() as workers:
+            workers.start(chains[0].steps[0], tmp_path)
+            started.extend(workers._executor._processes)  # pyright: ignore[reportAttributeAccessIssue]
+            workers.ended()
 
-        monkeypatch.setattr(runner, "wait", kill)
-        run_chains(chains[:1], tmp_path, workers)
+    started: list[int] = []
+    monkeypatch.setattr(runner, "wait", kill)
+    with pytest.raises(AblationError, match="take fewer --jobs") as raised:
+        run()
     assert isinstance(raised.value.__cause__, BrokenProcessPool)
 
 
