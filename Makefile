@@ -10,7 +10,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= auto
+# One more than there are cores: some tests wait for processes that they start.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ ?= 600
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

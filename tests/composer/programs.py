@@ -13,9 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LIBRARIES = """
 import torch, torch._dynamo, torch.distributed.tensor, torch.utils.data, numpy, safetensors.torch, tokenizers, huggingface_hub
+import PIL.Image, accelerate, jaxtyping, jinja2, networkx, psutil, pydantic.fields, regex, scipy.optimize, yaml
+from huggingface_hub import HfApi
 assert not {"transformers", "composer", "blocks"} & sys.modules.keys()
 """
-"""What transformers imports, without anything of its own."""
+"""What transformers and we import, without anything of either."""
 COMPOSER = """
 import gc, torch, composer
 from tests.composer.model.models import llama, tokens
