@@ -11,7 +11,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= auto
+# One more than there are cores: some tests wait for processes that they start.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ ?= 600
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
