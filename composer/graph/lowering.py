@@ -217,7 +217,9 @@ def _choices(
     reasons = dict.fromkeys(above)
     wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
     for place, one in enumerate(wanted):
-        found = [form for form in forms if form.backend in (one, EVERY) and (setting.one_token or not form.decode)]
+        # What computes an operation everywhere is as good as PyTorch's kernels, and what a backend of that name has of it.
+        own = (one, EVERY) if one in ANYWHERE or backend != AUTO else (one,)
+        found = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
         for form in found:
             absent = form.missing()
             if absent is not None:
