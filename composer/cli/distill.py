@@ -24,7 +24,7 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, without_bars
+from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, several_processes, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -69,6 +69,11 @@ def distill(
 
     Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
+    from composer.training.student import read_student, stages_of
+
+    if not several_processes():  # a mistake is told before all that takes seconds to import
+        asked = read_student(model, settings or ())
+        stages_of(asked.record, asked.recipe, stage)
     from composer.training.distill import distill as run
     from composer.training.run import TrainingOptions
 

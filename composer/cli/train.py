@@ -25,7 +25,7 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import one_voice, without_bars
+from composer.cli.screen import one_voice, several_processes, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 
@@ -59,6 +59,10 @@ def train(
 
     Several processes shard the model, and share each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
+    from composer.training.student import read_student, stage_from_nothing
+
+    if not several_processes():  # a mistake is told before all that takes seconds to import
+        stage_from_nothing(read_student(model, settings or ()))
     from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run
 

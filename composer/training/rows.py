@@ -17,7 +17,8 @@ from composer.trust import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from composer.training.run import Student, TrainingOptions
+    from composer.training.run import TrainingOptions
+    from composer.training.student import Student
 
 LONGEST_ROW = 1024
 """Tokens of a row, where neither the recipe nor the source says less."""

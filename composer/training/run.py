@@ -16,13 +16,11 @@ from torch import Tensor
 from blocks.part import Closed
 from composer.data.loading import SHARE
 from composer.data.packing import PackedRows
-from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.loading import load_spec
 from composer.spec.parameters import graphs_of
-from composer.spec.recipe import Recipe, Stage
+from composer.spec.recipe import Stage
 from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
@@ -30,13 +28,12 @@ from composer.training.measure import learned_nothing, seen_too_often
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rows import bounded, doubt, rows_of
 from composer.training.rules import check_held_out
+from composer.training.student import Student
 from composer.training.teacher import Teacher
 from composer.weights.loading import load_model
 from composer.weights.output import check_output
-from composer.weights.record import RECORD, Record, TrainedStage, read_record
-from composer.weights.sources import check_merged, open_model
+from composer.weights.record import TrainedStage
 from composer.weights.trained import Adapter, Trained, write_trained
-from converters.source import Source
 
 if TYPE_CHECKING:
     pass
@@ -95,15 +92,6 @@ class TrainingReport(Closed):
     loss: float | None
     teacher_loss: float | None
     data: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Student:
-    """A model to train, as its folder describes it, and the recipe to train it by."""
-
-    source: Source
-    record: Record
-    recipe: Recipe
 
 
 @dataclass(frozen=True)
@@ -174,22 +162,6 @@ class TrainingRun:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
-    """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
-
-    Raises TrainingError, BuildError and SourceError.
-    """
-    folder = Path(model).expanduser()
-    record = read_record(folder) if folder.is_dir() else None
-    if record is None:
-        raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: compose build SPEC --from SOURCE")
-    if record.trunk.get("labels") is not None:
-        raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
-    source = open_model(folder)
-    check_merged(source)
-    return Student(source, record, _recipe(record, overrides) if recipe is None else recipe)
-
-
 def open_run(
     student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingRun:
@@ -239,18 +211,3 @@ def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     shard(student, layers_of(student.base)[1], options.device)
-
-
-def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
-    beside = [setting for setting in overrides if not setting.startswith("recipe.")]
-    if beside:
-        raise TrainingError(
-            f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as recipe.transfer.lr=1e-2"
-        )
-    spec = load_spec(record.spec, overrides)
-    if spec.recipe is None:
-        raise TrainingError(
-            f'"{spec.name}" has no recipe: it needs no training of its own, or its paper says of none. To train it all the same, '
-            "say how: --set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
-        )
-    return spec.recipe
