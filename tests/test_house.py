@@ -251,7 +251,7 @@ def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp
         ["schema"],
         ["build", "--help"],
     ]
-    composer.build_folder("softmax", tiny_source, tmp_path / "built")
+    composer.build_folder("softmax", ROOT / "examples" / "teacher", tmp_path / "built")
     refused = [
         ["distill", str(tiny_source), "--data", "texts"],
         ["distill", str(tmp_path / "built"), "--data", "texts"],
