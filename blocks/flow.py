@@ -9,8 +9,10 @@ from typing import Any
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.positions import Position
 
+# These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Tokens:
     """The tokens of one call. A row's real tokens stand first; padding, if any, stands behind them.
 
@@ -73,7 +75,7 @@ class Tokens:
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
@@ -146,7 +148,7 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Features:
     """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is (None:
     everywhere).
@@ -178,7 +180,7 @@ class Features:
         return entries.masked_fill(~self.present.view(*self.present.shape, *trailing), absent)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Mapped:
     """What a feature map makes of the tokens' queries, and how it sees the keys of pairs: features, of length 1 where the memory
     wants them so, or their logarithms."""
@@ -188,7 +190,7 @@ class Mapped:
     logarithm: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
@@ -216,9 +218,18 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
-    wide = states.to(accumulating(states.dtype))
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (scaled * weight.to(scaled.dtype)).to(states.dtype)
+    wide = accumulating(states.dtype)
+    return torch.rms_norm(states.to(wide), weight.shape, weight.to(wide), epsilon).to(states.dtype)
+
+
+def affine(
+    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], kind: torch.dtype
+) -> Float[Tensor, "*rest n"]:
+    """x Wᵀ + b in ``kind``, the product in the weight's dtype: a bias may be wider."""
+    states = states.to(weight.dtype)
+    if bias.dtype == weight.dtype:
+        return torch.nn.functional.linear(states, weight, bias).to(kind)
+    return torch.nn.functional.linear(states, weight).to(kind).add_(bias.to(kind))
 
 
 def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:

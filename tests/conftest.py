@@ -6,9 +6,11 @@ import gc
 import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton; see tests/interpreter.py
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
+from hypothesis import HealthCheck, settings
 
 from tests.shapes import check_shapes
 
@@ -16,6 +18,9 @@ LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_p
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
+# How long an example takes says how busy the machine is, and nothing of the product.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def _not_waited_for(descriptor: int) -> None:
