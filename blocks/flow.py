@@ -9,7 +9,6 @@ from typing import Any
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.positions import Position
 
-
 # These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
 
 

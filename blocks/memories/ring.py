@@ -10,7 +10,6 @@ from blocks.flow import Tokens, in_all_rows, may_look, take
 from blocks.legend import Int, Shaped, Tensor, torch
 from blocks.part import State
 
-
 Place = int | Int[Tensor, " B"]
 """Of the oldest entry: a number where it is known to be the same in every row, else where all rows stand one behind the other."""
 

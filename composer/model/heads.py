@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.part import State
