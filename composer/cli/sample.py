@@ -41,7 +41,7 @@ def sample(
     _check_free(out, force=force)
     check_device(device)
     from composer.data.sampling import sample_texts
-    from composer.training.run import tokenizer_of
+    from composer.training.rows import tokenizer_of
     from composer.training.teacher import open_language_model
 
     without_bars()

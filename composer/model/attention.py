@@ -23,6 +23,8 @@ from composer.model.cache import ComposedCache, StateLayer
 from composer.model.heads import Asked, ComposedHeads
 
 INTERFACE = "composed"
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What hosts call the cache that they hand to an attention."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class ComposedAttention(nn.Module):
             how = question.state, passed.backend, question.in_place
             inputs, question.carried = self.composed.mix(hidden, passed.tokens, *how)
         given = {**options, "attention_mask": None, "composed": question}
-        for name in ("past_key_values", "layer_past"):
+        for name in CACHES:
             if name in given:
                 given[name] = None
         if given.get("position_embeddings") is not None:
@@ -168,7 +170,7 @@ class ComposedAttention(nn.Module):
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(wide)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
-        cache = options.get("past_key_values", options.get("layer_past"))
+        cache = next((options[name] for name in CACHES if name in options), None)
         assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
         return None if cache is None else cache.state(self.layer)
 

@@ -56,9 +56,11 @@ class PartModule(Direct):
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None) -> None:
-        """Start every parameter as its part says."""
+        """Start every parameter as its part says, but for those that transformers marks as loaded from a file."""
         for name, fresh in self.fresh.items():
-            fresh.fill(self.get_parameter(name), generator)
+            parameter = self.get_parameter(name)
+            if not getattr(parameter, "_is_hf_initialized", False):
+                fresh.fill(parameter, generator)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
         """As nn.Module has it, for every way to move or to cast a model; what is precise is never made narrower than float32."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils.hub import cached_file
 
+from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
@@ -39,7 +42,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = False
 
     def set_backend(self, backend: str) -> None:
-        """Which forms run its heads from now on: auto, reference, torch, or another that a part has. Raises BuildError."""
+        """Which forms run its heads from now on: one of BACKENDS, or another that a part has. Raises BuildError."""
         self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
 
     def run_on(self, backend: str) -> None:
@@ -176,12 +179,19 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.config.adapter = None  # what is saved from here has none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
-            check_adapter(pretrained_model_name_or_path, where)
-            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs=where)
+            model.load_adapter(adapter_folder_of(pretrained_model_name_or_path, where))
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(config, *arguments, **options)
+        try:
+            super().__init__(config, *arguments, **options)
+        except KeyError as error:
+            if error.args != (INTERFACE,):
+                raise
+            raise BuildError(
+                f"the attention of {type(self).__name__.removeprefix('Composed')} has no place for heads in transformers "
+                f"{transformers.__version__}: a later version may have one"
+            ) from error
         base = composed_model(type(self.base_model))(config)
         setattr(self, self.base_model_prefix, base)
         self.post_init()
@@ -222,8 +232,11 @@ def _composed(front: type, host: type[nn.Module]) -> Any:
     return type(f"Composed{host.__name__}", (front, host), {"__module__": __name__, "__doc__": front.__doc__})
 
 
-def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
-    """Whether adapters are safetensors, and of a kind that has nothing imported. Raises ValueError, and OSError where they lack."""
+def adapter_folder_of(reference: Any, where: Mapping[str, Any]) -> str:
+    """The folder on this machine with a model's adapters, which are safetensors.
+
+    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
+    """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
     assert path is not None, "it raises where there is none"
@@ -231,3 +244,4 @@ def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
         problem = code_in_adapter(json.load(stream))
     if problem is not None:
         raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
+    return os.path.dirname(path)

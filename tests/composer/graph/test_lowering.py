@@ -41,7 +41,9 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str, backend: st
         assert {one.part for one in explained} == {node.name for node in graph.parts if node.path is not None}
         for one in explained:
             assert one.kind == graph.nodes[one.part].kind
-            assert one.backend == backend or (backend == AUTO and one.backend == "torch")
+            assert one.backend in {backend, "torch"}
+            reasons = (f"it has no {backend} form", "parallel_attn: its attention gives no mass")
+            assert backend in {one.backend, AUTO} or one.why_not_faster.startswith(reasons)
             assert one.form
             assert one.why_not_faster
 
@@ -89,10 +91,17 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     assert forms["mix_input"].startswith("a scan over chunks")
 
 
-def test_a_gpu_is_told_what_is_missing() -> None:
-    by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", GPU)}
-    assert "no fla or triton form" in by_part["state"]
-    assert by_part["state_features"] == "one form computes it everywhere"
+def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
+    def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
+        return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
+
+    assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, this is the fastest")
+    assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
+    assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
+    assert explained({"memory": ["full"]}, AUTO)["full"][1].startswith("no fla or triton form")
+    assert explained(LOLCATS, AUTO)["window"] == (
+        "torch", "parallel_attn: its attention gives no mass, and the read asks for it"
+    )  # fmt: skip
     assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
 
 
@@ -171,17 +180,18 @@ def test_a_form_is_asked_about_the_call_that_is_made(
         data = inputs(SIZE.shape(4), 1, tokens.position.shape[1]).to(dtype)
         run(head_of(LINEAR).to(dtype), replace(data, tokens=tokens), backend=NAME)
         assert calls
-    assert set(asked) == {replace(wanted, every_pair=True, mass_asked=False)}
+    (shape,) = (node.shape for node in graph_of(LINEAR).parts if node.name == "state")
+    assert set(asked) == {replace(wanted, every_pair=True, mass_asked=False, shape=shape)}
 
 
 def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BuildError, match=r'there is no backend "own"; there are auto, reference, torch$'):
+    with pytest.raises(BuildError, match=r'there is no backend "own"; there are auto, fla, reference, torch, triton$'):
         explain_resolved(shipped("lolcats"), backend=NAME)
     with own_backend(monkeypatch):
         graph = graph_of(LINEAR)
         assert check_backend(NAME, [graph]) == NAME
-        with pytest.raises(BuildError, match=r'no backend "every"; there are auto, own, reference, torch$'):
+        with pytest.raises(BuildError, match=r'no backend "every"; there are auto, fla, own, reference, torch, triton$'):
             check_backend(EVERY, [graph])
         # A head without the recurrence has no form of that name.
-        with pytest.raises(BuildError, match=r"there are auto, reference, torch$"):
+        with pytest.raises(BuildError, match=r"there are auto, fla, reference, torch, triton$"):
             check_backend(NAME, [graph_of({"memory": ["full"]})])
