@@ -85,7 +85,7 @@ class Pairs:
     arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
     share their column.
     numbers: what travels with the pairs beside key and value (rates, errors), by name. of: the tokens of the call, where the
-    pairs are theirs and have not been in a memory.
+    pairs are theirs and have not been in a memory. looked: somebody has looked, and each is a pair.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -97,6 +97,7 @@ class Pairs:
     by: Position | None = None
     of: Tokens | None = None
     together: int = 1
+    looked: bool = False
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
@@ -122,8 +123,8 @@ class Pairs:
 
     @property
     def every_one(self) -> bool:
-        """Each is a pair, as nobody needs to look for: they are a call's own, and it has no padding."""
-        return self.of is not None and self.of.valid is None
+        """Each is a pair: somebody has looked, or nobody needs to, as they are a call's own, and it has no padding."""
+        return self.looked or (self.of is not None and self.of.valid is None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """The same change made to all that the pairs are; the arrival is left out."""
@@ -209,6 +210,11 @@ class Partial:
 def may_look(numbers: Tensor) -> bool:
     """Whether Python may look at numbers for nothing: no device has to be waited for, and no compiler would have to."""
     return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
+    """Whether each is known to be a pair."""
+    return may_look(position) and bool(position.min() >= 0)
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, may_look, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
-from blocks.memories.ring import by_age, by_place, oldest, place_of, written
+from blocks.memories.ring import Place, by_age, by_place, oldest, place_of, written
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, fla, native, native_fits, single, windowed
@@ -139,17 +139,25 @@ class Window(Holding):
         """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
-        fallen = None if self.drops else self.pairs_of(oldest(state, place)) if sliding else self._chunk_that_falls(state, tokens)
+        fallen = None if self.drops else self._oldest(pairs, state, place) if sliding else self._chunk_that_falls(state, tokens)
         carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
         query, hiding = call.turn(query, self.turn), None
         if not sliding:
             hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
-        return (
-            attention(query, carried["key"], carried["value"], carried["position"], hiding, call.shape.softcap),
-            fallen,
-        ), carried
+        position = carried["position"]
+        # Where each token's pair comes in, the windows of a size hold the same positions in all layers.
+        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_there(position))
+        answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
+        return (answer, fallen), carried
+
+    def _oldest(self, pairs: Pairs, state: State, place: Place) -> Pairs:
+        """What falls as the only token of a call comes in."""
+        fallen = self.pairs_of(oldest(state, place))
+        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_there(fallen.position)):
+            fallen.looked = True
+        return fallen
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
