@@ -48,7 +48,8 @@ oldest:
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
-	$(BIN)/python -m pytest -m gpu $(TESTS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n 0 -m gpu $(TESTS)
+	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/prefill_decode.py --device cuda
 	$(BIN)/python benchmarks/whole_models.py --device cuda
 
