@@ -168,7 +168,7 @@ def of_pairs(
     b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
     columns, laid_there = column < D, block < count
     pair = ((b * E + entry) * K + k) * D
-    keys, values = tile(key, pair, column, entry < E, columns), tile(value, pair, column, entry < E, columns)
+    values = tile(value, pair, column, entry < E, columns)
     end = tl.load(rows + b * 4 + 1)
     enters = (entry >= tl.load(rows + b * 4)) & (entry < end)
     if start is not None:
@@ -178,6 +178,7 @@ def of_pairs(
     if fallen is not None:
         asking_first = tl.maximum(low + 1 - reach, 0) // BLOCK
     of_value = tl.zeros((BLOCK, DB), tl.float32)
+    # Products stand with the entries in rows and the tokens in columns, as the sums over tokens take them.
     for head in range(0, N // K):
         n = k * (N // K) + head
         clock, left = tl.zeros((BLOCK,), tl.float32), tl.full((BLOCK,), 1.0, tl.float32)
@@ -201,51 +202,48 @@ def of_pairs(
                 token = asking * BLOCK + tl.arange(0, BLOCK)
                 until, base, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
                 _, first = begins(start, rows, b, E, held + token, token < T)
-                far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
-                far = far & (token < T)[:, None] & (base <= block)
+                far = (entry[:, None] < until[None, :]) & (entry[:, None] >= first[None, :])
+                far = far & ((token < T) & (base <= block))[None, :]
                 for one in range(0, H // N):
                     row = (b * T + token) * H + n * (H // N) + one
-                    part = tl.load(share + row, mask=token < T, other=0.0)
-                    balance = tl.load(even + row, mask=token < T, other=0.0)
-                    counts = tl.where(far, part[:, None], 0.0)
+                    counts = tl.where(far, tl.load(share + row, mask=token < T, other=0.0)[None, :], 0.0)
                     if decay is not None:
                         since = tl.load(decay + (b * steps + token) * N + n)
-                        counts *= tl.exp(tl.minimum(since[:, None] - clock[None, :], 0.0))
+                        counts *= tl.exp(tl.minimum(since[None, :] - clock[:, None], 0.0))
                     queries = tile(query_features, row * F, feature, token < T, features).to(matrix.dtype)
+                    products = tl.dot(mapped, tl.trans(queries), input_precision=PRECISION) * counts
                     arrived = tile(upstream, row * D, column, token < T, columns)
-                    products = tl.dot(queries, tl.trans(mapped), input_precision=PRECISION) * counts
-                    products = tl.trans(products).to(matrix.dtype)
-                    of_value = tl.dot(products, arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
-                    products = tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
-                    products = tl.trans(products * counts).to(matrix.dtype)
-                    found = tl.dot(products, queries, found, input_precision=PRECISION)
+                    of_value = tl.dot(products.to(matrix.dtype), arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
+                    products = tl.dot(values, tl.trans(arrived), input_precision=PRECISION)
+                    products = (products - tl.load(even + row, mask=token < T, other=0.0)[None, :]) * counts
+                    found = tl.dot(products.to(matrix.dtype), queries, found, input_precision=PRECISION)
             put(feature_gradient, ((b * e + entry) * N + n) * F, feature, found, entry < e, features)
 
-    of_key = tl.zeros((BLOCK, DB), tl.float32)
+    keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((BLOCK, DB), tl.float32)
     for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
         token = asking * BLOCK + tl.arange(0, BLOCK)
+        here = token < T
         until, _, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
-        _, first = begins(start, rows, b, E, held + token, token < T)
-        near = (entry[None, :] >= tl.maximum(until, first)[:, None]) & (entry[None, :] <= (held + token)[:, None])
+        _, first = begins(start, rows, b, E, held + token, here)
+        near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (held + token)[None, :])
         for one in range(0, H // K):
-            row = (b * T + token) * H + k * (H // K) + one
-            of_all = tl.load(mass_of_all + row, mask=token < T, other=float("inf"))
+            h = k * (H // K) + one
+            row = (b * T + token) * H + h
+            of_all = tl.load(mass_of_all + row, mask=here, other=float("inf"))
             if weight is not None:
-                h = k * (H // K) + one
-                offset = b * weight_b + token * weight_t + h * weight_h
-                of_all -= tl.load(weight + offset, mask=token < T, other=0.0) * LOG2_E
+                of_all -= tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
             if ROW_MAX:
-                of_all += tl.load(largest + row, mask=token < T, other=0.0)
-            asked, arrived = tile(query, row * D, column, token < T, columns), tile(upstream, row * D, column, token < T, columns)
-            logits = tl.dot(asked, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) - of_all[:, None]
+                of_all += tl.load(largest + row, mask=here, other=0.0)
+            asked, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
+            logits = tl.dot(keys, tl.trans(asked), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
             shares = tl.exp2(tl.where(near, logits, float("-inf")))
-            of_value = tl.dot(tl.trans(shares).to(arrived.dtype), arrived, of_value, input_precision=PRECISION)
-            balance = tl.load(even + row, mask=token < T, other=0.0)
-            shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
+            of_value = tl.dot(shares.to(arrived.dtype), arrived, of_value, input_precision=PRECISION)
+            balance = tl.load(even + row, mask=here, other=0.0)
+            shares *= tl.dot(values, tl.trans(arrived), input_precision=PRECISION) - balance[None, :]
             if ROW_MAX:
-                of_largest = tl.load(weight_gradient + row, mask=token < T, other=0.0)
-                place_of_one = tl.load(place_of_largest + row, mask=token < T, other=-1)
-                shares -= tl.where(place_of_one[:, None] == entry[None, :], of_largest[:, None], 0.0)
-            of_key = tl.dot(tl.trans(shares).to(asked.dtype), asked, of_key, input_precision=PRECISION)
+                of_largest = tl.load(weight_gradient + row, mask=here, other=0.0)
+                place_of_one = tl.load(place_of_largest + row, mask=here, other=-1)
+                shares -= tl.where(place_of_one[None, :] == entry[:, None], of_largest[None, :], 0.0)
+            of_key = tl.dot(shares.to(asked.dtype), asked, of_key, input_precision=PRECISION)
     put(key_gradient, pair, column, of_key * scale, entry < E, columns)
     put(value_gradient, pair, column, of_value, entry < E, columns)

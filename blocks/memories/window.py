@@ -101,10 +101,8 @@ class Window(Holding):
         pairs: one a token. features: where memories below ask how far their products were from the exact weights while a pair
         stood here; each sum falls with the pair under its name.
         """
-        tokens, state = call.tokens, call.state
-        held = self.held
-        before = self.pairs_of(state).each(lambda entries: by_age(entries, tokens))
-        extended = before.joined(pairs.kept(self.turn))
+        tokens, held = call.tokens, self.held
+        extended = self.entries(call, pairs)
         segment = tokens.extended_segment(held)
         key, query = extended.key, call.turn(query, self.turn)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
@@ -116,12 +114,22 @@ class Window(Holding):
                 sums = extended.numbers[number.name] + sums
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
-        held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
-        if current is not None:
-            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-        carried = state_of(held_on.each(lambda entries: by_place(entries, tokens)), state)
+        carried = self.carried(call, extended)
         fall = self._one_a_token if self.shape == "sliding" else self._chunks
         return (answer, fall(extended, segment, tokens)), carried
+
+    def entries(self, call: Call, pairs: Pairs) -> Pairs:
+        """The pairs that the state holds, the oldest first, and behind them those of the call."""
+        before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
+        return before.joined(pairs.kept(self.turn))
+
+    def carried(self, call: Call, extended: Pairs) -> State:
+        """What the call hands on of them."""
+        tokens = call.tokens
+        held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
+        if current is not None:
+            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
+        return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
 
     def answer_one(
         self,
