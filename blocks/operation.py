@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EVERY = "every"
 """The backend of a form that is the only one: it computes its operation on all of them."""
-REFERENCE, TORCH = "reference", "torch"
+REFERENCE, TORCH, FLA, TRITON = "reference", "torch", "fla", "triton"
 
 
 class Kind(StrEnum):
@@ -76,7 +76,8 @@ class Setting:
     one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
     are asked for. every_pair: of a memory, that it sees each token's pair as it comes; one_pair: that at most
     one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
-    for its lse, or for its largest logit. capped: that the model around it caps its logits.
+    for its lse, or for its largest logit. capped: that the model around it caps its logits. shape: the sizes that the operation
+    works on.
     """
 
     device: str = "cpu"
@@ -90,6 +91,7 @@ class Setting:
     mass_asked: bool = True
     maximum_asked: bool = False
     capped: bool = False
+    shape: Shape | None = None
 
 
 def unbroken(setting: Setting) -> str | None:
@@ -107,13 +109,20 @@ def anywhere(setting: Setting) -> str | None:
     return None
 
 
+def nothing_missing() -> str | None:
+    """The ``missing`` of a form that takes nothing but PyTorch."""
+    return None
+
+
 @dataclass(frozen=True)
 class Form:
     """One way to compute an operation.
 
     says: what it does, in words. run: called with the part's parameters, the ``Call`` and the inputs by name; it returns what the
     operation gives, in the order of its ports, and the new state. fits: the reason why it cannot run in a setting, or None.
-    decode: it is for calls of one token, and nobody looks at it for others.
+    decode: it is for calls of one token, and nobody looks at it for others. missing: what it takes and is not installed, in words
+    that say what to do, or None. refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; the form
+    that would have been taken without it answers then.
     """
 
     backend: str
@@ -121,6 +130,8 @@ class Form:
     run: Callable[..., Any]
     fits: Callable[[Setting], str | None] = anywhere
     decode: bool = False
+    missing: Callable[[], str | None] = nothing_missing
+    refuses: bool = False
 
 
 @dataclass(frozen=True)

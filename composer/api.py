@@ -195,7 +195,7 @@ def explain(
 def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
-    backend: which forms run its heads: auto (each part's fastest), reference, torch, or another that a part has.
+    backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
     from composer.weights.loading import load_model
 

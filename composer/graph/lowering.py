@@ -7,7 +7,7 @@ that fits, falls back to another by itself, and says why. Lowering changes speed
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import networkx
@@ -16,18 +16,20 @@ from networkx.algorithms.isomorphism import MultiDiGraphMatcher
 from blocks.catalogue import PATTERNS
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, REFERENCE, TORCH, Form, Pattern, Setting
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, sees_every_pair, takers_of
-from composer.graph.program import Program, Step, covered
+from composer.graph.program import Program, Step, covered, tell
 
 AUTO = "auto"
-BACKENDS = (AUTO, REFERENCE, TORCH)
+BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
 """The backends that are built in; auto takes the fastest form that fits."""
-PREFERRED = (TORCH, REFERENCE)
-"""What auto, and whoever falls back, tries in turn."""
+PREFERRED = {"cuda": (TRITON, FLA, TORCH, REFERENCE)}
+"""What auto tries in turn, by device."""
+ANYWHERE = (TORCH, REFERENCE)
+"""What auto tries in turn on other devices, and whoever falls back on any."""
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
@@ -76,7 +78,9 @@ class Compiled:
         if key not in self._running:
             said = str(dtype).removeprefix("torch.")
             setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
-            self._running[key] = self.program(backend, setting)
+            self._running[key] = program = self.program(backend, setting)
+            for text in dict.fromkeys(text for step in program.steps for text in step.missing):
+                tell(f"{text}. What would run on it runs on PyTorch's own kernels")
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
@@ -101,25 +105,24 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None)
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
+    above: dict[str, tuple[str, ...]] = {}
     for pattern, found in _matches(graph):
         nodes = tuple(graph.nodes[name] for name in found.values())
         names = tuple(node.name for node in nodes)
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
         forms = pattern.forms(_parts(graph, found)) if free else ()
-        chosen = _chosen(forms, backend, _of_node(graph, nodes[0], setting))
-        if chosen is None or _order(graph, joined) is None:
+        choices, reasons = _choices(forms, backend, _of_node(graph, nodes[0], setting))
+        if not choices or _order(graph, joined) is None:
+            above |= {name: (*above.get(name, ()), *reasons) for name in names}
             continue
-        steps[names], units = _step(graph, nodes, tuple(found), *chosen), joined
+        alone = tuple(_alone(graph, node, backend, setting) for node in nodes) if choices[-1].form.refuses else ()
+        steps[names], units = _step(graph, nodes, tuple(found), choices, alone), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"
     for unit in order:
         if unit not in steps:
-            node = graph.nodes[unit[0]]
-            chosen = _chosen(node.operation.forms, backend, _of_node(graph, node, setting))
-            if chosen is None:
-                raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
-            steps[unit] = _step(graph, (node,), (node.name,), *chosen)
+            steps[unit] = _alone(graph, graph.nodes[unit[0]], backend, setting, above.get(unit[0], ()))
     first = graph.before_projections()
     (last,) = graph.into(OUTPUT)
     mixed = next(((edge.start, edge.output) for edge in graph.into("query")), ("hidden", "hidden"))
@@ -153,10 +156,23 @@ def _by_node(program: Program) -> dict[str, Step]:
     return {one.node.name: step for step in program.steps for one in step.covers}
 
 
-def _step(graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], form: Form, why: str) -> Step:
+def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: tuple[str, ...] = ()) -> Step:
+    """What computes one operation by itself. above: why no form of several operations does."""
+    choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), above)
+    if not choices:
+        raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
+    return _step(graph, (node,), (node.name,), choices)
+
+
+def _step(
+    graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], choices: list[Choice], alone: tuple[Step, ...] = ()
+) -> Step:
+    """alone: what runs where the last form refuses."""
     step = frozenset(node.name for node in nodes)
     covers = (covered(node, graph.into(node.name), step, mass_asked=_mass_asked(graph, node)) for node in nodes)
-    return Step(tuple(covers), names, form, why)
+    first, *others = choices
+    instead = (_step(graph, nodes, names, others, alone),) if others else alone
+    return Step(tuple(covers), names, first.form, first.why, first.missing, instead)
 
 
 def _mass_asked(graph: HeadGraph, node: Node) -> bool:
@@ -165,9 +181,10 @@ def _mass_asked(graph: HeadGraph, node: Node) -> bool:
 
 def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     if not isinstance(node.part, Memory):
-        return setting
+        return replace(setting, shape=node.shape)
     return replace(
         setting,
+        shape=node.shape,
         every_pair=sees_every_pair(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         mass_asked=_mass_asked(graph, node),
@@ -181,31 +198,54 @@ def _parts(graph: HeadGraph, found: Mapping[str, str]) -> dict[str, Any]:
     return {own: graph.nodes[name].part for own, name in found.items()}
 
 
-def _chosen(forms: Iterable[Form], backend: str, setting: Setting) -> tuple[Form, str] | None:
-    """The first form that fits, on the wanted backend or on one to fall back to, and why none is faster."""
-    forms, reasons = tuple(forms), []
-    wanted = PREFERRED if backend == AUTO else (backend, *(other for other in PREFERRED if other != backend))
+@dataclass(frozen=True)
+class Choice:
+    """A form that fits, why none is faster, and what is not installed of those that are."""
+
+    form: Form
+    why: str
+    missing: tuple[str, ...]
+
+
+def _choices(
+    forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = ()
+) -> tuple[list[Choice], tuple[str, ...]]:
+    """The first form that fits, on the wanted backend or on one to fall back to, and why none is faster; behind one that may
+    refuse, the next. With them, why others do not fit. above: what has been said before."""
+    forms, choices = tuple(forms), []
+    missing: dict[str, None] = {}
+    reasons = dict.fromkeys(above)
+    wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
     for place, one in enumerate(wanted):
         found = [form for form in forms if form.backend in (one, EVERY) and (setting.one_token or not form.decode)]
         for form in found:
+            absent = form.missing()
+            if absent is not None:
+                missing[absent] = reasons[absent] = None
+                continue
             problem = form.fits(setting)
-            if problem is None:
-                return form, _why(form, forms, backend, setting, reasons)
-            reasons.append(f"{form.says}: {problem}")
+            if problem is not None:
+                reasons[f"{form.says}: {problem}"] = None
+                continue
+            choices.append(Choice(form, _why(form, forms, backend, setting, tuple(reasons)), tuple(missing)))
+            if not form.refuses:
+                return choices, tuple(reasons)
         if place == 0 and backend != AUTO and not any(form.backend in (one, EVERY) for form in forms):
-            reasons.append(f"it has no {one} form")
-    return None
+            reasons[f"it has no {one} form"] = None
+    return choices, tuple(reasons)
 
 
-def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: list[str]) -> str:
+def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: tuple[str, ...]) -> str:
     if backend == REFERENCE:
         return "the reference was asked for; it is the definition, and slow"
     if reasons:
         return "; ".join(reasons)
     if form.backend == EVERY:
         return "one form computes it everywhere"
-    if form.backend not in PREFERRED or setting.device == "cpu":
+    if form.backend not in ANYWHERE or setting.device == "cpu":
         return "of the forms that are built in, this is the fastest"
+    if any(other.backend not in (*ANYWHERE, EVERY) for other in forms):
+        return f"{backend} was asked for"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"
 
 

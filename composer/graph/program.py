@@ -6,14 +6,31 @@ the state are its own; all of that is bound when the head is compiled.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blocks.flow import Tokens
+from blocks.kernels import Refused
 from blocks.operation import Bound, Call, Form
 from blocks.part import State
 from composer.graph.graph import Edge, Node
+
+
+class FallsBack(RuntimeWarning):
+    """Something runs on another form than it would, and the same comes of it, later."""
+
+
+_told: set[str] = set()
+
+
+def tell(text: str) -> None:
+    """Warn, once a process, that something runs otherwise than it would."""
+    if text not in _told:
+        _told.add(text)
+        warnings.warn(text, FallsBack, stacklevel=2)
+
 
 Value = tuple[str, str]
 """What a node gives at a port."""
@@ -74,15 +91,30 @@ class Covered:
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes. names: what the form calls them; why: why no faster form was taken."""
+    """One form, and the operations that it computes. names: what the form calls them; why: why no faster form was taken; missing:
+    what is not installed that faster ones take; instead: what runs where the form refuses."""
 
     covers: tuple[Covered, ...]
     names: tuple[str, ...]
     form: Form
     why: str
+    missing: tuple[str, ...] = ()
+    instead: tuple[Step, ...] = ()
 
     def run(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
         """Compute, and write what comes of it to ``values`` and ``carried``."""
+        if not self.instead:
+            self._compute(modules, values, around, carried)
+            return
+        try:
+            self._compute(modules, values, around, carried)
+        except Refused as refusal:
+            following = ", ".join(f"{step.form.says} ({step.form.backend})" for step in self.instead)
+            tell(f"{refusal}. In its place: {following}")
+            for step in self.instead:
+                step.run(modules, values, around, carried)
+
+    def _compute(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
         if len(self.covers) == 1:
             (only,) = self.covers
             only.keep(modules[only.node.module](self.form.run, only.call(around), **only.inputs(values)), values, carried)

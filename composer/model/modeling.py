@@ -39,7 +39,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = False
 
     def set_backend(self, backend: str) -> None:
-        """Which forms run its heads from now on: auto, reference, torch, or another that a part has. Raises BuildError."""
+        """Which forms run its heads from now on: one of BACKENDS, or another that a part has. Raises BuildError."""
         self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
 
     def run_on(self, backend: str) -> None:

@@ -53,7 +53,7 @@ def asked(compose: Compose, teacher: Path, student: Path) -> Any:
 def test_an_unknown_backend_is_refused_before_anything_is_written(asked: Any, name: str) -> None:
     result = asked(name, "--backend", "tritn")
     assert result.exit_code == 2, result.output
-    assert 'there is no backend "tritn"; there are auto, reference, torch' in " ".join(result.stderr.split())
+    assert 'there is no backend "tritn"; there are auto, fla, reference, torch, triton' in " ".join(result.stderr.split())
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "texts.jsonl"]
 
 

@@ -195,7 +195,10 @@ def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
         (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "goes without --expand"),
         (["--code"], "no spec is named"),
         (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),
-        (["lolcats", "--from", teacher, "--code", "--backend", "tritn"], 'no backend "tritn"; there are auto, reference, torch'),
+        (
+            ["lolcats", "--from", teacher, "--code", "--backend", "tritn"],
+            'no backend "tritn"; there are auto, fla, reference, torch, triton',
+        ),
     ):
         result = compose("show", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")

@@ -137,5 +137,5 @@ def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
     assert check_backend("own", [graph]) == "own"
     joint = {one.part for one in lowered(graph, "own", Setting()) if (one.backend, one.form) == ("own", SAYS)}
     assert joint == {"window", "state"}
-    with pytest.raises(BuildError, match=r"there are auto, reference, torch$"):
+    with pytest.raises(BuildError, match=r"there are auto, fla, reference, torch, triton$"):
         check_backend("own", [graph_of({"memory": ["full"]})])

@@ -62,7 +62,7 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
         lambda: composer.load(tmp_path / "student", backend="tritn"),
         lambda: composer.build("lolcats", llama(), backend="tritn"),
     ):
-        with pytest.raises(BuildError, match=r'there is no backend "tritn"; there are auto, reference, torch$'):
+        with pytest.raises(BuildError, match=r'there is no backend "tritn"; there are auto, fla, reference, torch, triton$'):
             attempt()
 
 

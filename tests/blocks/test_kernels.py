@@ -1,0 +1,148 @@
+"""Kernels that are not there, or that will not, are told in words, and the next form answers in their place, with one warning."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import blocks.kernels
+from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, needs_gpu
+from blocks.operation import Form, Setting
+from blocks.recurrences import additive
+from composer.graph import program
+from composer.graph.lowering import lowered
+from composer.graph.program import FallsBack
+from tests.composer.graph.backends import forget
+from tests.composer.graph.heads import SIZE, graph_of, resolved
+from tests.laws.cases import Inputs, built, inputs, run
+
+ROOT = Path(__file__).parent.parent.parent
+LINEAR = {"feature_map": "elu", "memory": ["state"]}
+NOWHERE = Package("no-such-package-anywhere", ">=1")
+OLD = Package("numpy", ">=9999")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been told, and nothing has failed, before the test and because of it."""
+    monkeypatch.setattr(program, "_told", set())
+    monkeypatch.setattr(blocks.kernels, "_failed", {})
+
+
+@pytest.mark.parametrize("package", [FLASH_LINEAR_ATTENTION, TRITON_PACKAGE])
+def test_the_ranges_are_those_that_are_installed(package: Package) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in ("gpu", "dev"):
+        assert f"{package.name}{package.versions}; sys_platform == 'linux'" in project[extra]
+    assert package.missing() is None
+
+
+def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
+    assert NOWHERE.missing() == "no-such-package-anywhere is not installed: pip install 'attention-composer[gpu]'"
+    old = OLD.missing()
+    assert old is not None
+    assert old.startswith("numpy ")
+    assert old.endswith("is installed, and >=9999 is needed: pip install 'attention-composer[gpu]'")
+
+
+def test_a_kernel_says_why_it_cannot(told: None) -> None:
+    assert Kernel("math", "sqrt", TRITON_PACKAGE)(4.0) == 2.0
+    with pytest.raises(Refused, match=r"sqrt refused \(ValueError: .*\)"):
+        Kernel("math", "sqrt", TRITON_PACKAGE)(-1.0)
+    gone = Kernel("math", "no_such_function", TRITON_PACKAGE)
+    assert gone.missing() is None
+    for _ in range(2):
+        with pytest.raises(Refused, match="math has no no_such_function that could be imported"):
+            gone()
+    assert gone.missing() is not None
+    with pytest.raises(Refused, match="is not installed"):
+        Kernel("math", "sqrt", NOWHERE)(4.0)
+
+
+def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("math.sqrt", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            Kernel("math", "sqrt", TRITON_PACKAGE)(4.0)
+
+
+def test_triton_runs_on_a_gpu_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert needs_gpu(Setting("cuda", "bfloat16")) is None
+    assert needs_gpu(Setting("cpu", "float32")) is None
+    assert needs_gpu(Setting("cuda", "float64")) == "Triton's kernels do not take float64"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert str(needs_gpu(Setting("cpu", "float32"))).startswith("Triton runs on a GPU")
+
+
+def _broken(error: Exception) -> Any:
+    def run(*_: Any) -> Any:
+        raise error
+
+    return run
+
+
+def _in_pieces(data: Inputs, bounds: tuple[int, ...]) -> torch.Tensor:
+    head, state, outputs = built(resolved(LINEAR).heads["head"], SIZE.shape(4)), None, []
+    for start, stop in itertools.pairwise(bounds):
+        output, state = run(head, data.cut(slice(start, stop)), state, "own")
+        outputs.append(output)
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("bounds", [(0, 12), (0, 11, 12)])
+def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
+    told: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = inputs(SIZE.shape(4), 2, 12)
+    expected, _ = run(built(resolved(LINEAR).heads["head"], SIZE.shape(4)), data)
+    first = Form("own", "one that refuses", _broken(Refused("no such kernel")), refuses=True)
+    monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
+    forget()
+    try:
+        with pytest.warns(FallsBack) as warned:
+            found = _in_pieces(data, bounds)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        (only, *others) = [str(one.message) for one in warned]
+        assert only.startswith("no such kernel. In its place: chunks of 64")
+        assert len(others) == len(bounds) - 2, "decode has another form in its place, and says so once, too"
+    finally:
+        forget()
+
+
+def test_what_is_missing_is_explained_and_told_once(told: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Form("own", "of a package", _broken(AssertionError()), missing=NOWHERE.missing)
+    monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
+    forget()
+    try:
+        (state,) = [one for one in lowered(graph_of(LINEAR), "own", Setting()) if one.part == "state"]
+        assert state.backend == "torch"
+        assert state.why_not_faster.startswith("no-such-package-anywhere is not installed: pip install")
+        with pytest.warns(FallsBack, match="no-such-package-anywhere is not installed") as warned:
+            _in_pieces(inputs(SIZE.shape(4), 2, 12), (0, 5, 11, 12))
+        assert len(warned) == 1
+    finally:
+        forget()
+
+
+def test_a_spec_is_explained_for_a_gpu_without_torch_and_without_triton() -> None:
+    code = (
+        "import sys; from pathlib import Path; from composer.spec.explain import explain_resolved\n"
+        "from composer.spec.loading import load_spec; from composer.spec.resolve import Dimensions, resolve\n"
+        "size = Dimensions(hidden_size=64, layers=4, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)\n"
+        "answer = explain_resolved(resolve(load_spec('gla'), size), device='cuda', dtype='bfloat16')\n"
+        "assert not {'torch', 'triton', 'fla', 'transformers'} & set(sys.modules)"
+    )
+    around = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run((sys.executable, "-c", code), env=around, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

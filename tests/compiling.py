@@ -1,0 +1,95 @@
+"""Triton kernels built for GPUs that are not there, and what they take of one.
+
+``built`` starts a process of its own, where kernels are kernels: in the tests' processes they are the interpreter's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+CAPABILITIES = (80, 90)
+"""Ampere's and Hopper's."""
+MEASURED = re.compile(r"REG:(?P<registers>\d+) .*?STACK:(?P<stack>\d+)")
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel and what it is built for.
+
+    kernel: "MODULE:NAME". signature: the types of its arguments, as Triton writes them ("*fp32", "i32", "fp32"). constants: the
+    values of its constexpr arguments. options: num_warps, num_stages.
+    """
+
+    kernel: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a program of it takes. registers: of a thread; stack: bytes that it spills; shared: bytes of shared memory; tf32: whether a
+    product rounds float32 to TF32."""
+
+    kernel: str
+    capability: int
+    registers: int
+    stack: int
+    shared: int
+    tf32: bool
+
+
+def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -> list[Built]:
+    """Each kernel built for each capability, printed. Raises AssertionError with the compiler's words where one cannot be."""
+    asked = {"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]}
+    with tempfile.TemporaryDirectory() as cache:
+        around = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": cache}
+        command = (sys.executable, "-m", "tests.compiling")
+        done = subprocess.run(command, input=json.dumps(asked), env=around, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [Built(**one) for one in json.loads(done.stdout)]
+    for one in found:
+        print(one)
+    return found
+
+
+def _built(build: Mapping[str, Any], capability: int) -> Built:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, _, name = build["kernel"].partition(":")
+    kernel = getattr(importlib.import_module(module), name)
+    while not isinstance(kernel, triton.JITFunction):  # behind its autotuner and its heuristics
+        kernel = kernel.fn
+    signature = build["signature"] | dict.fromkeys(build["constants"], "constexpr")
+    ordered = {argument: signature[argument] for argument in kernel.arg_names}
+    source = ASTSource(kernel, ordered, constexprs=build["constants"])
+    compiled: Any = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=build["options"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run((tool, "--dump-resource-usage", file.name), capture_output=True, text=True, check=True).stdout
+    measured = MEASURED.search(said)
+    assert measured, said
+    taken = {name: int(value) for name, value in measured.groupdict().items()}
+    return Built(build["kernel"], capability, **taken, shared=compiled.metadata.shared, tf32=".tf32" in compiled.asm["ptx"])
+
+
+if __name__ == "__main__":
+    from blocks.kernels import prepare
+
+    prepare()
+    asked = json.load(sys.stdin)
+    print(json.dumps([asdict(_built(build, capability)) for build in asked["builds"] for capability in asked["capabilities"]]))

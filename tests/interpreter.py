@@ -1,0 +1,136 @@
+"""Triton's interpreter in the place of a GPU, for tests of forms that run on Triton: importing this puts it in place.
+
+``tests/conftest.py`` turns it on, since Triton decides as it defines its own functions, at its import. Kernels run block by block
+in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things are missing of it, and mended:
+
+- a driver, which libraries ask for the device at hand, and autotuners for times (all are the same: they take what comes first);
+- a loop's variable is a number of Python where a compiled kernel has a tensor;
+- the functions of CUDA's mathematical library.
+
+Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
+refuses would be tested by the one that answers in its place.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+from composer.graph import program
+
+assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was imported before TRITON_INTERPRET was set"
+
+
+class ProcessorDriver(DriverBase):
+    """Says that the processor is the device, and that all kernels take the same time."""
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cpu", 0, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_benchmarker(self) -> Any:
+        return lambda kernel, *, quantiles=None, **options: [1.0 for _ in quantiles or (0.5,)]
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        pass
+
+
+class LoopsOverTensors(interpreter.ASTTransformer):
+    """Begins the body of ``for i in range(…)`` with ``i = i``, which becomes a tensor like anything that is assigned."""
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        asked = node.iter.func if isinstance(node.iter, ast.Call) else None
+        called = asked.id if isinstance(asked, ast.Name) else asked.attr if isinstance(asked, ast.Attribute) else None
+        if called == "range" and isinstance(node.target, ast.Name):
+            name = node.target.id
+            node.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], ast.Name(name, ast.Load())))
+        return self.generic_visit(node)
+
+
+def _elementwise(function: numpy.ufunc) -> Any:
+    """A function of CUDA's library by NumPy's, in float32."""
+
+    def applied(x: Any, _semantic: Any = None) -> Any:
+        numbers = function(x.handle.data.astype(numpy.float32)).astype(numpy.float32)
+        return tl.core.tensor(interpreter.TensorHandle(numbers, tl.float32), x.type)
+
+    return applied
+
+
+LIBRARY = {
+    "exp2": numpy.exp2,
+    "fast_expf": numpy.exp,
+    "fast_log2f": numpy.log2,
+    "fast_logf": numpy.log,
+    "fast_tanhf": numpy.tanh,
+    "log1p": numpy.log1p,
+    "rsqrt": lambda numbers: 1 / numpy.sqrt(numbers),
+    "tanh": numpy.tanh,
+}
+triton.runtime.driver.set_active(ProcessorDriver())
+interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
+for name, function in LIBRARY.items():
+    setattr(libdevice, name, _elementwise(function))
+
+
+def _operations_alone() -> None:
+    """Import fla without the models that it brings along, which take many times as long as all of its operations."""
+    models = {name: None for name in ("fla.layers", "fla.models") if name not in sys.modules}
+    sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
+    try:
+        importlib.import_module("fla")
+    finally:
+        for name in models:
+            del sys.modules[name]
+
+
+_operations_alone()
+
+
+@contextmanager
+def nothing_refused() -> Iterator[None]:
+    """Within, a form that refuses what it is given, or that is not there, is an error."""
+    told = set(program._told)
+    program._told.clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", program.FallsBack)
+            yield
+    finally:
+        program._told.clear()
+        program._told.update(told)
