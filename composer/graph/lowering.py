@@ -16,7 +16,7 @@ from networkx.algorithms.isomorphism import MultiDiGraphMatcher
 from blocks.catalogue import PATTERNS
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Pattern, Setting
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Kind, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
@@ -109,10 +109,11 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None)
     for pattern, found in _matches(graph):
         nodes = tuple(graph.nodes[name] for name in found.values())
         names = tuple(node.name for node in nodes)
+        asked = graph.nodes[found.get(pattern.asked, names[0])]
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
         forms = pattern.forms(_parts(graph, found)) if free else ()
-        choices, reasons = _choices(forms, backend, _of_node(graph, nodes[0], setting))
+        choices, reasons = _choices(forms, backend, _of_node(graph, asked, setting))
         if not choices or _order(graph, joined) is None:
             above |= {name: (*above.get(name, ()), *reasons) for name in names}
             continue
@@ -258,7 +259,14 @@ def _matches(graph: HeadGraph) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
         matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
         for found in matcher.subgraph_monomorphisms_iter():
             by_name = {own: name for name, own in found.items()}
-            yield pattern, {own: by_name[own] for own in pattern.nodes}
+            if not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes]):
+                yield pattern, {own: by_name[own] for own in pattern.nodes}
+
+
+def _whole(graph: HeadGraph, names: list[str]) -> bool:
+    """Whether what these nodes give, the last apart, goes to each other alone, and no other partial goes into them."""
+    given = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
+    return given and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 
 
 def _is_one(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
