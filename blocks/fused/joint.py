@@ -18,6 +18,9 @@ from blocks.fused import window_and_state_backward as backward
 from blocks.fused.tiles import products_of, width
 from blocks.legend import Float, Int
 
+ROWS = 32
+"""Entries whose gradient is summed up at once: of more, the sums leave the registers."""
+
 
 @dataclass(frozen=True)
 class Fall:
@@ -108,7 +111,8 @@ class _Together(torch.autograd.Function):
         of_key, of_value, of_key_features = (torch.empty_like(one) for one in (key, value, key_features))
         backward.of_pairs[sizes.of_pairs](
             query, key, value, query_features, key_features, *tables, *laid, *arrived, of_weight, of_key, of_value,
-            of_key_features, *sizes.lengths, fall.held, fall.reach, sizes.scale, *_strides(weight), **sizes.blocks(),
+            of_key_features, *sizes.lengths, fall.held, fall.reach, sizes.scale, *_strides(weight),
+            ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
         if decay is not None:
@@ -151,7 +155,7 @@ class _Sizes:
 
     @property
     def of_pairs(self) -> tuple[int, int]:
-        return triton.cdiv(self.lengths[1], self.block), self.batch * self.heads[1]
+        return triton.cdiv(self.lengths[1], min(self.block, ROWS)), self.batch * self.heads[1]
 
     @property
     def of_tiles(self) -> tuple[int, int]:
@@ -159,9 +163,9 @@ class _Sizes:
         return tiles[0] * tiles[1], self.batch * self.heads[2]
 
     def blocks(self) -> dict[str, Any]:
-        """The constants of what takes a block of queries or pairs: a matrix of so many features has at most 2 ** 14 numbers."""
+        """The constants of what takes a block of queries or pairs: a matrix of so many features has at most 2 ** 13 numbers."""
         columns = width(self.dims[0])
-        features = width(self.dims[1], min(128, 2**14 // columns))
+        features = width(self.dims[1], min(64, 2**13 // columns))
         return self._constants(self.heads) | {"DB": columns, "FB": features, "ROW_MAX": self.row_max}
 
     def tiles(self, *, of_keys: bool) -> dict[str, Any]:

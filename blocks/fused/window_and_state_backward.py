@@ -159,12 +159,11 @@ def of_pairs(
     key_gradient, value_gradient, feature_gradient,
     T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of entries of one key head: what the gradient of their keys, values and features is, over all query heads."""
-    block = tl.program_id(0)
-    low = block * BLOCK
-    entry, column = low + tl.arange(0, BLOCK), tl.arange(0, DB)
+    """Entries of one block and key head: what the gradient of their keys, values and features is, over all query heads."""
+    block, low = tl.program_id(0) * ROWS // BLOCK, tl.program_id(0) * ROWS
+    entry, column = low + tl.arange(0, ROWS), tl.arange(0, DB)
     b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
     columns, laid_there = column < D, block < count
     pair = ((b * E + entry) * K + k) * D
@@ -172,19 +171,19 @@ def of_pairs(
     end = tl.load(rows + b * 4 + 1)
     enters = (entry >= tl.load(rows + b * 4)) & (entry < end)
     if start is not None:
-        enters = enters & (entry >= tl.load(start + b * E + tl.maximum(tl.minimum(low + BLOCK, end) - 1, 0)))
+        enters = enters & (entry >= tl.load(start + b * E + tl.maximum(tl.minimum(block * BLOCK + BLOCK, end) - 1, 0)))
     blocks = tl.minimum(block + 1, tl.cdiv(T, BLOCK))
     asking_first = block
     if fallen is not None:
         asking_first = tl.maximum(low + 1 - reach, 0) // BLOCK
-    of_value = tl.zeros((BLOCK, DB), tl.float32)
+    of_value = tl.zeros((ROWS, DB), tl.float32)
     # Products stand with the entries in rows and the tokens in columns, as the sums over tokens take them.
     for head in range(0, N // K):
         n = k * (N // K) + head
-        clock, left = tl.zeros((BLOCK,), tl.float32), tl.full((BLOCK,), 1.0, tl.float32)
+        clock, left = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
         if decay is not None:
             clock += tl.load(decay + (b * steps + entry) * N + n, mask=entry < steps, other=0.0)
-            whole = tl.load(decay + (b * steps + low + BLOCK - 1) * N + n, mask=laid_there, other=0.0)
+            whole = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=laid_there, other=0.0)
             left = tl.exp(tl.minimum(whole - clock, 0.0))
         left = tl.where(enters, left, 0.0)
         for at in range(0, F, FB):
@@ -219,7 +218,7 @@ def of_pairs(
                     found = tl.dot(products.to(matrix.dtype), queries, found, input_precision=PRECISION)
             put(feature_gradient, ((b * e + entry) * N + n) * F, feature, found, entry < e, features)
 
-    keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((BLOCK, DB), tl.float32)
+    keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((ROWS, DB), tl.float32)
     for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
         token = asking * BLOCK + tl.arange(0, BLOCK)
         here = token < T
