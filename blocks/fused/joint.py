@@ -137,7 +137,9 @@ class _Sizes:
     dtype: torch.dtype
 
     @staticmethod
-    def of(query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, fall: Fall, row_max: bool, block: int) -> _Sizes:
+    def of(
+        query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, fall: Fall, row_max: bool, block: int
+    ) -> _Sizes:
         batch, tokens, heads, dim = query.shape
         # Where several fall at a token, all may have before the first token of a block.
         count = triton.cdiv(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1

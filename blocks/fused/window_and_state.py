@@ -87,8 +87,8 @@ def answer(
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: the output, and what the backward wants: the logarithm to base 2 of the mass of both memories,
-    what the state's products are to be multiplied by, and, for ``row_max``, the window's largest logit and where it stands."""
+    """A block of queries of one head: the output, and what the backward wants: the logarithm to base 2 of the mass of both, what
+    the state's products are to be multiplied by, and, for ``row_max``, the window's largest logit and where it stands."""
     first_token = tl.program_id(0) * BLOCK
     token, column = first_token + tl.arange(0, BLOCK), tl.arange(0, DB)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H

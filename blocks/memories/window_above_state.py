@@ -1,10 +1,9 @@
-"""A window, the state that it feeds and the read of the two, as one step: one softmax over pairs that are near and features of those
-that are far, whose denominator is both memories' mass. The head's output comes out at once, and no answer of either alone."""
+"""A window, the state that it feeds and the read of the two, as one step: one softmax over pairs that are near and features of
+those that are far, over one denominator. The head's output comes out at once, and no answer of either alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting
+from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
 from blocks.part import Part, State
 from blocks.reads import Shared
 
@@ -134,17 +133,15 @@ def _fits(rank: str, shape: str, setting: Setting) -> str | None:
     sizes = setting.shape
     if sizes is None or sizes.both_ways:
         return "it only looks back"
-    if setting.one_token:
-        return "it takes tokens by the block, and a step of decode has one"
-    if sizes.exponential:
-        return "it keeps no running maximum for exponential features"
-    if rank == "channel" or (rank != "none" and shape == "terraced"):
-        return "it has decay by the head below a sliding window, and no other"
-    if setting.capped:
-        return "it caps no logits"
-    if max(sizes.head_dim, sizes.features) > WIDEST:
-        return f"it has room for {WIDEST} features and {WIDEST} numbers a head, not for {sizes.features} and {sizes.head_dim}"
-    return needs_gpu(setting)
+    reasons = {
+        "it takes tokens by the block, and a step of decode has one": setting.one_token,
+        "it keeps no running maximum for exponential features": sizes.exponential,
+        "it has decay by the head below a sliding window, and no other": rank == "channel"
+        or (rank != "none" and shape != "sliding"),
+        "it caps no logits": setting.capped,
+        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:

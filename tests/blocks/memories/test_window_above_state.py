@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +29,8 @@ ON_GPU = Setting(device="cuda", dtype="bfloat16", gradients=True)
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "_block", lambda *_: 16)
-    yield
 
 
 def packed() -> Tokens:
@@ -84,7 +82,9 @@ def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
     position = torch.arange(LENGTH).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
     memory = [TERRACED, {"kind": "state"}]
-    assert_defined({**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=2, tokens=tokens, bounds=(12,), gradients=False)
+    assert_defined(
+        {**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=2, tokens=tokens, bounds=(12,), gradients=False
+    )
 
 
 def test_large_logits_stay_finite_and_right() -> None:
