@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from blocks.flow import Features, Pairs, Partial, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import Call, Form
+from blocks.operation import FLA, Call, Form
 from blocks.part import Slot, State
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
@@ -72,7 +72,9 @@ class Delta(Recurrent):
         if pairs is not None:
             assert pairs.rate is not None, "the graph gives every pair its rate"
             key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
-            value, rate = pairs.value.to(accumulating(pairs.value.dtype)), pairs.there(rate, 0.0)
+            # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
+            value = pairs.value if recurrence.backend == FLA else pairs.value.to(accumulating(pairs.value.dtype))
+            rate = pairs.there(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(output, None), {"state": matrix}
 

@@ -13,9 +13,9 @@ from blocks import initialise
 from blocks.flow import Partial, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
 from blocks.part import Fresh, Parameters, Slot, State
-from blocks.recurrences import additive
+from blocks.recurrences import additive, cumulative_fla, fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
 
@@ -64,6 +64,10 @@ class Latents(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
+            Form(
+                FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
+                partial(self.answer, means=_by_kernels), fla.fits, missing=cumulative_fla.missing, refuses=True,
+            ),
             Form(TORCH, "one step of eq. 19", self.answer_one, unbroken, decode=True),
             *(
                 Form(
@@ -73,9 +77,9 @@ class Latents(Memory):
                     form.fits,
                 )
                 for form in additive.FORMS
-                if form.backend != REFERENCE and not form.decode
+                if form.backend == TORCH and not form.decode
             ),
-        )
+        )  # fmt: skip
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (
@@ -125,7 +129,7 @@ class Latents(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Definition 2: take each token's value and answer the token. hidden: what the logits see."""
         query, key = self._logits(parameters, hidden, call)
-        output, state = means(query.softmax(-1), key, value.to(query.dtype), call.tokens.segment, call.state)
+        output, state = means(query.softmax(-1), key, value, call.tokens.segment, call.state)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
 
     def answer_one(
@@ -202,8 +206,21 @@ def _by_recurrence(
 ) -> tuple[Float[Tensor, "B T H D"], State]:
     """Keys and decays that add up to 1, on a form of the additive recurrence."""
     sums = cumulate(logits, segment, state["maximum"], state["total"])
-    output, mean = recurrence(query, sums.key, value, sums.log_decay, segment, state["state"])
+    output, mean = recurrence(query, sums.key, value.to(query.dtype), sums.log_decay, segment, state["state"])
     return output, {"maximum": sums.maximum, "total": sums.total, "state": mean}
+
+
+def _by_kernels(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K D"],
+    segment: Int[Tensor, "B T"] | None,
+    state: State,
+) -> tuple[Float[Tensor, "B T H D"], State]:
+    """On fla's kernels, whose products are of the values' dtype."""
+    held = state["maximum"], state["total"], state["state"]
+    output, *carried = cumulative_fla.means(query, logits, value, segment, *held)
+    return output, dict(zip(("maximum", "total", "state"), carried, strict=True))
 
 
 def _sequential(
@@ -214,7 +231,7 @@ def _sequential(
     state: State,
 ) -> tuple[Float[Tensor, "B T H D"], State]:
     """Eq. 19, then eq. 10: α and ṽ over the exponential of the running maximum, which carries no gradient as it cancels."""
-    value = repeat_heads(value, query.shape[2])
+    value = repeat_heads(value.to(query.dtype), query.shape[2])
     maximum, alpha = state["maximum"], state["total"]
     held = state["state"] * alpha[..., None]
     mean, outputs = state["state"], []

@@ -190,14 +190,15 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
     steps = [
-        Form(recurrence.backend, f"{STEP}{how}; {recurrence.says}", partial(_answer, recurrence=recurrence, attention=attention),
-             partial(_both_fit, (fits, recurrence.fits)), decode=True)
+        replace(recurrence, says=f"{STEP}{how}; {recurrence.says}", decode=True,
+                run=partial(_answer, recurrence=recurrence, attention=attention), fits=partial(_both_fit, (fits, recurrence.fits)))
         for how, attention, fits in ((", by PyTorch's kernel", native, native_fits), ("", single, unbroken))
         for recurrence in memory.recurrences
-        if recurrence.backend != REFERENCE
+        # A step may write over the cache, and one that refuses may not have done so.
+        if recurrence.backend != REFERENCE and not recurrence.refuses
     ]  # fmt: skip
     falls = [
-        Form(form.backend, f"one fall after the other; {form.says}", partial(_answer, recurrence=form), form.fits)
+        replace(form, says=f"one fall after the other; {form.says}", run=partial(_answer, recurrence=form))
         for form in memory.recurrences
         if not form.decode
     ]

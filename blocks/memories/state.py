@@ -15,7 +15,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Path
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import REFERENCE, TORCH, Call, Form
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form
 from blocks.part import FieldError, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
@@ -107,7 +107,8 @@ class StateMemory(Recurrent):
         dtype = query.dtype
         if pairs is not None:
             dtype = pairs.value.dtype
-            key, value = pairs.key, pairs.value.to(accumulating(dtype))
+            # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
+            key, value = pairs.key, pairs.value if recurrence.backend == FLA else pairs.value.to(accumulating(dtype))
             if not recurrence.decode:
                 key = repeat_heads(key, shape.state_heads)
             if self.normalise:

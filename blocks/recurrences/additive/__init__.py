@@ -16,14 +16,21 @@ key B E n F (n heads, N or K of them) and value B E K V, or None.
 
 from __future__ import annotations
 
-from blocks.operation import REFERENCE, TORCH, Form
+from blocks.operation import FLA, REFERENCE, TORCH, Form
+from blocks.recurrences.additive import fla
 from blocks.recurrences.additive.chunked import chunked
 from blocks.recurrences.additive.naive import naive
 from blocks.recurrences.additive.step import step
+from blocks.recurrences.fla import fits, fits_a_step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
+    Form(
+        FLA, "fused_recurrent_simple_gla or fused_recurrent_gla", fla.step, fits_a_step,
+        decode=True, missing=fla.missing, refuses=True,
+    ),
+    Form(FLA, "chunk_simple_gla, or chunk_gla where a channel has its decay", fla.chunked, fits, missing=fla.missing, refuses=True),
     Form(TORCH, "one step", step, decode=True),
     Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
-)
+)  # fmt: skip

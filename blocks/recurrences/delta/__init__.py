@@ -19,15 +19,19 @@ A form of decode is told by ``in_place`` whether it may write over ``state``; it
 
 from __future__ import annotations
 
-from blocks.operation import REFERENCE, TORCH, Form, one_pair_at_most
+from blocks.operation import FLA, REFERENCE, TORCH, Form, one_pair_at_most
+from blocks.recurrences.delta import fla
 from blocks.recurrences.delta.chunked import chunked
 from blocks.recurrences.delta.naive import naive
 from blocks.recurrences.delta.step import step
+from blocks.recurrences.fla import fits_a_step
 
 DECAY_RANKS = frozenset({"none", "head"})
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
+    Form(FLA, "fused_recurrent_gated_delta_rule", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_gated_delta_rule, or chunk_delta_rule without a decay", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
     Form(TORCH, "one step", step, one_pair_at_most, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )

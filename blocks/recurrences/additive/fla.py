@@ -1,0 +1,85 @@
+"""The additive recurrence on flash-linear-attention: ``simple_gla`` where a head decays as one or not at all, ``gla`` by feature.
+
+Every query head has its own copy of what it shares with others, its state among them: the kernels know no groups. Products are
+taken in the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.fla import answered, filled_state, gently, kernel, one_row, refuse_wrong_gradients, rows, to_heads, width
+
+CHUNKS = kernel("ops.simple_gla", "chunk_simple_gla"), kernel("ops.gla", "chunk_gla")
+STEPS = kernel("ops.simple_gla", "fused_recurrent_simple_gla"), kernel("ops.gla", "fused_recurrent_gla")
+
+
+def missing() -> str | None:
+    """What is not installed of all that the forms call."""
+    return next((absent for one in (*CHUNKS, *STEPS) if (absent := one.missing())), None)
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Any number of tokens."""
+    if log_decay is not None and log_decay.dim() == 3:
+        refuse_wrong_gradients(log_decay)
+    inputs, heads = _inputs(query, key, value, log_decay), query.shape[2]
+    entering = filled_state(state, heads)
+    by_channel = log_decay is not None and log_decay.dim() == 4
+    common: dict[str, Any] = {"scale": 1.0, "output_final_state": True}
+    if segment is None:
+        output, left = CHUNKS[by_channel](**inputs, initial_state=entering, **common)
+    else:
+        documents = rows(segment)
+        flat = {name: one_row(of) for name, of in inputs.items()}
+        start = documents.states(entering)
+        output, left = CHUNKS[by_channel](**flat, initial_state=start, cu_seqlens=documents.bounds, **common)
+        output, left = output.unflatten(1, segment.shape).squeeze(0), documents.left(left)
+    return answered(output, left, state)
+
+
+def step(
+    query: Float[Tensor, "B 1 H F"],
+    key: Float[Tensor, "B 1 n F"] | None,
+    value: Float[Tensor, "B 1 K V"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B N F V"],
+    *,
+    in_place: bool = False,
+) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
+    """The recurrence once."""
+    heads = query.shape[2]
+    if segment is not None:
+        state = state * (segment == 0)[..., None, None]
+    if key is None or value is None:
+        key, value = torch.zeros_like(query), state.new_zeros(*query.shape[:3], state.shape[-1])
+    by_channel = log_decay is not None and log_decay.dim() == 4
+    inputs = _inputs(query, key, value, log_decay)
+    if by_channel:
+        inputs["gk"] = inputs.pop("g")
+    entering = filled_state(state, heads)
+    output, left = STEPS[by_channel](**inputs, initial_state=entering, scale=1.0, output_final_state=True)
+    return answered(output, left, state)
+
+
+def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:
+    """By the names that the kernels have for them."""
+    heads, kind, features = query.shape[2], value.dtype, width(query.shape[-1])
+    inputs = {
+        "q": to_heads(query, heads, kind, features),
+        "k": to_heads(key, heads, kind, features),
+        "v": to_heads(value, heads, kind, width(value.shape[-1])),
+    }
+    if log_decay is not None:
+        by_channel = log_decay.dim() == 4
+        inputs["g"] = to_heads(gently(log_decay), heads, torch.float32, features if by_channel else None)
+    return inputs

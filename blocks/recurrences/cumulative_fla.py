@@ -1,0 +1,53 @@
+"""Causal Latte on flash-linear-attention: ``chunk_lightnet`` in its two parts, ``fused_additive_gate`` and ``chunk_gla``, so that
+keys and decays come of float32 in a model of bfloat16, too.
+
+The gate's normaliser log Σ_s exp(θ_s) is one number where the other forms carry a maximum and a sum. It is handed on as the maximum,
+with a sum of 1; over a call it runs in the kernel, and does not drift from token to token.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.additive import fla as additive
+from blocks.recurrences.fla import kernel, one_row, rows
+
+GATE = kernel("ops.gsa.gate", "fused_additive_gate")
+NOWHERE = -1e30
+"""Stands for a logit of -inf, whose difference from another would be no number."""
+
+
+def missing() -> str | None:
+    """What is not installed of all that the form calls."""
+    return GATE.missing() or additive.missing()
+
+
+def means(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K D"],
+    segment: Int[Tensor, "B T"] | None,
+    maximum: Float[Tensor, "B H L"],
+    total: Float[Tensor, "B H L"],
+    mean: Float[Tensor, "B H L D"],
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H L"], Float[Tensor, "B H L"], Float[Tensor, "B H L D"]]:
+    """The tokens' answers, and the new maximum, total and mean. value: in the dtype that products are to be taken in."""
+    before = maximum.detach() + total.masked_fill(total == 0, 1.0).log()
+    before = before[:, None].clamp(min=NOWHERE)
+    entering = logits.clamp(min=NOWHERE)
+    if segment is None:
+        key, log_decay, after = GATE(entering, initial_state=before)
+    else:
+        documents = rows(segment)
+        start = documents.states(before - NOWHERE) + NOWHERE
+        key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
+        key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
+        after = documents.left(after)
+    # What has no logit brings nothing; the first that has one drops nothing, as there is nothing.
+    key, log_decay = key.masked_fill(logits.isneginf(), 0.0), log_decay.masked_fill(logits.isneginf(), 0.0)
+    output, mean = additive.chunked(query, key, value, log_decay, segment, mean)
+    empty = after.squeeze(1) < NOWHERE / 2
+    carried = after.squeeze(1).detach().masked_fill(empty, -math.inf)
+    sums = (after - after.detach()).squeeze(1).exp().masked_fill(empty, 0.0)
+    return output, carried, sums, mean

@@ -1,0 +1,94 @@
+"""The delta rule on flash-linear-attention: ``gated_delta_rule``, without a gate as with one that leaves all.
+
+Its ``delta_rule`` takes no float32, and is asked in bfloat16 alone. Query heads that share a state have a copy of it each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.operation import Setting
+from blocks.recurrences import fla
+from blocks.recurrences.fla import answered, filled_state, gently, kernel, one_row, refuse_wrong_gradients, rows, to_heads, width
+
+GATED, PLAIN = kernel("ops.gated_delta_rule", "chunk_gated_delta_rule"), kernel("ops.delta_rule", "chunk_delta_rule")
+STEP = kernel("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
+MOST_FEATURES = 256
+
+
+def missing() -> str | None:
+    """What is not installed of all that the forms call."""
+    return next((absent for one in (GATED, PLAIN, STEP) if (absent := one.missing())), None)
+
+
+def fits(setting: Setting) -> str | None:
+    """Of the chunked form."""
+    if setting.shape is not None and setting.shape.features > MOST_FEATURES:
+        return f"its kernel takes {MOST_FEATURES} features at most"
+    return fla.fits(setting)
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Any number of tokens."""
+    plain = log_decay is None and value.dtype == torch.bfloat16
+    run = PLAIN if plain else GATED
+    inputs, entering = _inputs(query, key, value, rate, log_decay, gated=not plain), filled_state(state, query.shape[2])
+    if not plain:
+        refuse_wrong_gradients(inputs["g"])
+    common: dict[str, Any] = {"scale": 1.0, "output_final_state": True}
+    if segment is None:
+        output, left = run(**inputs, initial_state=entering, **common)
+    else:
+        documents = rows(segment)
+        flat = {name: one_row(of) for name, of in inputs.items()}
+        output, left = run(**flat, initial_state=documents.states(entering), cu_seqlens=documents.bounds, **common)
+        output, left = output.unflatten(1, segment.shape).squeeze(0), documents.left(left)
+    return answered(output, left, state)
+
+
+def step(
+    query: Float[Tensor, "B 1 H F"],
+    key: Float[Tensor, "B 1 N F"] | None,
+    value: Float[Tensor, "B 1 K V"] | None,
+    rate: Float[Tensor, "B 1 N"] | None,
+    log_decay: Float[Tensor, "B 1 N"] | None,
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B N F V"],
+    *,
+    in_place: bool = False,
+) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
+    """The recurrence once."""
+    if segment is not None:
+        state = state * (segment == 0)[..., None, None]
+    if key is None or value is None or rate is None:
+        key, value = torch.zeros_like(query), state.new_zeros(*query.shape[:3], state.shape[-1])
+        rate = query.new_zeros(query.shape[:3])
+    inputs = _inputs(query, key, value, rate, log_decay, gated=True)
+    output, left = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return answered(output, left, state)
+
+
+def _inputs(
+    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool
+) -> dict[str, Tensor]:
+    """By the names that the kernels have for them."""
+    heads, kind, features = query.shape[2], value.dtype, width(query.shape[-1])
+    inputs = {
+        "q": to_heads(query, heads, kind, features),
+        "k": to_heads(key, heads, kind, features),
+        "v": to_heads(value, heads, kind, width(value.shape[-1])),
+        "beta": to_heads(rate, heads, kind),
+    }
+    if gated:
+        open_gate = inputs["beta"].new_zeros(query.shape[:3], dtype=torch.float32)
+        inputs["g"] = open_gate if log_decay is None else to_heads(gently(log_decay), heads, torch.float32)
+    return inputs

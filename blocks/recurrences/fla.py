@@ -1,0 +1,141 @@
+"""What the forms on flash-linear-attention share: where they fit, rows of documents as it takes them, and its sizes.
+
+Its kernels take B T H D with as many heads of each, float32 or bfloat16, and keep states in float32. Several documents are one row
+behind one another, with the bounds between them (``cu_seqlens``) and a state for each.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
+
+from blocks.flow import repeat_heads
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.operation import Setting, one_pair_at_most
+
+STEEPEST = -40.0
+"""What is left of a state after a steeper decay is below the rounding of what enters; sums of -inf would be no numbers."""
+COLUMNS = 8
+"""Features and values are filled up to a multiple of it: other widths fall off the kernels' vectorised loads."""
+
+
+def kernel(module: str, name: str) -> Kernel:
+    """A public function of the library."""
+    return Kernel(f"fla.{module}", name, FLASH_LINEAR_ATTENTION)
+
+
+def fits(setting: Setting) -> str | None:
+    """Of a form of its chunked kernels."""
+    if setting.dtype == "float16":
+        return "sums over a long text leave the range of float16, which its kernels answer in"
+    if setting.one_token:
+        return "its chunks are for several tokens"
+    return needs_gpu(setting)
+
+
+def fits_a_step(setting: Setting) -> str | None:
+    """Of a form of its recurrent kernels, for one token."""
+    if setting.gradients:
+        return "its kernel of one token gives no gradient"
+    if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
+        return "its kernel would copy a state for each of the query heads that share it"
+    return one_pair_at_most(setting) or fits(replace(setting, one_token=False))
+
+
+def refuse_wrong_gradients(gates: Tensor) -> None:
+    """Raise Refused where a gate of one a head would have wrong gradients: on Hopper, of Triton from 3.4 to before 3.7.1."""
+    if gates.is_cuda and torch.is_grad_enabled() and _outdated() and torch.cuda.get_device_capability(gates.device)[0] == 9:
+        raise Refused("Triton before 3.7.1 computes wrong gradients of its gated kernels on Hopper: pip install 'triton>=3.7.1'")
+
+
+@cache
+def _outdated() -> bool:
+    from packaging.version import Version
+
+    return Version("3.4") <= Version(metadata.version("triton")) < Version("3.7.1")
+
+
+def width(size: int) -> int:
+    """The size, filled up."""
+    return -(-size // COLUMNS) * COLUMNS
+
+
+def filled(states: Tensor, size: int) -> Tensor:
+    """``… D`` to ``… size``, with zeros."""
+    missing = size - states.shape[-1]
+    return torch.nn.functional.pad(states, (0, missing)) if missing else states
+
+
+def gently(log_decay: Tensor) -> Tensor:
+    """A decay of float32 that is nowhere steeper than ``STEEPEST``."""
+    return log_decay.float().clamp(min=STEEPEST)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of several documents as one row of documents.
+
+    bounds: where each begins, and where the last ends. first, last: the documents that each row begins and ends with. continues:
+    where the first one does not begin here but goes on.
+    """
+
+    bounds: Int[Tensor, " n"]
+    first: Int[Tensor, " B"]
+    last: Int[Tensor, " B"]
+    continues: Bool[Tensor, " B"]
+
+    def states(self, state: Float[Tensor, "B ..."]) -> Tensor:
+        """What each document begins with."""
+        own = state * self.continues.view(-1, *[1] * (state.dim() - 1))
+        empty = state.new_zeros(self.bounds.shape[0] - 1, *state.shape[1:])
+        return empty.index_copy(0, self.first, own)
+
+    def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
+        """What each row ends with."""
+        return states.index_select(0, self.last)
+
+
+_last: list[tuple[weakref.ref[Tensor], int, Rows]] = []
+"""The rows that were asked for last: all layers ask for the same, and finding bounds waits for the device."""
+
+
+def rows(segment: Int[Tensor, "B T"]) -> Rows:
+    """The documents of these tokens."""
+    if _last and _last[0][0]() is segment and _last[0][1] == segment._version:
+        return _last[0][2]
+    batch, length = segment.shape
+    begins = torch.ones_like(segment, dtype=torch.bool)
+    begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
+    starts = begins.flatten().nonzero().squeeze(1)
+    bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
+    of_each = begins.flatten().cumsum(0).view(batch, length) - 1
+    found = Rows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
+    _last[:] = [(weakref.ref(segment), segment._version, found)]
+    return found
+
+
+def one_row(states: Float[Tensor, "B T ..."]) -> Float[Tensor, "1 BT ..."]:
+    """Rows behind one another."""
+    return states.flatten(0, 1)[None]
+
+
+def to_heads(states: Tensor, heads: int, dtype: torch.dtype, size: int | None = None, dim: int = 2) -> Tensor:
+    """One entry a query head, in this dtype, filled up to this size."""
+    states = repeat_heads(states.to(dtype), heads, dim=dim)
+    return states if size is None else filled(states, size)
+
+
+def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
+    """The state as a kernel of so many heads takes it."""
+    features, columns = width(state.shape[2]), width(state.shape[3])
+    return to_heads(filled(filled(state, columns).mT, features).mT, heads, torch.float32, dim=1).contiguous()
+
+
+def answered(output: Tensor, left: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
+    """What was filled is taken off again, and of the query heads that share a state one hands it on. state: as it was."""
+    _, state_heads, features, columns = state.shape
+    shared = left.unflatten(1, (state_heads, -1))[:, :, 0, :features, :columns]
+    return output[..., :columns].to(state.dtype), shared.contiguous()
