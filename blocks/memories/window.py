@@ -144,7 +144,7 @@ class Window(Holding):
         """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
-        fallen = None if self.drops else self.pairs_of(oldest(state, place)) if sliding else self._chunk_that_falls(state, tokens)
+        fallen = None if self.drops else self.falling(call)
         carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
         query, hiding = call.turn(query, self.turn), None
         if not sliding:
@@ -155,6 +155,12 @@ class Window(Holding):
             attention(query, carried["key"], carried["value"], carried["position"], hiding, call.shape.softcap),
             fallen,
         ), carried
+
+    def falling(self, call: Call) -> Pairs | None:
+        """What falls at the only token of a call, if anything may."""
+        if self.shape == "terraced":
+            return self._chunk_that_falls(call.state, call.tokens)
+        return self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None

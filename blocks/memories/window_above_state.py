@@ -3,6 +3,7 @@ those that are far, over one denominator. The head's output comes out at once, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,13 +11,19 @@ from typing import Any
 from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Tensor, torch
+from blocks.memories.base import Memory
+from blocks.memories.holding import state_of
+from blocks.memories.ring import place_of, written
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
+from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
 from blocks.reads import Shared
+from blocks.recurrences.stabilised import stabilise_one
 
 TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
+STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
+RING = ("key", "value", "position")
 WIDEST = 256
 """Of heads and features: a block of wider ones does not fit a processor of the GPU."""
 
@@ -24,9 +31,8 @@ WIDEST = 256
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     window, state, read = bound["window"], bound["state"], bound["read"]
     extended: Pairs = window.compute(_entries, window, inputs["window"]["pairs"])
-    weights = {name: torch.nn.functional.logsigmoid(weight) for name, weight in inputs["read"]["weight"].items()}
     query = window.call.turn(inputs["window"]["query"], _window(window).turn)
-    given = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), weights
+    given = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     asked, rest = state.compute(_features, state, *given)
     output, summed = read.compute(_together, query, extended, asked, rest, _shared(read).asks_maximum)
     carried = window.compute(lambda _: _window(window).carried(window.call, extended))
@@ -44,20 +50,18 @@ def _features(
     extended: Pairs,
     features: Mapped,
     decay: Tensor | None,
-    weights: Mapping[str, Tensor],
+    logits: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor, Any]]:
     """What the state asks and is asked with, its decay, the weight of the window over it, itself, and which entries have fallen."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
     most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
     key = features.key(extended.each(lambda entries: entries[:, :most]))
-    query, none = features.query, features.query.new_zeros(())
-    weight = weights.get(memory.called, none) - weights.get(_state(state).called, none)
+    query, log_scale = features.query, None
     if not shape.even:
         query, log_scale = scaled(query)
-        weight = weight - log_scale
     if decay is not None and tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
-    weight = weight.expand(query.shape[:3]) if weights or not shape.even else None
+    weight = _weight(window, state, logits, log_scale, query)
     asked = query, repeat_heads(key, shape.state_heads)
     return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
 
@@ -113,6 +117,77 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     return fallen, start, ends, count
 
 
+def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    """The same for one token. What no kernel has to know of, as a key before its convolution, is written beside it."""
+    window, state, read = bound["window"], bound["state"], bound["read"]
+    pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
+    fallen = window.compute(lambda _: _window(window).falling(window.call))
+    given = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    asked, taken, decay, weight, summed = state.compute(_features_of_one, state, *given)
+    held, call = _to_write_over(window.call), window.call
+    query, ring = call.turn(inputs["window"]["query"], _window(window).turn), tuple(held[name] for name in RING)
+    further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
+
+    def answer(_: Any) -> Tensor:
+        rest = taken, decay, weight, ring, summed["state"]
+        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, asked, *rest, **further)
+
+    output = read.compute(answer)
+    others = {name: entries for name, entries in held.items() if name not in RING}
+    if others:
+        held |= written(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
+    return [((None, None), held), ((None,), summed), ((output,), {})]
+
+
+def _features_of_one(
+    parameters: Any,
+    state: Bound,
+    window: Bound,
+    fallen: Pairs | None,
+    features: Mapped,
+    decay: Tensor | None,
+    logits: Mapping[str, Tensor],
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, State]:
+    """What the state asks, what falls into it, its decay, the weight of the window over it, and itself, to be written over."""
+    shape, summed, query = state.call.shape, _to_write_over(state.call), features.query
+    batch = query.shape[0]
+    if fallen is None:
+        keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
+        values = query.new_zeros(batch, 1, shape.key_heads, shape.head_dim)
+        there = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
+    else:
+        keys, values, there = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
+    log_scale = None
+    if shape.exponential:
+        keys = keys.masked_fill(~there[..., None, None], -math.inf)
+        stable = stabilise_one(query, keys, decay, None, summed["maximum"])
+        query, decay, log_scale, summed["maximum"] = stable.query, stable.log_decay, stable.log_scale, stable.maximum
+        assert stable.key is not None
+        keys = stable.key
+    elif not shape.even:
+        query, log_scale = scaled(query)
+    return query, (keys, values, there), decay, _weight(window, state, logits, log_scale, query), summed
+
+
+def _weight(
+    window: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
+) -> Float[Tensor, "B T H"] | None:
+    """The logarithm of what the window's mass is multiplied by before it meets the state's. log_scale: that of what the state's is
+    still to be multiplied by."""
+    weight = None if log_scale is None else -log_scale
+    for bound, sign in ((window, 1), (state, -1)):
+        assert isinstance(bound.part, Memory)
+        if bound.part.called in logits:
+            own = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
+            weight = own if weight is None else weight + own
+    return None if weight is None else weight.expand(query.shape[:3])
+
+
+def _to_write_over(call: Call) -> State:
+    """The state, where nobody else holds it; else a copy."""
+    return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
+
+
 def _window(bound: Bound) -> Window:
     assert isinstance(bound.part, Window)
     return bound.part
@@ -144,13 +219,27 @@ def _fits(rank: str, shape: str, setting: Setting) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
 
 
+def _fits_one(setting: Setting) -> str | None:
+    """The ``fits`` of a step of decode."""
+    sizes = setting.shape
+    assert sizes is not None, "lowering says what the state works on"
+    reasons = {
+        "it has no gradient": setting.gradients,
+        "it caps no logits": setting.capped,
+        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or unbroken(setting) or needs_gpu(setting)
+
+
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     window, state = parts["window"], parts["state"]
     assert isinstance(window, Window)
     assert isinstance(state, StateMemory)
-    fits = partial(_fits, state.gate.rank_of_decay, window.shape)
+    says = "one token against ring and state, which are written over, in one pass"
+    one = Form(TRITON, says, _run_one, _fits_one, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, what has fallen since and the window, in one pass"
-    return (Form(TRITON, says, _run, fits, missing=TOGETHER.missing, refuses=True),)
+    fits = partial(_fits, state.gate.rank_of_decay, window.shape)
+    return (one, Form(TRITON, says, _run, fits, missing=TOGETHER.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

@@ -77,9 +77,7 @@ def step(
     return answered(output, left, state)
 
 
-def _inputs(
-    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool
-) -> dict[str, Tensor]:
+def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:
     """By the names that the kernels have for them."""
     heads, kind, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {

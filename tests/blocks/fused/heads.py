@@ -33,12 +33,16 @@ def assert_defined(
     bounds: tuple[int, ...] = (),
     tokens: Tokens | None = None,
     gradients: bool = True,
+    one_token: bool = False,
 ) -> None:
-    """parts: of each of them, how the form begins that computes it on triton. bounds: where a text is split into calls."""
+    """parts: of each of them, how the form begins that computes it on triton. bounds: where a text is split into calls.
+    one_token: the forms are those of decode."""
     spec, data = complete(head), inputs(shape, rows, length)
     tokens = tokens or data.tokens
     data = Inputs(*data.tensors, tokens)
-    setting = Setting(documents=tokens.segment is not None, padded=tokens.valid is not None, gradients=gradients)
+    setting = Setting(
+        documents=tokens.segment is not None, padded=tokens.valid is not None, gradients=gradients, one_token=one_token
+    )
     forms = {one.part: one for one in lowered(build_graph(spec, shape), "triton", setting)}
     for part, said in parts.items():
         assert (forms[part].backend, forms[part].form[: len(said)]) == ("triton", said), forms[part]

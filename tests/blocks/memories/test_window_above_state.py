@@ -13,15 +13,19 @@ from blocks.flow import Tokens
 from blocks.fused import joint
 from blocks.legend import Shape
 from blocks.operation import Setting
+from composer.graph.graph import build_graph
 from composer.graph.lowering import lower, lowered
-from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
+from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.composer.graph.heads import graph_of
+from tests.interpreter import nothing_refused
+from tests.laws.cases import Inputs, built, complete, inputs, run
 
 WINDOW = {"kind": "window", "size": 5, "weight": "learned"}
 TERRACED = {"kind": "window", "size": 4, "shape": "terraced", "weight": "token"}
 LOLCATS: dict[str, Any] = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state"}]}
 ROW_MAX = {"kind": "shared", "scale": "row_max"}
 SAYS = "blocks of queries against the state before them"
+STEP = "one token against ring and state, which are written over, in one pass"
 TOGETHER = {"window": SAYS, "state": SAYS}
 LENGTH = 21
 """More than a block of 16, and not two of them."""
@@ -87,6 +91,55 @@ def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
     )
 
 
+DECODED = [
+    (LOLCATS, GROUPED),
+    ({**LOLCATS, "read": ROW_MAX, "conv": "causal"}, ALIKE),
+    ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "weight": 0.3}]}, GROUPED),
+    ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}, GROUPED),
+    ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}], "feature_map": "relu"}, GROUPED),
+    ({**LOLCATS, "feature_map": "exp"}, ALIKE),
+]
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"), DECODED, ids=["lolcats", "row_max, convolved", "terraced", "channel", "decay, one state head", "exponential"]
+)
+def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
+    """Rows of a batch, at different positions: the second has had four tokens fewer."""
+    spec, data = complete(head), inputs(shape, 2, 20)
+    ends = torch.tensor([[9], [5]])
+    position = torch.arange(9).expand(2, -1)
+    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends))]
+    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), Tokens(ends + t - 9)) for t in range(9, 20)]
+    forms = {one.part: one.form for one in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))}
+    assert {forms["window"], forms["state"]} == {STEP}
+    answers = []
+    with torch.no_grad(), nothing_refused():
+        for backend, kind in (("reference", torch.float64), ("triton", torch.float32)):
+            module, state, outputs = built(spec, shape).to(kind), None, []
+            for number, call in enumerate(calls):
+                output, state = run(module, call.to(kind), state, backend if number else "reference")
+                outputs.append(output)
+            answers.append((torch.cat(outputs[1:], dim=1), state))
+    (expected, held), (found, kept) = answers
+    assert_close(found, expected)
+    for name in held if "state.maximum" not in held else ():  # which have another scale there
+        assert_close(kept[name], held[name])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
+    spec, data = complete(LOLCATS), inputs(GROUPED, 1, 8).to(torch.float32)
+    module = built(spec, GROUPED).float()
+    with torch.no_grad(), nothing_refused():
+        _, state = run(module, data.cut(slice(0, 7)), backend="torch")
+        before, last = {name: one.clone() for name, one in state.items()}, data.cut(slice(7, 8))
+        _, after = module(*last.tensors, last.tokens, state, "triton", in_place)
+    same = {name: torch.equal(before[name], one) for name, one in state.items()}
+    assert all(same.values()) is not in_place
+    assert all((after[name] is one) is in_place for name, one in state.items())
+
+
 def test_large_logits_stay_finite_and_right() -> None:
     """The window's mass is then e^50 times the state's, or nothing beside it."""
     generator = torch.Generator().manual_seed(0)
@@ -107,14 +160,16 @@ def test_large_logits_stay_finite_and_right() -> None:
 @pytest.mark.parametrize(
     ("head", "setting", "why"),
     [
-        (LOLCATS, replace(ON_GPU, one_token=True, gradients=False), "a step of decode has one"),
+        (LOLCATS, replace(ON_GPU, one_token=True), "a step of decode has one"),
+        (LOLCATS, replace(ON_GPU, one_token=True), "it has no gradient"),
+        (LOLCATS, replace(ON_GPU, one_token=True, gradients=False, documents=True), "several documents"),
         ({**LOLCATS, "feature_map": "exp"}, ON_GPU, "running maximum"),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}, ON_GPU, "decay by the head"),
         ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "head"}]}, ON_GPU, "decay by the head"),
         (LOLCATS, replace(ON_GPU, dtype="float64"), "do not take float64"),
         ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "room for 256 features"),
     ],
-    ids=["decode", "exponential", "channel", "terraced decay", "float64", "wide"],
+    ids=["decode", "gradients", "documents", "exponential", "channel", "terraced decay", "float64", "wide"],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
     forms = {one.part: one for one in lowered(graph_of(head), "triton", setting)}
