@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from blocks.memories.delta import Delta
 from blocks.memories.full import Full
 from blocks.memories.latents import Latents
+from blocks.memories.lola import LOLA
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
@@ -22,5 +23,5 @@ MemoryConfig = Annotated[
     BeforeValidator(bare),
 ]
 MEMORIES = kinds(MemoryConfig)
-PATTERNS = (WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
+PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Memories that one form computes together, those that cover most first."""

@@ -61,7 +61,7 @@ def _features(
         query, log_scale = scaled(query)
     if decay is not None and tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
-    weight = _weight(window, state, logits, log_scale, query)
+    weight = weight_over(window, state, logits, log_scale, query)
     asked = query, repeat_heads(key, shape.state_heads)
     return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
 
@@ -124,7 +124,7 @@ def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]
     fallen = window.compute(lambda _: _window(window).falling(window.call))
     given = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     asked, taken, decay, weight, summed = state.compute(_features_of_one, state, *given)
-    held, call = _to_write_over(window.call), window.call
+    held, call = to_write_over(window.call), window.call
     query, ring = call.turn(inputs["window"]["query"], _window(window).turn), tuple(held[name] for name in RING)
     further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
 
@@ -149,7 +149,7 @@ def _features_of_one(
     logits: Mapping[str, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, State]:
     """What the state asks, what falls into it, its decay, the weight of the window over it, and itself, to be written over."""
-    shape, summed, query = state.call.shape, _to_write_over(state.call), features.query
+    shape, summed, query = state.call.shape, to_write_over(state.call), features.query
     batch = query.shape[0]
     if fallen is None:
         keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
@@ -166,16 +166,16 @@ def _features_of_one(
         keys = stable.key
     elif not shape.even:
         query, log_scale = scaled(query)
-    return query, (keys, values, there), decay, _weight(window, state, logits, log_scale, query), summed
+    return query, (keys, values, there), decay, weight_over(window, state, logits, log_scale, query), summed
 
 
-def _weight(
-    window: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
+def weight_over(
+    exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
-    """The logarithm of what the window's mass is multiplied by before it meets the state's. log_scale: that of what the state's is
+    """The logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the state's is
     still to be multiplied by."""
     weight = None if log_scale is None else -log_scale
-    for bound, sign in ((window, 1), (state, -1)):
+    for bound, sign in ((exact, 1), (state, -1)):
         assert isinstance(bound.part, Memory)
         if bound.part.called in logits:
             own = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
@@ -183,7 +183,7 @@ def _weight(
     return None if weight is None else weight.expand(query.shape[:3])
 
 
-def _to_write_over(call: Call) -> State:
+def to_write_over(call: Call) -> State:
     """The state, where nobody else holds it; else a copy."""
     return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
 
