@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, unbroken
+from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
-from blocks.taps import Filtering, filtered, filtered_one
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
 Input = Literal["q", "k"]
 
@@ -81,6 +81,14 @@ class Convolution(Part):
             reads=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, shape.key_heads, size)),
             gives=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, self.key_heads(shape), size)),
             forms=(
+                Form(
+                    FLA,
+                    "causal_conv1d",
+                    partial(self._run, filtering=filtered_by_kernel),
+                    partial(fits, taps=self.kernel),
+                    missing=CONVOLUTION.missing,
+                    refuses=True,
+                ),
                 Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_one), unbroken, decode=True),
                 Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
             ),

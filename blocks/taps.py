@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blocks.flow import Tokens, repeat_heads
+from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
+from blocks.operation import Setting
+from blocks.recurrences.fla import kernel, one_row, rows
 
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 
@@ -50,3 +53,39 @@ def filtered_one(
         shared = min(given, own)
         output = (extended.unflatten(2, (shared, -1)) * taps.unflatten(1, (shared, -1))).sum(1, keepdim=True).flatten(2, 3)
     return output, extended[:, 1:]
+
+
+CONVOLUTION = kernel("modules.causal_conv1d", "causal_conv1d")
+MOST_TAPS = 8
+
+
+def filtered_by_kernel(
+    inputs: Float[Tensor, "B T h D"],
+    weight: Float[Tensor, "w D kernel"],
+    tokens: Tokens,
+    earlier: Float[Tensor, "B P h D"],
+) -> tuple[Tensor, Tensor]:
+    """The same in one pass, by fla's kernel: the earlier inputs stand before the others, as tokens whose outputs nobody takes."""
+    past = earlier.shape[1]
+    extended = torch.cat((earlier, inputs), dim=1)
+    heads = max(weight.shape[0], inputs.shape[2])
+    seen = repeat_heads(extended, heads).flatten(2)
+    taps = repeat_heads(weight.to(inputs.dtype), heads, dim=0).flatten(0, 1)
+    segment = tokens.extended_segment(past)
+    if segment is None:
+        output, _ = CONVOLUTION(seen, taps, activation=None)
+    else:
+        segment = tokens.once(("extended", past), lambda: segment)
+        output, _ = CONVOLUTION(one_row(seen), taps, activation=None, cu_seqlens=rows(segment).bounds)
+        output = output.unflatten(1, segment.shape).squeeze(0)
+    carried = tokens.tail(extended, past)
+    current = tokens.tail_is_current(past)
+    output = output[:, past:].unflatten(2, (heads, -1))
+    return output, carried if current is None else carried * current[..., None, None]
+
+
+def fits(setting: Setting, taps: int) -> str | None:
+    """Of a form that calls the kernel."""
+    if taps > MOST_TAPS:
+        return f"its kernel unrolls its taps, of which there are {taps}"
+    return needs_gpu(setting) if not setting.one_token else "its kernel is for several tokens"

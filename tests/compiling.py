@@ -38,8 +38,8 @@ class Build:
 
 @dataclass(frozen=True)
 class Built:
-    """What a program of it takes. registers: of a thread; stack: bytes that it spills; shared: bytes of shared memory; tf32: whether a
-    product rounds float32 to TF32."""
+    """What a program of it takes. registers: of a thread; stack: bytes that it spills; shared: bytes of shared memory; tf32:
+    whether a product rounds float32 to TF32."""
 
     kernel: str
     capability: int

@@ -40,6 +40,10 @@ class Delta(Recurrent):
     def recurrences(self) -> tuple[Form, ...]:
         return delta.FORMS
 
+    def named(self, form: Form, shape: Shape) -> str:
+        gated = self.gate.rank_of_decay != "none"
+        return form.says.split(" or ")[0] if form.backend == FLA and gated else form.says
+
     @property
     def _travels_as(self) -> str:
         return f"{self.called}_rate"

@@ -8,7 +8,7 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Float, Int, Tensor, torch
+from blocks.legend import Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window

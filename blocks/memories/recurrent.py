@@ -68,7 +68,13 @@ class Recurrent(Memory):
         raise NotImplementedError
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        return tuple(replace(form, run=partial(self.answer, recurrence=form)) for form in self.recurrences)
+        return tuple(
+            replace(form, says=self.named(form, shape), run=partial(self.answer, recurrence=form)) for form in self.recurrences
+        )
+
+    def named(self, form: Form, shape: Shape) -> str:
+        """What a form of the recurrence says of itself where it is this memory's."""
+        return form.says
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "sums over each document, whole", self.answer_both_ways),)

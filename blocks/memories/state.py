@@ -71,6 +71,10 @@ class StateMemory(Recurrent):
             )
         yield from super().problem_with(feature_map)
 
+    def named(self, form: Form, shape: Shape) -> str:
+        by_channel = shape.exponential or self.gate.rank_of_decay == "channel"
+        return form.says.split(" or ")[by_channel] if form.backend == FLA else form.says
+
     def state(self, shape: Shape) -> dict[str, Slot]:
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
         slots = {"state": Slot((shape.state_heads, shape.features, shape.head_dim + self.normalise), "state")}

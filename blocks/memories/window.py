@@ -15,9 +15,9 @@ from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, native, native_fits, single, windowed
+from blocks.softmax import dense, fla, native, native_fits, single, windowed
 from blocks.softmax.dense import hidden
 
 
@@ -69,7 +69,10 @@ class Window(Holding):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step = "one query against the ring of pairs"
+        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
+                      missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
         return (
+            *([kernel] if self.shape == "sliding" else []),
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
@@ -254,6 +257,10 @@ class Window(Holding):
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
     return dense(query, key, pairs.value, visible(slice(0, query.shape[1]), slice(0, key.shape[1])), softcap)
+
+
+def _by_kernel(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
+    return fla.behind(query, key, pairs.value, visible.position >= 0, visible.segment, visible.held)
 
 
 def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:

@@ -11,9 +11,9 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
-from blocks.operation import EVERY, Form, unbroken
+from blocks.operation import EVERY, FLA, Form, unbroken
 from blocks.part import Fresh, Parameters, Slot, State
-from blocks.taps import Filtering, filtered, filtered_one
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
 
 class ConvolutionMixer(Mixer):
@@ -40,6 +40,14 @@ class ConvolutionMixer(Mixer):
     @property
     def one_way(self) -> tuple[Form, ...]:
         return (
+            Form(
+                FLA,
+                "causal_conv1d",
+                partial(self.follow, filtering=filtered_by_kernel),
+                partial(fits, taps=self.kernel),
+                missing=CONVOLUTION.missing,
+                refuses=True,
+            ),
             Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_one), unbroken, decode=True),
             Form(EVERY, "as defined", partial(self.follow, filtering=filtered)),
         )

@@ -1,15 +1,15 @@
 """Causal Latte on flash-linear-attention: ``chunk_lightnet`` in its two parts, ``fused_additive_gate`` and ``chunk_gla``, so that
 keys and decays come of float32 in a model of bfloat16, too.
 
-The gate's normaliser log Σ_s exp(θ_s) is one number where the other forms carry a maximum and a sum. It is handed on as the maximum,
-with a sum of 1; over a call it runs in the kernel, and does not drift from token to token.
+The gate's normaliser log Σ_s exp(θ_s) is one number where the other forms carry a maximum and a sum. It is handed on as the
+maximum, with a sum of 1. Over a call it runs in the kernel, where what rounds one token's decay is taken back by the next one's.
 """
 
 from __future__ import annotations
 
 import math
 
-from blocks.legend import Float, Int, Tensor, torch
+from blocks.legend import Float, Int, Tensor
 from blocks.recurrences.additive import fla as additive
 from blocks.recurrences.fla import kernel, one_row, rows
 

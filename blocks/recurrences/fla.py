@@ -98,14 +98,16 @@ class Rows:
         return states.index_select(0, self.last)
 
 
-_last: list[tuple[weakref.ref[Tensor], int, Rows]] = []
+_found: list[tuple[weakref.ref[Tensor], int, Rows]] = []
 """The rows that were asked for last: all layers ask for the same, and finding bounds waits for the device."""
+REMEMBERED = 8
 
 
 def rows(segment: Int[Tensor, "B T"]) -> Rows:
     """The documents of these tokens."""
-    if _last and _last[0][0]() is segment and _last[0][1] == segment._version:
-        return _last[0][2]
+    for tensor, version, found in _found:
+        if tensor() is segment and version == segment._version:
+            return found
     batch, length = segment.shape
     begins = torch.ones_like(segment, dtype=torch.bool)
     begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
@@ -113,7 +115,7 @@ def rows(segment: Int[Tensor, "B T"]) -> Rows:
     bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
     of_each = begins.flatten().cumsum(0).view(batch, length) - 1
     found = Rows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
-    _last[:] = [(weakref.ref(segment), segment._version, found)]
+    _found[:] = [(weakref.ref(segment), segment._version, found), *_found[: REMEMBERED - 1]]
     return found
 
 

@@ -56,7 +56,9 @@ def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None)
 
 
 def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
-    """What each backend runs of a recurrence: its form of decode where it has one and there is one token."""
+    """What each backend runs of a recurrence, on any device and in any dtype: its form of decode where it has one and there is one
+    token."""
+    forms = [form for form in forms if not form.refuses]
     return {form.backend: partial(_run, [one for one in forms if one.backend == form.backend]) for form in forms}
 
 

@@ -30,7 +30,7 @@ FORMS: tuple[Form, ...] = (
         FLA, "fused_recurrent_simple_gla or fused_recurrent_gla", fla.step, fits_a_step,
         decode=True, missing=fla.missing, refuses=True,
     ),
-    Form(FLA, "chunk_simple_gla, or chunk_gla where a channel has its decay", fla.chunked, fits, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_simple_gla or chunk_gla", fla.chunked, fits, missing=fla.missing, refuses=True),
     Form(TORCH, "one step", step, decode=True),
     Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
 )  # fmt: skip

@@ -31,9 +31,7 @@ DECAY_RANKS = frozenset({"none", "head"})
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
     Form(FLA, "fused_recurrent_gated_delta_rule", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True),
-    Form(
-        FLA, "chunk_gated_delta_rule, or chunk_delta_rule without a decay", fla.chunked, fla.fits, missing=fla.missing, refuses=True
-    ),
+    Form(FLA, "chunk_gated_delta_rule or chunk_delta_rule", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
     Form(TORCH, "one step", step, one_pair_at_most, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )

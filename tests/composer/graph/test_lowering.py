@@ -91,10 +91,17 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     assert forms["mix_input"].startswith("a scan over chunks")
 
 
-def test_a_gpu_is_told_what_is_missing() -> None:
-    by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", GPU)}
-    assert "no fla or triton form" in by_part["state"]
-    assert by_part["state_features"] == "one form computes it everywhere"
+def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
+    def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
+        return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
+
+    assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, this is the fastest")
+    assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
+    assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
+    assert explained({"memory": ["full"]}, AUTO)["full"][1].startswith("no fla or triton form")
+    assert explained(LOLCATS, AUTO)["window"] == (
+        "torch", "parallel_attn: its attention gives no mass, and the read asks for it"
+    )  # fmt: skip
     assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
 
 
