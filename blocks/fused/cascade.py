@@ -5,9 +5,10 @@ pairs and those in the cache are scored against the state as it stands, the best
 the chunk's queries are answered by their own chunk and the one before, the cache, and the state, over one denominator.
 
     query B T H D    key, value B E K D and position B E, of the entries: 2·size before the call, the oldest first, and T
-    query_features B T H F    key_features B E N F, or of fewer entries where no others fall
-    held_key, held_value B S H D, held_features B S n F, held_position B S H: the cache as it is handed in
-    weight, held_weight B T H, by their strides    state B H F D+1, written over    rows B 2: position of the first token, real tokens
+    query_features B T H F    key_features B e N F, e ≤ E
+    held_key, held_value B S H D, held_features B S M F, held_position B S H: the cache as it is handed in
+    weight, held_weight B T H, by their strides    state B H F D+1, written over
+    rows B 2: the position of the first token, and how many are real
     members B H S: of the pairs that are kept, where they stand among the S that were held and, behind these, the entries
 
 Scores and sums are of 32 bits; of equals the older stay, as ``blocks.scores.base.order`` has it.
@@ -30,6 +31,8 @@ from blocks.legend import Float, Int
 from blocks.scores.base import RESOLUTION
 
 RESOLVED = tl.constexpr(RESOLUTION)
+NONE = tl.constexpr(-1e38)
+"""The score of no pair: two of them differ by 0."""
 
 
 @triton.autotune(configs=configs((4, 1), (8, 1)), key=["H", "K", "D", "F", "SB"], restore_value=["state", "members"])
@@ -85,7 +88,7 @@ def walk(
             )
             if RELATIVE:
                 score, resolution = score / tl.maximum(length, 1e-19), resolution / tl.maximum(length, 1e-19)
-            score = tl.where(there, score, float("-inf"))
+            score = tl.where(there, score, NONE)
             resolution = tl.where(there, resolution * RESOLVED, 0.0)
             stays, slot = chosen(score, resolution, contends, S, EB)
             tl.debug_barrier()  # all have read where the members stand
@@ -160,12 +163,11 @@ def walk(
 def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
     """Which of those that contend stay, and at which place each: by age, as they stand. The score in place S from the top is the
     bar; what is above it by more than their resolutions stays, and then its equals, the older first."""
-    score = tl.where(contends, score, float("-inf"))
+    score = tl.where(contends, score, NONE)
     bar = tl.sum(tl.where(tl.arange(0, EB) == S - 1, tl.sort(score, descending=True), 0.0), 0)
     within = resolution + tl.max(tl.where(score == bar, resolution, 0.0), 0)
-    # With fewer pairs than places there is no bar: all are above it, and none is equal to none.
-    above = contends & tl.where(bar == float("-inf"), score > bar, score - bar > within)
-    equal = contends & (above == 0) & tl.where(bar == float("-inf"), True, bar - score <= within)
+    above = contends & (score - bar > within)
+    equal = contends & (above == 0) & (bar - score <= within)
     stays = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= S - tl.sum(above.to(tl.int32), 0)))
     return stays, tl.cumsum(stays.to(tl.int32), 0) - 1
 

@@ -172,8 +172,8 @@ def _features_of_one(
 def weight_over(
     exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
-    """The logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the state's is
-    still to be multiplied by."""
+    """The logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
+    state's is still to be multiplied by."""
     weight = None if log_scale is None else -log_scale
     for bound, sign in ((exact, 1), (state, -1)):
         assert isinstance(bound.part, Memory)
