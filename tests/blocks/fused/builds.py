@@ -8,9 +8,11 @@ import torch
 
 from tests.compiling import Build
 
-COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "weight_b", "weight_t", "weight_h"}
-TABLES = {"fallen", "start", "rows", "place_of_largest"}
-OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient"}
+COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
+TABLES = {"fallen", "start", "rows", "place_of_largest", "members", "fell"}
+POSITIONS = {"position", "held_position", "ring_position"}
+OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient", "laid"}
+OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "fallen_value"}
 
 
 def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int) -> Build:
@@ -18,11 +20,11 @@ def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: di
     said = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
 
     def kind(argument: str) -> str:
-        if argument in COUNTS:
+        if argument in COUNTS or argument.removesuffix(argument[-2:]).endswith("weight"):
             return "i32"
-        if argument in TABLES:
-            return "*i32"
-        return "fp32" if argument == "scale" else said if argument in OF_THE_MODEL or argument == "laid" else "*fp32"
+        if argument in TABLES | POSITIONS | {"fallen_there"}:
+            return "*i32" if argument in TABLES else "*i64" if argument in POSITIONS else "*i1"
+        return "fp32" if argument == "scale" else said if argument in OF_THE_MODEL else "*fp32"
 
     known = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
     signature = {argument: kind(argument) for argument in kernel.arg_names if argument not in known}
