@@ -40,7 +40,7 @@ def means(
         key, log_decay, after = GATE(entering, initial_state=before)
     else:
         documents = rows(segment)
-        start = documents.states(before - NOWHERE) + NOWHERE
+        start = documents.states(before, NOWHERE)
         key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
         key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
         after = documents.left(after)

@@ -87,11 +87,10 @@ class Rows:
     last: Int[Tensor, " B"]
     continues: Bool[Tensor, " B"]
 
-    def states(self, state: Float[Tensor, "B ..."]) -> Tensor:
-        """What each document begins with."""
-        own = state * self.continues.view(-1, *[1] * (state.dim() - 1))
-        empty = state.new_zeros(self.bounds.shape[0] - 1, *state.shape[1:])
-        return empty.index_copy(0, self.first, own)
+    def states(self, state: Float[Tensor, "B ..."], empty: float = 0.0) -> Tensor:
+        """What each document begins with; all but those that go on with ``empty``."""
+        own = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
+        return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, own)
 
     def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
         """What each row ends with."""

@@ -1,0 +1,90 @@
+"""On fla's kernels the additive recurrence is its definition: gradients, initial states, shared heads, documents, a split, a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import tests.interpreter  # noqa: F401 - the kernels run in it
+from blocks.operation import Setting
+from blocks.recurrences.additive import FORMS, naive
+from blocks.recurrences.additive.fla import chunked, step
+from blocks.recurrences.fla import fits, fits_a_step
+from tests.blocks.recurrences.additive.problems import RANKS, draw
+from tests.blocks.recurrences.kernels import CLOSE, compared
+from tests.laws.cases import SMALL
+
+LONGER = 67
+"""Than a chunk, and odd."""
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
+    problem = draw(rank, (2, 1, 1), LONGER, batch=1)
+    compared(naive, chunked, (problem.query, problem.key, problem.value, problem.log_decay, problem.state), None, 65)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_rows_of_documents_are_the_definition(rank: str) -> None:
+    """The first row begins with a document of its own, the second goes on with what it is handed."""
+    problem = draw(rank, (2, 2, 1), 21, documents=True)
+    assert problem.segment is not None
+    assert problem.segment[:, -1].min() > 1
+    assert problem.segment[:, 0].tolist() == [1, 0]
+    tensors = (problem.query, problem.key, problem.value, problem.log_decay, problem.state)
+    compared(naive, chunked, tensors, problem.segment, 0)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_step_is_the_definition(rank: str) -> None:
+    for documents in (False, True):
+        problem = draw(rank, (4, 4, 2), 1, documents=documents)
+        wanted = naive(*problem.arguments())
+        singles = [None if of is None else of.float() for of in (problem.query, problem.key, problem.value, problem.log_decay)]
+        found = step(*singles, problem.segment, problem.state.float())
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=CLOSE, atol=CLOSE)
+
+
+def test_without_a_pair_a_step_only_decays_and_asks() -> None:
+    problem = draw("head", (2, 2, 2), 1)
+    query, decay, state = (of.float() for of in (problem.query, problem.log_decay, problem.state) if of is not None)
+    output, left = step(query, None, None, decay, None, state)
+    torch.testing.assert_close(left, state * decay[:, 0, :, None, None].exp(), rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(output[:, 0], torch.einsum("bhf,bhfv->bhv", query[:, 0], left), rtol=CLOSE, atol=CLOSE)
+
+
+def test_a_decay_of_nothing_left_is_no_number_of_its_own() -> None:
+    """-inf leaves less of the state than float32 could tell, forward and backward."""
+    problem = draw("channel", (1, 1, 1), 9, batch=1)
+    assert problem.log_decay is not None
+    decay = problem.log_decay.clone()
+    decay[:, 4] = -math.inf
+    leaves = [of.float().requires_grad_() for of in (problem.query, problem.key, problem.value)]
+    output, left = chunked(*leaves, decay.float(), None, problem.state.float())
+    wanted, last = naive(problem.query, problem.key, problem.value, decay, None, problem.state)
+    torch.testing.assert_close(output.double(), wanted, rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(left.double(), last, rtol=CLOSE, atol=CLOSE)
+    assert all(of.isfinite().all() for of in torch.autograd.grad(output.sum(), leaves))
+
+
+def test_where_the_forms_fit() -> None:
+    by_decode = {form.decode: form for form in FORMS if form.backend == "fla"}
+    assert (by_decode[False].fits, by_decode[True].fits) == (fits, fits_a_step)
+    plain = Setting("cuda", "bfloat16")
+    assert fits(plain) is None
+    assert str(fits(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
+    assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not take float64"
+    assert str(fits(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
+    one = Setting("cuda", "bfloat16", one_token=True)
+    assert fits_a_step(one) is None
+    for setting, reason in (
+        (Setting("cuda", one_token=True, gradients=True), "gives no gradient"),
+        (Setting("cuda", one_token=True, one_pair=False), "several pairs may fall in"),
+        (Setting("cuda", one_token=True, shape=SMALL.shape(4)), None),
+        (Setting("meta", one_token=True), "Triton runs on a GPU"),
+    ):
+        told = fits_a_step(setting)
+        assert told is None if reason is None else reason in str(told)
