@@ -39,7 +39,8 @@ evidence: $(READY)
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
-	$(BIN)/python -m pytest -m gpu $(TESTS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu -n 0 tests/test_gpu.py tests/gpu
+	$(BIN)/python benchmarks/own_kernels.py
 	$(BIN)/python benchmarks/prefill_decode.py --device cuda
 	$(BIN)/python benchmarks/whole_models.py --device cuda
 

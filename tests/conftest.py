@@ -6,7 +6,7 @@ import gc
 import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton; see tests/interpreter.py
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
