@@ -184,8 +184,12 @@ class Pattern:
     nodes: what each of them is, by a name of the pattern's own, in the order of the flow. edges: (start, end, kind) between them.
     forms: of the parts that were found, by those names. Its ``run`` is called with the bound parts and the inputs, both by those
     names, and returns what each of them gives, as its own form would: outputs and state, in the order of ``nodes``.
+    asked: whose setting the forms are to fit; the first's, unless it is said. whole: what the nodes before the last give goes to
+    each other alone, and the last takes no other partials; so what they give need not come to be.
     """
 
     nodes: Mapping[str, Callable[[Part], bool]]
     edges: tuple[tuple[str, str, Kind], ...]
     forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
+    asked: str = ""
+    whole: bool = False
