@@ -117,7 +117,8 @@ class PackedRows:
 
     def taken(self, indices: np.ndarray) -> PackedRows:
         """Some of the rows, in this order."""
-        return PackedRows(*(array[indices] for array in self._arrays()), self.dropped, self.report)
+        ids, labels, position, valid = (array[indices] for array in self._arrays())
+        return PackedRows(ids, labels, position, valid, self.dropped, self.report)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All rows once, ``size`` at a time."""
