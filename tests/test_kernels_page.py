@@ -1,4 +1,4 @@
-"""The page of kernels is what `explain` says of every shipped spec; no memory of a spec with kernels of its own falls back whole."""
+"""The page of kernels is what `explain` says of every shipped spec, and no recurrent part of one falls back to PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On fla's kernels every program of a shipped head is its definition: pieces of a text, documents, padding; parts with gradients."""
+"""On fla's kernels every program of a shipped head is its definition: texts in pieces, documents, padding, and gradients."""
 
 from __future__ import annotations
 
