@@ -144,7 +144,7 @@ class Operation:
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
     its heads in it. in_place: nobody else holds the state, so it may be written over. mass_asked: of a memory, that a read asks for
@@ -167,7 +167,7 @@ class Call:
         return last[1]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Bound:
     """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
     through the module that holds them, so that forward hooks see the call."""
@@ -184,8 +184,12 @@ class Pattern:
     nodes: what each of them is, by a name of the pattern's own, in the order of the flow. edges: (start, end, kind) between them.
     forms: of the parts that were found, by those names. Its ``run`` is called with the bound parts and the inputs, both by those
     names, and returns what each of them gives, as its own form would: outputs and state, in the order of ``nodes``.
+    asked: whose setting the forms are to fit; the first's, unless it is said. whole: what the nodes before the last give goes to
+    each other alone, and the last takes no other partials; so what they give need not come to be.
     """
 
     nodes: Mapping[str, Callable[[Part], bool]]
     edges: tuple[tuple[str, str, Kind], ...]
     forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
+    asked: str = ""
+    whole: bool = False

@@ -10,13 +10,25 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
+from hypothesis import HealthCheck, settings
 
 from tests.shapes import check_shapes
 
-LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_processes.py"}
+LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
+# How long an example takes says how busy the machine is, and nothing of the product.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def _not_waited_for(descriptor: int) -> None:
+    """In the place of ``os.fsync``: whether bytes are on the disk shows when the power fails, and waiting for it takes minutes."""
+    os.fstat(descriptor)
+
+
+os.fsync = _not_waited_for
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +40,7 @@ def one_seed() -> None:
 def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage again and again."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
@@ -15,6 +16,8 @@ from blocks.positions import Position
 
 Scale = Literal["plain", "logarithm", "unit"]
 """Features as they are, their logarithms, or divided by their length."""
+Plain = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Of inputs, a matrix of each head and its bias, the features as they are."""
 
 
 class FeatureMap(Part):
@@ -61,19 +64,30 @@ class FeatureMap(Part):
         return Operation(
             reads=(Port("query", Kind.QUERY, shape.heads, shape.head_dim),),
             gives=(Port("features", Kind.FEATURES, shape.heads, shape.features),),
-            forms=(Form(EVERY, "as defined", self._run),),
+            forms=self.forms(),
         )
 
+    def forms(self) -> tuple[Form, ...]:
+        return (Form(EVERY, "as defined", self._run),)
+
     def _run(
-        self, parameters: Parameters, call: Call, *, query: Tensor, position: Position, scale: Scale
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        query: Tensor,
+        position: Position,
+        scale: Scale,
+        plain: Plain | None = None,
     ) -> tuple[tuple[Mapped], State]:
-        """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features."""
+        """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features; plain: what
+        computes them as they are, in place of the definition."""
 
         def map_key(pairs: Pairs) -> Tensor:
-            return self.map_key(parameters, pairs.mappable(position), scale=scale)
+            return self._map(parameters, "key_", pairs.mappable(position), scale, plain)
 
-        turned = call.turn(query, position)
-        return (Mapped(self.map_query(parameters, turned, scale=scale), map_key, scale == "logarithm"),), {}
+        mapped = self._map(parameters, "query_", call.turn(query, position), scale, plain)
+        return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
         """f, elementwise or over the last dimension: the definition."""
@@ -128,14 +142,17 @@ class FeatureMap(Part):
         """Features of keys alone: B E M F, M heads of the map's own or N."""
         return self._map(parameters, "key_", key, scale)
 
-    def _map(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale) -> Tensor:
+    def _map(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
         side = "" if self.share == "qk" else side
-        mapped = inputs.to(accumulating(inputs.dtype))
-        if self.linear:
-            mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
-        activate = self.log_activate if logarithm else self.activate
-        features = activate(torch.stack((mapped, -mapped), dim=-2)).flatten(-2) if self.two_sided else activate(mapped)
+        if plain is not None:
+            features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
+        else:
+            mapped = inputs.to(accumulating(inputs.dtype))
+            if self.linear:
+                mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
+            activate = self.log_activate if logarithm else self.activate
+            features = activate(torch.stack((mapped, -mapped), dim=-2)).flatten(-2) if self.two_sided else activate(mapped)
         if scale != "unit":
             return features
         if logarithm:
@@ -144,10 +161,14 @@ class FeatureMap(Part):
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        heads = max(weight.shape[0], inputs.shape[2])
-        inputs = repeat_heads(inputs, heads)
-        weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
-        mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).unflatten(0, inputs.shape[:2])
+        heads, weight = max(weight.shape[0], inputs.shape[2]), weight.to(inputs.dtype)
+        if weight.shape[0] != heads or inputs.shape[2] != heads:
+            inputs, weight = repeat_heads(inputs, heads), repeat_heads(weight, heads, dim=0)
+        batch, length, _, size = inputs.shape
+        if batch * length == 1:
+            mapped = inputs.view(heads, 1, size).bmm(weight).view(1, 1, heads, -1)
+        else:
+            mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).view(batch, length, heads, weight.shape[2])
         if bias is not None:
             mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
         return mapped + inputs if self.skip else mapped

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
+from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Tensor
+from blocks.operation import TRITON, Form, Setting
+from blocks.part import Parameters
+
+SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
+WIDEST = 256
+"""Columns of a matrix that a block of tokens is multiplied by as one."""
 
 
 class Hedgehog(FeatureMap):
@@ -22,6 +30,21 @@ class Hedgehog(FeatureMap):
     two_sided: bool = True
     floor: Annotated[float, Field(ge=1e-18, lt=1)] = 1e-12
     """Smallest feature: queries and keys without a common feature still have a mass above 0."""
+
+    def forms(self) -> tuple[Form, ...]:
+        says = "a product and its softmaxes, in one pass"
+        fused = Form(TRITON, says, self._at_once, self._fits, missing=SHARES.missing, refuses=True)
+        return (fused, *super().forms())
+
+    def _at_once(self, parameters: Parameters, *inputs: Any, **options: Any) -> Any:
+        plain = partial(SHARES, skip=self.skip, sides=2 if self.two_sided else 1, floor=self.floor)
+        return self._run(parameters, *inputs, plain=plain, **options)
+
+    def _fits(self, setting: Setting) -> str | None:
+        if not self.linear:
+            return "there is no product for it to take in"
+        largest = 0 if setting.shape is None else max(setting.shape.head_dim, self.dim or 0)
+        return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
 
     def activate(self, inputs: Tensor) -> Tensor:
         shares = inputs.softmax(dim=-1)

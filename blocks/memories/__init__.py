@@ -9,10 +9,12 @@ from pydantic import BeforeValidator, Field
 from blocks.memories.delta import Delta
 from blocks.memories.full import Full
 from blocks.memories.latents import Latents
+from blocks.memories.lola import LOLA
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
+from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.part import bare, kinds
 
 MemoryConfig = Annotated[
@@ -21,5 +23,5 @@ MemoryConfig = Annotated[
     BeforeValidator(bare),
 ]
 MEMORIES = kinds(MemoryConfig)
-PATTERNS = (SPARSE_ABOVE_STATE,)
+PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Memories that one form computes together, those that cover most first."""

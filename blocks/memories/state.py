@@ -133,7 +133,7 @@ class StateMemory(Recurrent):
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
-            query, log_scale = _scaled(query)
+            query, log_scale = scaled(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
         return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.mass_asked), carried
 
@@ -144,7 +144,7 @@ class StateMemory(Recurrent):
             largest = exponents.amax(-1, keepdim=True)
             key = (exponents - largest.masked_fill(largest.isneginf(), 0.0)).exp()
         elif self.normalise:
-            key, _ = _scaled(key)
+            key, _ = scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
         return self._answer(output, None, output.dtype, key.shape[-1], mass=False).output
 
@@ -153,7 +153,7 @@ class StateMemory(Recurrent):
             return None
 
         def asking(key: Tensor) -> Tensor:
-            return _scaled(key)[0] if self.normalise else key
+            return scaled(key)[0] if self.normalise else key
 
         def answers(numerators: Tensor) -> Tensor:
             return self._answer(numerators, None, numerators.dtype, state["state"].shape[2], mass=False).output
@@ -191,14 +191,14 @@ class StateMemory(Recurrent):
         numerator, masses = output.split((output.shape[-1] - 1, 1), dim=-1)
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         least = 1e8 * torch.finfo(masses.dtype).tiny
-        answer = (numerator / torch.nn.functional.threshold(masses, least, math.inf)).to(dtype)
+        answer = (numerator / torch.threshold(masses, least, math.inf)).to(dtype)
         if not mass:
             return Partial(answer, None)
-        lse = torch.nn.functional.threshold(masses, least, 0.0).log().squeeze(-1)
+        lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)
         return Partial(answer, lse if log_scale is None else lse + log_scale)
 
 
-def _scaled(features: Tensor) -> tuple[Tensor, Tensor]:
+def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
     """Features whose largest is 1, and its logarithm: a query's own scale cancels in the quotient, and taking it out keeps
     products of small features in range."""
     largest = features.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)

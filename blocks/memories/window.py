@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, may_look, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
@@ -104,10 +104,8 @@ class Window(Holding):
         pairs: one a token. features: where memories below ask how far their products were from the exact weights while a pair
         stood here; each sum falls with the pair under its name.
         """
-        tokens, state = call.tokens, call.state
-        held = self.held
-        before = self.pairs_of(state).each(lambda entries: by_age(entries, tokens))
-        extended = before.joined(pairs.kept(self.turn))
+        tokens, held = call.tokens, self.held
+        extended = self.entries(call, pairs)
         segment = tokens.extended_segment(held)
         key, query = extended.key, call.turn(query, self.turn)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
@@ -119,12 +117,22 @@ class Window(Holding):
                 sums = extended.numbers[number.name] + sums
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
-        held_on, current = extended.each(lambda entries: tokens.tail(entries, held)), tokens.tail_is_current(held)
-        if current is not None:
-            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
-        carried = state_of(held_on.each(lambda entries: by_place(entries, tokens)), state)
+        carried = self.carried(call, extended)
         fall = self._one_a_token if self.shape == "sliding" else self._chunks
         return (answer, fall(extended, segment, tokens)), carried
+
+    def entries(self, call: Call, pairs: Pairs) -> Pairs:
+        """The pairs that the state holds, the oldest first, and behind them those of the call."""
+        before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
+        return before.joined(pairs.kept(self.turn))
+
+    def carried(self, call: Call, extended: Pairs) -> State:
+        """What the call hands on of them."""
+        tokens = call.tokens
+        held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
+        if current is not None:
+            held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
+        return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
 
     def answer_one(
         self,
@@ -139,17 +147,27 @@ class Window(Holding):
         """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
-        fallen = None if self.drops else self.pairs_of(oldest(state, place)) if sliding else self._chunk_that_falls(state, tokens)
+        fallen = None if self.drops else self.falling(call, pairs)
         carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
         query, hiding = call.turn(query, self.turn), None
         if not sliding:
             hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
-        return (
-            attention(query, carried["key"], carried["value"], carried["position"], hiding, call.shape.softcap),
-            fallen,
-        ), carried
+        position = carried["position"]
+        # Where each token's pair comes in, the windows of a size hold the same positions in all layers.
+        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_there(position))
+        answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
+        return (answer, fallen), carried
+
+    def falling(self, call: Call, pairs: Pairs) -> Pairs | None:
+        """What falls as the only token of a call comes in, if anything may."""
+        if self.shape == "terraced":
+            return self._chunk_that_falls(call.state, call.tokens)
+        fallen = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
+        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_there(fallen.position)):
+            fallen.looked = True
+        return fallen
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None

@@ -16,7 +16,7 @@ from networkx.algorithms.isomorphism import MultiDiGraphMatcher
 from blocks.catalogue import PATTERNS
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Pattern, Setting
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Kind, Pattern, Setting
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
@@ -100,23 +100,28 @@ def compiled(head: HeadSpec, shape: Shape) -> Compiled:
     return Compiled(head, shape)
 
 
-def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None) -> Program:
-    """The graph as steps. Raises GraphError where an operation has no form at all."""
+def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
+    """The graph as steps. Raises GraphError where an operation has no form at all. without: patterns to leave alone."""
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
     above: dict[str, tuple[str, ...]] = {}
-    for pattern, found in _matches(graph):
+    for pattern, found in _matches(graph, without):
         nodes = tuple(graph.nodes[name] for name in found.values())
         names = tuple(node.name for node in nodes)
+        asked = graph.nodes[found.get(pattern.asked, names[0])]
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
         forms = pattern.forms(_parts(graph, found)) if free else ()
-        choices, reasons = _choices(forms, backend, _of_node(graph, nodes[0], setting))
+        said = tuple(dict.fromkeys(reason for name in names for reason in above.get(name, ())))
+        choices, reasons = _choices(forms, backend, _of_node(graph, asked, setting), said, several=True)
         if not choices or _order(graph, joined) is None:
-            above |= {name: (*above.get(name, ()), *reasons) for name in names}
+            above |= {name: tuple(dict.fromkeys((*above.get(name, ()), *reasons))) for name in names}
             continue
-        alone = tuple(_alone(graph, node, backend, setting) for node in nodes) if choices[-1].form.refuses else ()
+        alone: tuple[Step, ...] = ()
+        if choices[-1].form.refuses:
+            others = lower(graph, backend, setting, (*without, pattern)).steps
+            alone = tuple(step for step in others if all(one.node.name in names for one in step.covers))
         steps[names], units = _step(graph, nodes, tuple(found), choices, alone), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"
@@ -208,10 +213,11 @@ class Choice:
 
 
 def _choices(
-    forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = ()
+    forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
     """The first form that fits, on the wanted backend or on one to fall back to, and why none is faster; behind one that may
-    refuse, the next. With them, why others do not fit. above: what has been said before."""
+    refuse, the next. With them, why others do not fit. above: what has been said before. several: the forms are of several
+    operations, of which a backend need have none."""
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(above)
@@ -232,7 +238,7 @@ def _choices(
             choices.append(Choice(form, _why(form, forms, backend, setting, tuple(reasons)), tuple(missing)))
             if not form.refuses:
                 return choices, tuple(reasons)
-        if place == 0 and backend != AUTO and not any(form.backend in (one, EVERY) for form in forms):
+        if place == 0 and backend != AUTO and not several and not any(form.backend in (one, EVERY) for form in forms):
             reasons[f"it has no {one} form"] = None
     return choices, tuple(reasons)
 
@@ -251,16 +257,23 @@ def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, re
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"
 
 
-def _matches(graph: HeadGraph) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
+def _matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
     """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order."""
-    for pattern in PATTERNS:
+    for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
         wanted = networkx.MultiDiGraph()
         wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
         wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
         matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
         for found in matcher.subgraph_monomorphisms_iter():
             by_name = {own: name for name, own in found.items()}
-            yield pattern, {own: by_name[own] for own in pattern.nodes}
+            if not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes]):
+                yield pattern, {own: by_name[own] for own in pattern.nodes}
+
+
+def _whole(graph: HeadGraph, names: list[str]) -> bool:
+    """Whether what these nodes give, the last apart, goes to each other alone, and no other partial goes into them."""
+    given = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
+    return given and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 
 
 def _is_one(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

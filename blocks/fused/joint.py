@@ -1,0 +1,211 @@
+"""A window and the state below it as one function of tensors, with its gradient: ``blocks.fused.window_and_state`` launched.
+
+Nothing that grows with the square of the length is kept, and no state between blocks: the backward sums them up once more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from blocks.fused import window_and_state as forward
+from blocks.fused import window_and_state_backward as backward
+from blocks.fused.tiles import products_of, width
+from blocks.legend import Float, Int
+
+ROWS = 32
+"""Entries whose gradient is summed up at once: of more, the sums leave the registers."""
+
+
+@dataclass(frozen=True)
+class Fall:
+    """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
+
+    held: entries before those of the call. reach: F ≤ t + reach, F of the entries being fallen with token t. entries: at most so
+    many fall.
+    """
+
+    held: int
+    reach: int
+    entries: int
+    rows: Int[Tensor, "B 4"]
+    fallen: Int[Tensor, "B T"] | None = None
+    start: Int[Tensor, "B E"] | None = None
+
+
+def together(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K D"],
+    query_features: Float[Tensor, "B T H F"],
+    key_features: Float[Tensor, "B e N F"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    weight: Float[Tensor, "B T H"] | None,
+    state: Float[Tensor, "B N F V"],
+    fall: Fall,
+    *,
+    row_max: bool = False,
+    block: int | None = None,
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
+    """The head's output, and the state after the last token.
+
+    weight: the logarithm of what the window's mass is multiplied by before the two are added. block: tokens that are answered at
+    once; None: as many as the sizes let.
+    """
+    inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
+    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block or _block(query, query_features))  # pyright: ignore
+
+
+def _block(query: Tensor, features: Tensor) -> int:
+    largest = max(width(query.shape[-1]), width(features.shape[-1]))
+    block = 64 if largest <= 64 or (largest <= 128 and query.element_size() == 2) else 32
+    return min(block, width(query.shape[1]))
+
+
+class _Together(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_features: Tensor, key_features: Tensor,
+        log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
+        decay = None if log_decay is None else _within_blocks(log_decay, sizes.count, block)
+        laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
+        output, kept = torch.empty_like(query), [_rows(query) for _ in range(3)]
+        place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
+        forward.answer[sizes.of_queries](
+            query, key, value, query_features, key_features, decay, weight, fall.fallen, fall.start, fall.rows, *laid,
+            output, *kept, place, *sizes.lengths, fall.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+        )  # fmt: skip
+        saved = (query, key, value, query_features, key_features, decay, weight, state, last, output, *kept, place)
+        ctx.save_for_backward(*saved)
+        ctx.fall, ctx.sizes = fall, sizes
+        return output, last
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, query_features, key_features, decay, weight, state, last, output, *kept, place = ctx.saved_tensors
+        fall, sizes = ctx.fall, ctx.sizes
+        mass_of_all, share, largest = kept
+        upstream = upstream.contiguous()
+        even = (upstream.float() * output.float()).sum(-1)
+        of_last = torch.zeros_like(last) if of_last is None else of_last.contiguous()
+        laid, _ = _sum_up(sizes, key_features, value, decay, fall, state)
+        tables = decay, weight, fall.fallen, fall.start, fall.rows
+        arrived = upstream, mass_of_all, share, even, largest, place
+        of_query, of_query_features, of_weight = torch.empty_like(query), torch.empty_like(query_features), _rows(query)
+        backward.of_queries[sizes.of_queries](
+            query, key, value, key_features, *tables, *laid, *arrived, of_query, of_query_features, of_weight,
+            *sizes.lengths, fall.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+        )  # fmt: skip
+        of_state = torch.empty_like(state)
+        backward.of_states[sizes.of_tiles](
+            query_features, upstream, share, even, decay, fall.fallen, fall.start, fall.rows, of_last, *laid, of_state,
+            query.shape[1], key.shape[1], sizes.count, sizes.count * sizes.block, fall.reach, **sizes.tiles(of_keys=False),
+        )  # fmt: skip
+        of_key, of_value, of_key_features = (torch.empty_like(one) for one in (key, value, key_features))
+        backward.of_pairs[sizes.of_pairs](
+            query, key, value, query_features, key_features, *tables, *laid, *arrived, of_weight, of_key, of_value,
+            of_key_features, *sizes.lengths, fall.held, fall.reach, sizes.scale, *_strides(weight),
+            ROWS=min(sizes.block, ROWS), **sizes.blocks(),
+        )  # fmt: skip
+        of_decay = None
+        if decay is not None:
+            asked = (query_features * of_query_features).sum(-1).unflatten(2, (state.shape[1], -1)).sum(-1)
+            passed = (key_features * of_key_features).sum(-1)
+            of_decay = (asked - passed).flip(1).cumsum(1).flip(1) + (of_last * last).sum((2, 3))[:, None]
+        of_weight = None if weight is None else of_weight
+        return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the launches have in common. count: blocks before which the state is laid down."""
+
+    batch: int
+    heads: tuple[int, int, int]
+    dims: tuple[int, int]
+    lengths: tuple[int, ...]
+    count: int
+    block: int
+    row_max: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(
+        query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, fall: Fall, row_max: bool, block: int
+    ) -> _Sizes:
+        batch, tokens, heads, dim = query.shape
+        # Where several fall at a token, all may have before the first token of a block.
+        count = triton.cdiv(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1
+        lengths = tokens, key.shape[1], key_features.shape[1], count, count * block
+        heads_of = heads, key.shape[2], key_features.shape[2]
+        return _Sizes(batch, heads_of, (dim, query_features.shape[-1]), lengths, count, block, row_max, query.dtype)
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.dims[0])
+
+    @property
+    def of_queries(self) -> tuple[int, int]:
+        return triton.cdiv(self.lengths[0], self.block), self.batch * self.heads[0]
+
+    @property
+    def of_pairs(self) -> tuple[int, int]:
+        return triton.cdiv(self.lengths[1], min(self.block, ROWS)), self.batch * self.heads[1]
+
+    @property
+    def of_tiles(self) -> tuple[int, int]:
+        tiles = [triton.cdiv(size, width(size, 64)) for size in self.dims]
+        return tiles[0] * tiles[1], self.batch * self.heads[2]
+
+    def blocks(self) -> dict[str, Any]:
+        """The constants of what takes a block of queries or pairs: a matrix of so many features has at most 2 ** 13 numbers."""
+        columns = width(self.dims[0])
+        features = width(self.dims[1], min(64, 2**13 // columns))
+        return self._constants(self.heads) | {"DB": columns, "FB": features, "ROW_MAX": self.row_max}
+
+    def tiles(self, *, of_keys: bool) -> dict[str, Any]:
+        """Of what takes a tile of a state."""
+        constants = self._constants(self.heads) | {"FB": width(self.dims[1], 64), "VB": width(self.dims[0], 64)}
+        del constants["H" if of_keys else "K"]
+        return constants
+
+    def _constants(self, heads: tuple[int, int, int]) -> dict[str, Any]:
+        names = {"H": heads[0], "K": heads[1], "N": heads[2], "D": self.dims[0], "F": self.dims[1], "BLOCK": self.block}
+        return names | {"PRECISION": products_of(self.dtype)[1]}
+
+
+def _sum_up(
+    sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Tensor | None, fall: Fall, state: Tensor
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The state before each block, its mass, and the state after the last token."""
+    batch, heads, features, columns = state.shape
+    laid = state.new_empty(batch, heads, sizes.count, features, columns - 1, dtype=products_of(sizes.dtype)[0])
+    mass, last = state.new_empty(laid.shape[:-1]), torch.empty_like(state)
+    _, entries, mapped, count, steps = sizes.lengths
+    forward.sum_up[sizes.of_tiles](
+        key_features, value, decay, fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
+        **sizes.tiles(of_keys=True),
+    )  # fmt: skip
+    return (laid, mass), last
+
+
+def _within_blocks(log_decay: Tensor, count: int, block: int) -> Tensor:
+    """Summed from the first token of each block, and as many tokens as there are in all blocks."""
+    missing = count * block - log_decay.shape[1]
+    filled = torch.nn.functional.pad(log_decay, (0, 0, 0, missing))
+    return filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
+
+
+def _rows(query: Tensor) -> Tensor:
+    return torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+
+
+def _strides(weight: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if weight is None else weight.stride()

@@ -1,0 +1,139 @@
+"""φ(x) = softmax(u) ‖ softmax(-u) of u = xW (+ x) (+ b): one product, two softmaxes, one launch; u is never written.
+
+    x B T N D    weight O D C    bias O C    features B T H 2C (or C, one side)
+
+Output head h maps input head h // (H // N) by the weights h // (H // O). Backwards, u is multiplied out once more, and what
+arrives at the features becomes what arrives at u; the products with W and x are the library's.
+"""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blocks.flow import repeat_heads
+from blocks.fused.tiles import configs, put, tile, width
+from blocks.legend import Float
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "D", "C", "BLOCK"])
+@triton.jit
+def forth(
+    x, weight, bias, features, rows, floor,
+    H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The features of a block of tokens of one head."""
+    row, h = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, CB)
+    columns, here = column < C, row < rows
+    mapped = product(x, weight, bias, row, h, here, H, N, OWN, D, C, DB, CB, SKIP, PRECISION)
+    for side in tl.static_range(SIDES):
+        shares = tl.maximum(softmax(mapped if side == 0 else -mapped, columns), floor)
+        put(features, ((row * H + h) * SIDES + side) * C, column, shares, here, columns)
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "D", "C", "BLOCK"])
+@triton.jit
+def back(
+    x, weight, bias, upstream, arrived, rows, floor,
+    H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What arrives at u, B T H C. A feature at its floor has no gradient."""
+    row, h = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, CB)
+    columns, here = column < C, row < rows
+    mapped = product(x, weight, bias, row, h, here, H, N, OWN, D, C, DB, CB, SKIP, PRECISION)
+    total = tl.zeros_like(mapped)
+    for side in tl.static_range(SIDES):
+        shares = softmax(mapped if side == 0 else -mapped, columns)
+        numbers = tile(upstream, ((row * H + h) * SIDES + side) * C, column, here, columns)
+        numbers = tl.where(shares >= floor, numbers, 0.0)
+        slope = shares * (numbers - tl.sum(shares * numbers, 1)[:, None])
+        total += slope if side == 0 else -slope
+    put(arrived, (row * H + h) * C, column, total, here, columns)
+
+
+@triton.jit
+def product(
+    x, weight, bias, row, h, here, H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+    DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """u. What is of 16 bits is multiplied so where both sides are."""
+    inner, column = tl.arange(0, DB), tl.arange(0, CB)
+    own, place = h // (H // OWN), (row * N + h // (H // N)) * D
+    inputs = tile(x, place, inner, here, inner < D)
+    matrix = tile(weight, (own * D + inner) * C, column, inner < D, column < C)
+    if inputs.dtype != matrix.dtype:
+        mapped = tl.dot(inputs.to(tl.float32), matrix.to(tl.float32), input_precision=PRECISION)
+    else:
+        mapped = tl.dot(inputs, matrix, input_precision=PRECISION)
+    if SKIP:
+        mapped += tile(x, place, column, here, column < C)
+    if bias is not None:
+        mapped += tl.load(bias + own * C + column, mask=column < C, other=0.0)[None, :]
+    return mapped
+
+
+@triton.jit
+def softmax(numbers, columns):
+    """Over the columns that there are."""
+    numbers = tl.where(columns[None, :], numbers * LOG2_E, float("-inf"))
+    weights = tl.exp2(numbers - tl.max(numbers, 1)[:, None])
+    return weights / tl.sum(weights, 1)[:, None]
+
+
+def shares(
+    x: Float[Tensor, "B T N D"],
+    weight: Float[Tensor, "O D C"],
+    bias: Float[Tensor, "O C"] | None,
+    *,
+    skip: bool,
+    sides: int,
+    floor: float,
+) -> Float[Tensor, "B T H F"]:
+    """The features, in float32; H is the larger of N and O."""
+    return _Shares.apply(x.contiguous(), weight.contiguous(), bias, skip, sides, floor)  # pyright: ignore[reportReturnType]
+
+
+class _Shares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, skip: bool, sides: int, floor: float) -> Tensor:
+        batch, length, incoming, dim = x.shape
+        own, _, columns = weight.shape
+        heads = max(own, incoming)
+        features = torch.empty(batch, length, heads, sides * columns, dtype=torch.float32, device=x.device)
+        exact = torch.get_float32_matmul_precision() == "highest" and torch.float32 in (x.dtype, weight.dtype)
+        block = 64 if max(dim, columns) <= 128 else 32
+        constants = {"H": heads, "N": incoming, "OWN": own, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim)}
+        constants |= {"CB": width(columns), "SKIP": skip, "SIDES": sides, "PRECISION": "ieee" if exact else "tf32"}
+        grid = triton.cdiv(batch * length, block), heads
+        forth[grid](x, weight, bias, features, batch * length, floor, **constants)
+        ctx.save_for_backward(x, weight, bias)
+        ctx.launch = grid, floor, constants
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        grid, floor, constants = ctx.launch
+        batch, length, incoming, _ = x.shape
+        heads = constants["H"]
+        arrived = torch.empty(batch, length, heads, constants["C"], dtype=torch.float32, device=x.device)
+        back[grid](x, weight, bias, upstream.contiguous(), arrived, batch * length, floor, **constants)
+        along = arrived.flatten(0, 1).transpose(0, 1)
+        inputs = repeat_heads(x, heads).to(torch.float32).flatten(0, 1).transpose(0, 1)
+        of_x = along @ repeat_heads(weight, heads, dim=0).to(torch.float32).mT
+        of_x = of_x + along if constants["SKIP"] else of_x
+        of_x = of_x.transpose(0, 1).reshape(batch, length, incoming, heads // incoming, -1).sum(3).to(x.dtype)
+        of_weight = (inputs.mT @ along).unflatten(0, (weight.shape[0], -1)).sum(1).to(weight.dtype)
+        of_bias = None if bias is None else along.sum(1).unflatten(0, (weight.shape[0], -1)).sum(1).to(bias.dtype)
+        return of_x, of_weight, of_bias, None, None, None

@@ -1,0 +1,39 @@
+"""What the kernels share: a tile of a tensor, and what tiles are multiplied in."""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile(pointer, row, column, rows_there, columns_there):
+    """The numbers at the offsets row + column, 0 where there is none."""
+    return tl.load(pointer + row[:, None] + column[None, :], mask=rows_there[:, None] & columns_there[None, :], other=0.0)
+
+
+@triton.jit
+def put(pointer, row, column, numbers, rows_there, columns_there):
+    """Write them there."""
+    there = rows_there[:, None] & columns_there[None, :]
+    tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=there)
+
+
+def configs(*warps_and_stages: tuple[int, int]) -> list[Any]:
+    """What an autotuner tries."""
+    return [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in warps_and_stages]
+
+
+def products_of(dtype: torch.dtype) -> tuple[torch.dtype, str]:
+    """What features are multiplied in beside values of this dtype, and how float32 is: 1e-12 of a feature is none in float16."""
+    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "ieee" if exact else "tf32"
+
+
+def width(size: int, most: int = 1 << 30) -> int:
+    """Columns of a tile that holds so many, or a part of them: a power of 2, and at least what a product takes."""
+    return min(max(triton.next_power_of_2(size), 16), most)

@@ -1,0 +1,200 @@
+"""A window and the state below it in one pass: the kernels of the forward.
+
+Entries are the pairs that the window held before the call, the oldest first, and behind them those of the call: the token t is
+entry ``held + t``. Of each token two numbers say all: entries before ``fallen`` are in the state, and those from there up to its
+own are in the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over
+logits q·k / √D + w of the entries that are near and log φ(q)·φ(k) of those that are far, w the logarithm of the window's weight.
+
+    query B T H D    key, value B E K D    query_features B T H F    key_features B e N F, e ≤ E    state B N F D+1
+    decay B steps N: log α, summed from the first token of each block    weight B T H, by its strides
+    fallen B T: None where one falls with each token    start B E: None where a row is one document
+    rows B 4: the first entry that is a pair and in no state yet, how many fall in all, the first entry of the last token's
+              document, the number of real tokens
+
+``sum_up`` walks the entries block by block, and lays the state down before each block. ``answer`` takes a block of queries: the
+state that was laid down before the first of them, what has fallen since, and the window. Sums are of 32 bits.
+"""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blocks.fused.tiles import configs, put, tile
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(1.1754943508222875e-30)
+"""Masses up to this are none, as in ``StateMemory``."""
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["K", "N", "D", "F", "BLOCK"])
+@triton.jit
+def sum_up(
+    key_features, value, decay, start, rows, state, laid, laid_mass, last, e, E, count, steps,
+    K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of a state head's matrix, from the first entry to the last. laid: B N count F D, laid_mass: B N count F."""
+    tiles = (D + VB - 1) // VB
+    feature, column = tl.program_id(0) // tiles * FB + tl.arange(0, FB), tl.program_id(0) % tiles * VB + tl.arange(0, VB)
+    b, n = (tl.program_id(1) // N).to(tl.int64), tl.program_id(1) % N
+    features, columns = feature < F, column < D
+    matrix = ((b * N + n) * F + feature) * (D + 1)
+    summed = tile(state, matrix, column, features, columns)
+    mass = tl.load(state + matrix + D, mask=features, other=0.0)
+    first, end = tl.load(rows + b * 4), tl.load(rows + b * 4 + 1)
+    place = (b * N + n) * count * F + feature
+    for block in range(0, count):
+        put(laid, place * D, column, summed, features, columns)
+        if tl.program_id(0) % tiles == 0:
+            tl.store(laid_mass + place, mass, mask=features)
+        place += F
+        low = block * BLOCK
+        entry = low + tl.arange(0, BLOCK)
+        there = (entry >= first) & (entry < end)
+        if start is not None:
+            until = tl.minimum(low + BLOCK, end) - 1
+            begin = tl.load(start + b * E + tl.maximum(until, 0))
+            there = there & (entry >= begin)
+            goes_on = (until < low) | (begin <= tl.maximum(low - 1, 0))
+            summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
+        keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, there, features)
+        if decay is not None:
+            clock = decay + (b * steps + low) * N + n
+            whole = tl.load(clock + (BLOCK - 1) * N)
+            keys *= tl.exp(whole - tl.load(clock + tl.arange(0, BLOCK) * N))[:, None]
+            summed *= tl.exp(whole)
+            mass *= tl.exp(whole)
+        keys = keys.to(laid.dtype.element_ty)
+        values = tile(value, ((b * E + entry) * K + n // (N // K)) * D, column, there, columns)
+        summed = tl.dot(tl.trans(keys), values.to(keys.dtype), summed, input_precision=PRECISION)
+        mass += tl.sum(keys.to(tl.float32), 0)
+    if start is not None:
+        goes_on = tl.load(rows + b * 4 + 2) <= tl.maximum(end - 1, 0)
+        summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
+    put(last, matrix, column, summed, features, columns)
+    if tl.program_id(0) % tiles == 0:
+        tl.store(last + matrix + D, mass, mask=features)
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
+@triton.jit
+def answer(
+    query, key, value, query_features, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    output, mass_of_all, share, largest, place_of_largest,
+    T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
+    H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head: the output, and what the backward wants: the logarithm to base 2 of the mass of both, what
+    the state's products are to be multiplied by, and, for ``row_max``, the window's largest logit and where it stands."""
+    first_token = tl.program_id(0) * BLOCK
+    token, column = first_token + tl.arange(0, BLOCK), tl.arange(0, DB)
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    k, n = h // (H // K), h // (H // N)
+    here, columns = token < tl.minimum(T, tl.load(rows + b * 4 + 3)), column < D
+    until, base, stop = bounds(fallen, b, token, first_token, T, BLOCK)
+    begin, first = begins(start, rows, b, E, held + token, token < T)
+    row = (b * T + token) * H + h
+
+    total, mass = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    place = ((b * N + n) * count + base) * F
+    for at in range(0, F, FB):
+        feature = at + tl.arange(0, FB)
+        queries = tile(query_features, row * F, feature, here, feature < F)
+        matrix = tile(laid, (place + feature) * D, column, feature < F, columns)
+        mass += tl.sum(queries * tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)[None, :], 1)
+        total = tl.dot(queries.to(matrix.dtype), matrix, total, input_precision=PRECISION)
+    since = tl.zeros((BLOCK,), tl.float32)
+    if decay is not None:
+        since += tl.load(decay + (b * steps + token) * N + n)
+        total, mass = total * tl.exp(since)[:, None], mass * tl.exp(since)
+    if start is not None:
+        uses = begin <= tl.maximum(base * BLOCK - 1, 0)
+        total, mass = tl.where(uses[:, None], total, 0.0), tl.where(uses, mass, 0.0)
+    for low in range(base * BLOCK, stop, BLOCK):
+        entry = low + tl.arange(0, BLOCK)
+        products = tl.zeros((BLOCK, BLOCK), tl.float32)
+        for at in range(0, F, FB):
+            feature = at + tl.arange(0, FB)
+            queries = tile(query_features, row * F, feature, here, feature < F).to(laid.dtype.element_ty)
+            keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(queries.dtype)
+            products = tl.dot(queries, tl.trans(keys), products, input_precision=PRECISION)
+        if decay is not None:
+            passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
+            products *= tl.exp(tl.minimum(passed, 0.0))
+        far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
+        products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
+        values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+        mass += tl.sum(products.to(tl.float32), 1)
+        total = tl.dot(products, values.to(products.dtype), total, input_precision=PRECISION)
+
+    # The state is one more entry of the window's softmax, whose logit is the logarithm of its mass.
+    there = mass > LEAST
+    top = tl.where(there, tl.log2(tl.where(there, mass, 1.0)), float("-inf"))
+    total *= tl.where(there, 1.0 / tl.where(there, mass, 1.0), 0.0)[:, None]
+    sums = tl.where(there, 1.0, 0.0)
+
+    asking = tile(query, row * D, column, here, columns)
+    nearest, reached = tl.maximum(until, first), held + token
+    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), held + tl.minimum(first_token + BLOCK, T)
+    shift = tl.zeros((BLOCK,), tl.float32)
+    if weight is not None:
+        shift += tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
+    if ROW_MAX:
+        peak, place_of_peak = tl.full((BLOCK,), float("-inf"), tl.float32), tl.full((BLOCK,), 0, tl.int32)
+        for low in range(low_end, high_end, BLOCK):
+            entry = low + tl.arange(0, BLOCK)
+            keys = tile(key, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+            near = here[:, None] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= reached[:, None])
+            logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
+            logits = tl.where(near, logits, float("-inf"))
+            higher = tl.max(logits, 1)
+            place_of_peak = tl.where(higher > peak, low + tl.argmax(logits, 1), place_of_peak)
+            peak = tl.maximum(peak, higher)
+        peak = tl.where(peak == float("-inf"), 0.0, peak)
+        tl.store(largest + row, peak, mask=token < T)
+        tl.store(place_of_largest + row, place_of_peak, mask=token < T)
+        shift -= peak
+    for low in range(low_end, high_end, BLOCK):
+        entry = low + tl.arange(0, BLOCK)
+        keys = tile(key, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+        near = here[:, None] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= reached[:, None])
+        logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) + shift[:, None]
+        logits = tl.where(near, logits, float("-inf"))
+        higher = tl.maximum(top, tl.max(logits, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        weights, left = tl.exp2(logits - finite[:, None]), tl.exp2(top - finite)
+        sums = sums * left + tl.sum(weights, 1)
+        values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+        total = tl.dot(weights.to(values.dtype), values, total * left[:, None], input_precision=PRECISION)
+        top = higher
+
+    some = sums > 0
+    sums = tl.where(some, sums, 1.0)
+    of_all = tl.where(some, top + tl.log2(sums), float("inf"))
+    put(output, row * D, column, total / sums[:, None], token < T, columns)
+    tl.store(mass_of_all + row, of_all, mask=token < T)
+    tl.store(share + row, tl.where(there, tl.exp2(-of_all), 0.0), mask=token < T)
+
+
+@triton.jit
+def bounds(fallen, b, token, first_token, T, BLOCK: tl.constexpr):
+    """Of the tokens of a block: how many entries have fallen with each, the last block of entries before which all have fallen
+    with the first, and how many have with the last."""
+    until, base, stop = token + 1, first_token // BLOCK, tl.minimum(first_token + BLOCK, T)
+    if fallen is not None:
+        until = tl.load(fallen + b * T + token, mask=token < T, other=0)
+        base = tl.load(fallen + b * T + first_token) // BLOCK
+        stop = tl.load(fallen + b * T + stop - 1)
+    return until, base, stop
+
+
+@triton.jit
+def begins(start, rows, b, E, entry, there):
+    """The first entry of the document of each of these, and the first of them that is a pair and in no state yet."""
+    begin = tl.zeros_like(entry)
+    if start is not None:
+        begin = tl.load(start + b * E + entry, mask=there, other=0)
+    return begin, tl.maximum(begin, tl.load(rows + b * 4))

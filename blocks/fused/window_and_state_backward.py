@@ -1,0 +1,248 @@
+"""The kernels of the backward of ``blocks.fused.window_and_state``, whose letters these are.
+
+With p a pair's share in the answer o and ȯ the gradient of o, that of a logit is p (ȯ·v - ȯ·o). A product φ(q)·φ(k) has it
+divided by the product: ``share`` (ȯ·v - ȯ·o), where ``share`` is 1 over the mass of both memories. So the state's gradient is the
+recurrence backwards, on ``share`` ȯ and, for its mass, -``share`` ȯ·o.
+
+``of_states`` walks the blocks from the last to the first, and lays down the gradient of the state behind each; ``of_queries`` and
+``of_pairs`` take a block of tokens and a block of entries. upstream is ȯ, even is ȯ·o.
+"""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blocks.fused.tiles import configs, put, tile
+from blocks.fused.window_and_state import LOG2_E, begins, bounds
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "N", "D", "F", "BLOCK"])
+@triton.jit
+def of_states(
+    query_features, upstream, share, even, decay, fallen, start, rows, last, laid, laid_mass, state,
+    T, E, count, steps, reach,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the gradient of a state head's matrix. reach: a token has at most so many more entries fallen than its number."""
+    tiles = (D + VB - 1) // VB
+    feature, column = tl.program_id(0) // tiles * FB + tl.arange(0, FB), tl.program_id(0) % tiles * VB + tl.arange(0, VB)
+    b, n = (tl.program_id(1) // N).to(tl.int64), tl.program_id(1) % N
+    features, columns = feature < F, column < D
+    matrix = ((b * N + n) * F + feature) * (D + 1)
+    summed, mass = tile(last, matrix, column, features, columns), tl.load(last + matrix + D, mask=features, other=0.0)
+    end = tl.load(rows + b * 4 + 1)
+    if start is not None:
+        goes_on = tl.load(rows + b * 4 + 2) <= tl.maximum(end - 1, 0)
+        summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
+    for back in range(0, count):
+        block = count - 1 - back
+        low = block * BLOCK
+        place = ((b * N + n) * count + block) * F + feature
+        put(laid, place * D, column, summed, features, columns)
+        if tl.program_id(0) % tiles == 0:
+            tl.store(laid_mass + place, mass, mask=features)
+        if start is not None:
+            until = tl.minimum(low + BLOCK, end) - 1
+            goes_on = (until < low) | (tl.load(start + b * E + tl.maximum(until, 0)) <= tl.maximum(low - 1, 0))
+            summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
+        if decay is not None:
+            whole = tl.exp(tl.load(decay + (b * steps + low + BLOCK - 1) * N + n))
+            summed *= whole
+            mass *= whole
+        nearest = block
+        if fallen is not None:
+            nearest = tl.maximum(low - reach, 0) // BLOCK
+        for asking in range(nearest, tl.minimum(block + 1, tl.cdiv(T, BLOCK))):
+            token = asking * BLOCK + tl.arange(0, BLOCK)
+            _, base, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+            reads = (token < T) & (base == block)
+            if start is not None:
+                begin = tl.load(start + b * E + (E - T) + token, mask=token < T, other=0)
+                reads = reads & (begin <= tl.maximum(low - 1, 0))
+            for one in range(0, H // N):
+                row = (b * T + token) * H + n * (H // N) + one
+                queries = tile(query_features, row * F, feature, reads, features)
+                if decay is not None:
+                    queries *= tl.exp(tl.load(decay + (b * steps + token) * N + n))[:, None]
+                part = tl.load(share + row, mask=reads, other=0.0)
+                numbers = tile(upstream, row * D, column, reads, columns) * part[:, None]
+                queries = queries.to(laid.dtype.element_ty)
+                summed = tl.dot(tl.trans(queries), numbers.to(queries.dtype), summed, input_precision=PRECISION)
+                balance = part * tl.load(even + row, mask=reads, other=0.0)
+                mass -= tl.sum(queries.to(tl.float32) * balance[:, None], 0)
+    put(state, matrix, column, summed, features, columns)
+    if tl.program_id(0) % tiles == 0:
+        tl.store(state + matrix + D, mass, mask=features)
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
+@triton.jit
+def of_queries(
+    query, key, value, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    upstream, mass_of_all, share, even, largest, place_of_largest,
+    query_gradient, feature_gradient, weight_gradient,
+    T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
+    H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head: what their gradient is, and that of their features and weights."""
+    first_token = tl.program_id(0) * BLOCK
+    token, column = first_token + tl.arange(0, BLOCK), tl.arange(0, DB)
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    k, n = h // (H // K), h // (H // N)
+    here, columns = token < T, column < D
+    until, base, stop = bounds(fallen, b, token, first_token, T, BLOCK)
+    begin, first = begins(start, rows, b, E, held + token, here)
+    row = (b * T + token) * H + h
+    arrived = tile(upstream, row * D, column, here, columns)
+    part, balance = tl.load(share + row, mask=here, other=0.0), tl.load(even + row, mask=here, other=0.0)
+    since = tl.zeros((BLOCK,), tl.float32)
+    if decay is not None:
+        since += tl.load(decay + (b * steps + token) * N + n)
+    place = ((b * N + n) * count + base) * F
+    for at in range(0, F, FB):
+        feature = at + tl.arange(0, FB)
+        matrix = tile(laid, (place + feature) * D, column, feature < F, columns)
+        mass = tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)
+        found = tl.dot(arrived.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) - balance[:, None] * mass[None, :]
+        found *= (part * tl.exp(since))[:, None]
+        if start is not None:
+            found = tl.where((begin <= tl.maximum(base * BLOCK - 1, 0))[:, None], found, 0.0)
+        for low in range(base * BLOCK, stop, BLOCK):
+            entry = low + tl.arange(0, BLOCK)
+            values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+            products = tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
+            products *= part[:, None]
+            if decay is not None:
+                passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
+                products *= tl.exp(tl.minimum(passed, 0.0))
+            far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
+            products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
+            keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
+            found = tl.dot(products, keys, found, input_precision=PRECISION)
+        put(feature_gradient, row * F, feature, found, here, feature < F)
+
+    asking = tile(query, row * D, column, here, columns)
+    of_all = tl.load(mass_of_all + row, mask=here, other=float("inf"))
+    if weight is not None:
+        of_all -= tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
+    if ROW_MAX:
+        of_all += tl.load(largest + row, mask=here, other=0.0)
+    nearest, reached = tl.maximum(until, first), held + token
+    found, of_weight = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), held + tl.minimum(first_token + BLOCK, T)
+    for low in range(low_end, high_end, BLOCK):
+        entry = low + tl.arange(0, BLOCK)
+        keys = tile(key, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+        values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
+        near = (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= reached[:, None])
+        logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) - of_all[:, None]
+        shares = tl.exp2(tl.where(near, logits, float("-inf")))
+        shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
+        of_weight += tl.sum(shares, 1)
+        found = tl.dot(shares.to(keys.dtype), keys, found, input_precision=PRECISION)
+    if ROW_MAX:
+        entry = tl.load(place_of_largest + row, mask=here, other=0)
+        found -= of_weight[:, None] * tile(key, ((b * E + entry) * K + k) * D, column, here, columns)
+    put(query_gradient, row * D, column, found * scale, here, columns)
+    tl.store(weight_gradient + row, of_weight, mask=here)
+
+
+@triton.autotune(configs=configs((4, 2), (8, 2), (8, 1)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
+@triton.jit
+def of_pairs(
+    query, key, value, query_features, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    upstream, mass_of_all, share, even, largest, place_of_largest, weight_gradient,
+    key_gradient, value_gradient, feature_gradient,
+    T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
+    H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Entries of one block and key head: what the gradient of their keys, values and features is, over all query heads."""
+    block, low = tl.program_id(0) * ROWS // BLOCK, tl.program_id(0) * ROWS
+    entry, column = low + tl.arange(0, ROWS), tl.arange(0, DB)
+    b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
+    columns, laid_there = column < D, block < count
+    pair = ((b * E + entry) * K + k) * D
+    values = tile(value, pair, column, entry < E, columns)
+    end = tl.load(rows + b * 4 + 1)
+    enters = (entry >= tl.load(rows + b * 4)) & (entry < end)
+    if start is not None:
+        enters = enters & (entry >= tl.load(start + b * E + tl.maximum(tl.minimum(block * BLOCK + BLOCK, end) - 1, 0)))
+    blocks = tl.minimum(block + 1, tl.cdiv(T, BLOCK))
+    asking_first = block
+    if fallen is not None:
+        asking_first = tl.maximum(low + 1 - reach, 0) // BLOCK
+    of_value = tl.zeros((ROWS, DB), tl.float32)
+    # Products stand with the entries in rows and the tokens in columns, as the sums over tokens take them.
+    for head in range(0, N // K):
+        n = k * (N // K) + head
+        clock, left = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
+        if decay is not None:
+            clock += tl.load(decay + (b * steps + entry) * N + n, mask=entry < steps, other=0.0)
+            whole = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=laid_there, other=0.0)
+            left = tl.exp(tl.minimum(whole - clock, 0.0))
+        left = tl.where(enters, left, 0.0)
+        for at in range(0, F, FB):
+            feature = at + tl.arange(0, FB)
+            features = feature < F
+            place = ((b * N + n) * count + block) * F + feature
+            matrix = tile(laid, place * D, column, features & laid_there, columns)
+            mass = tl.load(laid_mass + place, mask=features & laid_there, other=0.0)
+            mapped = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features)
+            of_value = tl.dot((mapped * left[:, None]).to(matrix.dtype), matrix, of_value, input_precision=PRECISION)
+            found = tl.dot(values.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) + mass[None, :]
+            found *= left[:, None]
+            mapped = mapped.to(matrix.dtype)
+            for asking in range(asking_first, blocks):
+                token = asking * BLOCK + tl.arange(0, BLOCK)
+                until, base, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+                _, first = begins(start, rows, b, E, held + token, token < T)
+                far = (entry[:, None] < until[None, :]) & (entry[:, None] >= first[None, :])
+                far = far & ((token < T) & (base <= block))[None, :]
+                for one in range(0, H // N):
+                    row = (b * T + token) * H + n * (H // N) + one
+                    counts = tl.where(far, tl.load(share + row, mask=token < T, other=0.0)[None, :], 0.0)
+                    if decay is not None:
+                        since = tl.load(decay + (b * steps + token) * N + n)
+                        counts *= tl.exp(tl.minimum(since[None, :] - clock[:, None], 0.0))
+                    queries = tile(query_features, row * F, feature, token < T, features).to(matrix.dtype)
+                    products = tl.dot(mapped, tl.trans(queries), input_precision=PRECISION) * counts
+                    arrived = tile(upstream, row * D, column, token < T, columns)
+                    of_value = tl.dot(products.to(matrix.dtype), arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
+                    products = tl.dot(values, tl.trans(arrived), input_precision=PRECISION)
+                    products = (products - tl.load(even + row, mask=token < T, other=0.0)[None, :]) * counts
+                    found = tl.dot(products.to(matrix.dtype), queries, found, input_precision=PRECISION)
+            put(feature_gradient, ((b * e + entry) * N + n) * F, feature, found, entry < e, features)
+
+    keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((ROWS, DB), tl.float32)
+    for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
+        token = asking * BLOCK + tl.arange(0, BLOCK)
+        here = token < T
+        until, _, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+        _, first = begins(start, rows, b, E, held + token, here)
+        near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (held + token)[None, :])
+        for one in range(0, H // K):
+            h = k * (H // K) + one
+            row = (b * T + token) * H + h
+            of_all = tl.load(mass_of_all + row, mask=here, other=float("inf"))
+            if weight is not None:
+                of_all -= tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
+            if ROW_MAX:
+                of_all += tl.load(largest + row, mask=here, other=0.0)
+            asked, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
+            logits = tl.dot(keys, tl.trans(asked), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
+            shares = tl.exp2(tl.where(near, logits, float("-inf")))
+            of_value = tl.dot(shares.to(arrived.dtype), arrived, of_value, input_precision=PRECISION)
+            balance = tl.load(even + row, mask=here, other=0.0)
+            shares *= tl.dot(values, tl.trans(arrived), input_precision=PRECISION) - balance[None, :]
+            if ROW_MAX:
+                of_largest = tl.load(weight_gradient + row, mask=here, other=0.0)
+                place_of_one = tl.load(place_of_largest + row, mask=here, other=-1)
+                shares -= tl.where(place_of_one[None, :] == entry[:, None], of_largest[None, :], 0.0)
+            of_key = tl.dot(shares.to(asked.dtype), asked, of_key, input_precision=PRECISION)
+    put(key_gradient, pair, column, of_key * scale, entry < E, columns)
+    put(value_gradient, pair, column, of_value, entry < E, columns)

@@ -1,0 +1,151 @@
+"""A step of decode of a window above a state and their read, in one launch: what falls enters the state, the token's pair takes
+its place in the ring, and the token's query is answered. Ring and state are written over.
+
+    query B H D    key, value B K D    position B    query_features B H F    ring's key, value B W K D, position B W
+    fallen's features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1
+"""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blocks.fused.tiles import configs, put, tile, width
+from blocks.fused.window_and_state import LEAST, LOG2_E
+from blocks.legend import Bool, Float, Int
+
+
+@triton.autotune(configs=configs((2, 2), (4, 2), (8, 2)), key=["H", "K", "N", "D", "F", "E"], restore_value=["state"])
+@triton.jit
+def step(
+    query, key, value, position, query_features, fallen_features, fallen_value, fallen_there, decay, weight,
+    ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,
+    H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One row and state head: its matrix, and the answers of its query heads. size: of the chunks of a terraced window, or 0."""
+    b, n = (tl.program_id(0) // N).to(tl.int64), tl.program_id(0) % N
+    k, column, taken = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
+    columns, takes = column < D, taken < E
+    now = tl.load(position + b)
+    slot = (now % held).to(tl.int32)
+    new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
+    new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
+    there = tl.load(fallen_there + b * E + taken, mask=takes, other=0) != 0
+    falls = tl.sum(there.to(tl.int32), 0) > 0
+    values = tile(fallen_value, ((b * E + taken) * K + k) * D, column, there, columns).to(tl.float32)
+    for one in range(0, H // N):
+        h = n * (H // N) + one
+        total, mass = tl.zeros((DB,), tl.float32), 0.0
+        for at in range(0, F, FB):
+            feature = at + tl.arange(0, FB)
+            features = feature < F
+            row = ((b * N + n) * F + feature) * (D + 1)
+            matrix, masses = tile(state, row, column, features, columns), tl.load(state + row + D, mask=features, other=0.0)
+            if decay is not None:
+                left = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
+                matrix, masses = matrix * left[:, None], masses * left
+            if falls:
+                keys = tile(fallen_features, ((b * E + taken) * N + n) * F, feature, there, features)
+                if E == 1:
+                    matrix += tl.sum(keys, 0)[:, None] * tl.sum(values, 0)[None, :]
+                else:
+                    matrix = tl.dot(tl.trans(keys), values, matrix, input_precision=PRECISION)
+                masses += tl.sum(keys, 0)
+            # The others of its queries read the state as it was handed in.
+            if one == H // N - 1:
+                put(state, row, column, matrix, features, columns)
+                tl.store(state + row + D, masses, mask=features)
+            asking = tl.load(query_features + (b * H + h) * F + feature, mask=features, other=0.0)
+            total += tl.sum(asking[:, None] * matrix, 0)
+            mass += tl.sum(asking * masses, 0)
+
+        asked = tl.load(query + (b * H + h) * D + column, mask=columns, other=0.0).to(tl.float32) * (scale * LOG2_E)
+        own = tl.sum(asked * new_key.to(tl.float32), 0)
+        shift = 0.0
+        if weight is not None:
+            shift += tl.load(weight + b * weight_b + h * weight_h) * LOG2_E
+        if ROW_MAX:
+            peak = own
+            for low in range(0, held, BLOCK):
+                place = low + tl.arange(0, BLOCK)
+                keys = tile(ring_key, ((b * held + place) * K + k) * D, column, place < held, columns).to(tl.float32)
+                seen = visible(ring_position + b * held, place, slot, held, size)
+                peak = tl.maximum(peak, tl.max(tl.where(seen, tl.sum(keys * asked[None, :], 1), float("-inf")), 0))
+            shift -= peak
+        some = mass > LEAST
+        top = tl.where(some, tl.log2(tl.where(some, mass, 1.0)), float("-inf"))
+        total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)
+        # The token's own pair is always there, so no maximum is that of nothing.
+        higher = tl.maximum(top, own + shift)
+        left, share = tl.exp2(top - higher), tl.exp2(own + shift - higher)
+        sums, total, top = tl.where(some, left, 0.0) + share, total * left + share * new_value.to(tl.float32), higher
+        for low in range(0, held, BLOCK):
+            place = low + tl.arange(0, BLOCK)
+            row = ((b * held + place) * K + k) * D
+            keys = tile(ring_key, row, column, place < held, columns).to(tl.float32)
+            seen = visible(ring_position + b * held, place, slot, held, size)
+            logits = tl.where(seen, tl.sum(keys * asked[None, :], 1) + shift, float("-inf"))
+            higher = tl.maximum(top, tl.max(logits, 0))
+            weights, left = tl.exp2(logits - higher), tl.exp2(top - higher)
+            entries = tile(ring_value, row, column, place < held, columns).to(tl.float32)
+            sums, top = sums * left + tl.sum(weights, 0), higher
+            total = total * left + tl.sum(weights[:, None] * entries, 0)
+        tl.store(output + (b * H + h) * D + column, (total / sums).to(output.dtype.element_ty), mask=columns)
+
+    # Nobody reads the entry whose place it takes.
+    if n % (N // K) == 0:
+        row = ((b * held + slot) * K + k) * D
+        tl.store(ring_key + row + column, new_key, mask=columns)
+        tl.store(ring_value + row + column, new_value, mask=columns)
+    if n == 0:
+        tl.store(ring_position + b * held + slot, now)
+
+
+@triton.jit
+def visible(ring_position, place, slot, held, size):
+    """Which entries of the ring the token sees beside its own pair. size: 0 for a sliding window, which holds no others."""
+    there = (place < held) & (place != slot)
+    there = there & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
+    back = (slot - place + held) % held
+    return there & ((size == 0) | (back <= slot % tl.maximum(size, 1) + size))
+
+
+def stepped(
+    query: Float[Tensor, "B 1 H D"],
+    key: Float[Tensor, "B 1 K D"],
+    value: Float[Tensor, "B 1 K D"],
+    position: Int[Tensor, "B 1"],
+    query_features: Float[Tensor, "B 1 H F"],
+    fallen: tuple[Float[Tensor, "B E N F"], Float[Tensor, "B E K D"], Bool[Tensor, "B E"]],
+    log_decay: Tensor | None,
+    weight: Float[Tensor, "B 1 H"] | None,
+    ring: tuple[Tensor, Tensor, Tensor],
+    state: Float[Tensor, "B N F V"],
+    *,
+    size: int,
+    row_max: bool,
+) -> Float[Tensor, "B 1 H D"]:
+    """The head's output. ring: keys, values and positions, with the state written over. log_decay: B 1 N, or B 1 N F."""
+    features, values, there = (one.contiguous() for one in fallen)
+    batch, _, heads, dim = query.shape
+    _, entries, state_heads, wide = features.shape
+    key_heads = key.shape[2]
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    columns = width(dim)
+    constants = {"H": heads, "K": key_heads, "N": state_heads, "D": dim, "F": wide, "E": entries}
+    constants |= {"BLOCK": 32, "EB": 1 if entries == 1 else width(entries), "DB": columns, "FB": width(wide, 2**12 // columns)}
+    constants |= {"G": wide if log_decay is not None and log_decay.dim() == 4 else 1, "ROW_MAX": row_max}
+    strides = (0, 0) if weight is None else (weight.stride(0), weight.stride(2))
+    decay = None if log_decay is None else log_decay.contiguous()
+    inputs = (one.contiguous() for one in (query, key, value, position, query_features))
+    step[batch * state_heads,](
+        *inputs, features, values, there, decay, weight, *ring, state, output,
+        ring[0].shape[1], size, 1 / math.sqrt(dim), *strides, **constants, PRECISION="ieee",
+    )  # fmt: skip
+    return output

@@ -1,0 +1,259 @@
+"""A window, the state that it feeds and the read of the two, as one step: one softmax over pairs that are near and features of
+those that are far, over one denominator. The head's output comes out at once, and no answer of either alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
+from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.legend import Float, Tensor, torch
+from blocks.memories.base import Memory
+from blocks.memories.holding import state_of
+from blocks.memories.ring import place_of, written
+from blocks.memories.state import StateMemory, scaled
+from blocks.memories.window import Window
+from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting, unbroken
+from blocks.part import Part, State
+from blocks.reads import Shared
+from blocks.recurrences.stabilised import stabilise_one
+
+TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
+STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
+RING = ("key", "value", "position")
+WIDEST = 256
+"""Of heads and features: a block of wider ones does not fit a processor of the GPU."""
+
+
+def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    window, state, read = bound["window"], bound["state"], bound["read"]
+    extended: Pairs = window.compute(_entries, window, inputs["window"]["pairs"])
+    query = window.call.turn(inputs["window"]["query"], _window(window).turn)
+    given = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    asked, rest = state.compute(_features, state, *given)
+    output, summed = read.compute(_together, query, extended, asked, rest, _shared(read).asks_maximum)
+    carried = window.compute(lambda _: _window(window).carried(window.call, extended))
+    return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
+
+
+def _entries(parameters: Any, window: Bound, pairs: Pairs) -> Pairs:
+    return _window(window).entries(window.call, pairs)
+
+
+def _features(
+    parameters: Any,
+    state: Bound,
+    window: Bound,
+    extended: Pairs,
+    features: Mapped,
+    decay: Tensor | None,
+    logits: Mapping[str, Tensor],
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor, Any]]:
+    """What the state asks and is asked with, its decay, the weight of the window over it, itself, and which entries have fallen."""
+    tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
+    most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
+    key = features.key(extended.each(lambda entries: entries[:, :most]))
+    query, log_scale = features.query, None
+    if not shape.even:
+        query, log_scale = scaled(query)
+    if decay is not None and tokens.valid is not None:
+        decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
+    weight = weight_over(window, state, logits, log_scale, query)
+    asked = query, repeat_heads(key, shape.state_heads)
+    return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
+
+
+def _together(
+    parameters: Any,
+    query: Float[Tensor, "B T H D"],
+    extended: Pairs,
+    asked: tuple[Tensor, Tensor],
+    rest: tuple[Any, ...],
+    row_max: bool,
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
+    return TOGETHER(query, extended.key, extended.value, *asked, *rest, row_max=row_max)
+
+
+def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Any:
+    """Which entries the state has at each token, as ``blocks.fused.joint.Fall`` says it."""
+    from blocks.fused.joint import Fall
+
+    held, size = window.held, window.size
+    fallen, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
+    absent = (extended.position[:, :held] < 0).sum(1)
+    # A terraced window has room for pairs that are in the state by now.
+    first = absent if window.shape == "sliding" else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
+    reach, length = (1 if window.shape == "sliding" else size), tokens.position.shape[1]
+    end = torch.full_like(first, length) if fallen is None else fallen[:, -1]
+    rows = torch.stack((first, end, ends, count), dim=1).to(torch.int32)
+    return Fall(held, reach, length + reach - 1, rows, fallen, start)
+
+
+def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """What follows from the tokens: entries that have fallen with each, the first entry of each entry's document, that of the last
+    token's, and how many tokens are real."""
+    position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(window.held)
+    length, size = position.shape[1], window.size
+    token = torch.arange(length, device=position.device)
+    count = torch.full_like(position[:, 0], length) if valid is None else valid.sum(1)
+    fallen = None
+    if window.shape == "terraced":
+        fallen = size + token - position % size
+    elif valid is not None:
+        fallen = (token + 1).expand_as(position)
+    last = (count - 1).clamp(min=0)[:, None]
+    if fallen is not None and valid is not None:
+        # Nothing falls at padding; a row of nothing else has what had fallen before.
+        before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
+        fallen = torch.where(valid, fallen, torch.where(valid.any(1, keepdim=True), fallen.gather(1, last), before))
+    start, ends = None, torch.zeros_like(count)
+    if segment is not None:
+        start = torch.searchsorted(segment.contiguous(), segment.contiguous())
+        ends = torch.where(count > 0, start.gather(1, window.held + last)[:, 0], 0)
+    fallen, start = (None if table is None else table.to(torch.int32).contiguous() for table in (fallen, start))
+    return fallen, start, ends, count
+
+
+def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    """The same for one token. What no kernel has to know of, as a key before its convolution, is written beside it."""
+    window, state, read = bound["window"], bound["state"], bound["read"]
+    pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
+    fallen = window.compute(lambda _: _window(window).falling(window.call, pairs))
+    given = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    asked, taken, decay, weight, summed = state.compute(_features_of_one, state, *given)
+    held, call = to_write_over(window.call), window.call
+    query, ring = call.turn(inputs["window"]["query"], _window(window).turn), tuple(held[name] for name in RING)
+    further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
+
+    def answer(_: Any) -> Tensor:
+        rest = taken, decay, weight, ring, summed["state"]
+        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, asked, *rest, **further)
+
+    output = read.compute(answer)
+    others = {name: entries for name, entries in held.items() if name not in RING}
+    if others:
+        held |= written(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
+    return [((None, None), held), ((None,), summed), ((output,), {})]
+
+
+def _features_of_one(
+    parameters: Any,
+    state: Bound,
+    window: Bound,
+    fallen: Pairs | None,
+    features: Mapped,
+    decay: Tensor | None,
+    logits: Mapping[str, Tensor],
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, State]:
+    """What the state asks, what falls into it, its decay, the weight of the window over it, and itself, to be written over."""
+    shape, summed, query = state.call.shape, to_write_over(state.call), features.query
+    batch = query.shape[0]
+    if fallen is None:
+        keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
+        values = query.new_zeros(batch, 1, shape.key_heads, shape.head_dim)
+        there = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
+    else:
+        keys, values, there = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
+    log_scale = None
+    if shape.exponential:
+        keys = keys.masked_fill(~there[..., None, None], -math.inf)
+        stable = stabilise_one(query, keys, decay, None, summed["maximum"])
+        query, decay, log_scale, summed["maximum"] = stable.query, stable.log_decay, stable.log_scale, stable.maximum
+        assert stable.key is not None
+        keys = stable.key
+    elif not shape.even:
+        query, log_scale = scaled(query)
+    return query, (keys, values, there), decay, weight_over(window, state, logits, log_scale, query), summed
+
+
+def weight_over(
+    exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
+) -> Float[Tensor, "B T H"] | None:
+    """The logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
+    state's is still to be multiplied by."""
+    weight = None if log_scale is None else -log_scale
+    for bound, sign in ((exact, 1), (state, -1)):
+        assert isinstance(bound.part, Memory)
+        if bound.part.called in logits:
+            own = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
+            weight = own if weight is None else weight + own
+    return None if weight is None else weight.expand(query.shape[:3])
+
+
+def to_write_over(call: Call) -> State:
+    """The state, where nobody else holds it; else a copy."""
+    return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
+
+
+def _window(bound: Bound) -> Window:
+    assert isinstance(bound.part, Window)
+    return bound.part
+
+
+def _state(bound: Bound) -> StateMemory:
+    assert isinstance(bound.part, StateMemory)
+    return bound.part
+
+
+def _shared(bound: Bound) -> Shared:
+    assert isinstance(bound.part, Shared)
+    return bound.part
+
+
+def _fits(rank: str, shape: str, setting: Setting) -> str | None:
+    """rank: of the state's decay; shape: of the window."""
+    sizes = setting.shape
+    if sizes is None or sizes.both_ways:
+        return "it only looks back"
+    reasons = {
+        "it takes tokens by the block, and a step of decode has one": setting.one_token,
+        "it keeps no running maximum for exponential features": sizes.exponential,
+        "it has decay by the head below a sliding window, and no other": rank == "channel"
+        or (rank != "none" and shape != "sliding"),
+        "it caps no logits": setting.capped,
+        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+
+
+def _fits_one(setting: Setting) -> str | None:
+    """The ``fits`` of a step of decode."""
+    sizes = setting.shape
+    assert sizes is not None, "lowering says what the state works on"
+    reasons = {
+        "it has no gradient": setting.gradients,
+        "it caps no logits": setting.capped,
+        f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or unbroken(setting) or needs_gpu(setting)
+
+
+def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
+    window, state = parts["window"], parts["state"]
+    assert isinstance(window, Window)
+    assert isinstance(state, StateMemory)
+    says = "one token against ring and state, which are written over, in one pass"
+    one = Form(TRITON, says, _run_one, _fits_one, decode=True, missing=STEPPED.missing, refuses=True)
+    says = "blocks of queries against the state before them, what has fallen since and the window, in one pass"
+    fits = partial(_fits, state.gate.rank_of_decay, window.shape)
+    return (one, Form(TRITON, says, _run, fits, missing=TOGETHER.missing, refuses=True))
+
+
+WINDOW_ABOVE_STATE = Pattern(
+    nodes={
+        "window": lambda part: isinstance(part, Window),
+        "state": lambda part: isinstance(part, StateMemory) and part.normalise,
+        "read": lambda part: isinstance(part, Shared),
+    },
+    edges=(
+        ("window", "state", Kind.PAIRS),
+        ("window", "read", Kind.PARTIAL),
+        ("state", "read", Kind.PARTIAL),
+    ),
+    forms=_forms,
+    asked="state",
+    whole=True,
+)

@@ -1,0 +1,31 @@
+"""What the kernels are built for where no GPU is: the types of their arguments, and the constants of a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.compiling import Build
+
+COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
+TABLES = {"fallen", "start", "rows", "place_of_largest", "members", "fell"}
+POSITIONS = {"position", "held_position", "ring_position"}
+OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient", "laid"}
+OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "fallen_value"}
+
+
+def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int) -> Build:
+    """constants: those that the kernel does not know are left out."""
+    said = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+
+    def kind(argument: str) -> str:
+        if argument in COUNTS or argument.removesuffix(argument[-2:]).endswith("weight"):
+            return "i32"
+        if argument in TABLES | POSITIONS | {"fallen_there"}:
+            return "*i32" if argument in TABLES else "*i64" if argument in POSITIONS else "*i1"
+        return "fp32" if argument == "scale" else said if argument in OF_THE_MODEL else "*fp32"
+
+    known = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
+    signature = {argument: kind(argument) for argument in kernel.arg_names if argument not in known}
+    return Build(f"{module}:{name}", signature, known, {"num_warps": warps, "num_stages": 2})

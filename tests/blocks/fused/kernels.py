@@ -1,0 +1,19 @@
+"""Kernels around functions that no kernel is made of alone."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blocks.fused.cascade import chosen
+
+
+@triton.jit
+def choose(score, resolution, kept, COUNT: tl.constexpr, S: tl.constexpr, EB: tl.constexpr):
+    """Of each row, where those stand that stay."""
+    place = tl.arange(0, EB)
+    contends, row = place < COUNT, tl.program_id(0)
+    worth = tl.load(score + row * COUNT + place, mask=contends, other=0.0)
+    within = tl.load(resolution + row * COUNT + place, mask=contends, other=0.0)
+    stays, slot = chosen(worth, within, contends, S, EB)
+    tl.store(kept + row * S + slot, place, mask=stays)

@@ -1,0 +1,43 @@
+"""The kernels of whole heads are built for Ampere and Hopper, and their numbers stay in the registers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocks.fused import cascade, joint, window_and_state, window_and_state_backward, window_and_state_step
+from tests.blocks.fused.builds import build
+from tests.compiling import built
+
+SPILLED = 96
+"""Bytes a thread."""
+SHARED = 99 * 1024
+"""Bytes of a block: two of them on an H100, and one on the smallest of Ampere."""
+
+
+HEADS = {"H": 32, "K": 8, "N": 32, "D": 64, "F": 128, "ROW_MAX": False, "RELATIVE": False, "PRECISION": "tf32", "EXACT": "tf32x3"}
+
+
+def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """LoLCATs on a Llama 3.2 1B: heads of 64, 128 features."""
+    sizes = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, 64, False, torch.bfloat16)
+    optional = dict.fromkeys(("decay", "fallen", "start"))
+    kernels = {
+        "sum_up": (window_and_state, sizes.tiles(of_keys=True)),
+        "answer": (window_and_state, sizes.blocks()),
+        "of_states": (window_and_state_backward, sizes.tiles(of_keys=False)),
+        "of_queries": (window_and_state_backward, sizes.blocks()),
+        "of_pairs": (window_and_state_backward, sizes.blocks() | {"ROWS": joint.ROWS}),
+        "step": (window_and_state_step, HEADS | {"G": 1, "E": 1, "BLOCK": 32, "EB": 1, "DB": 64, "FB": 64}),
+        "walk": (cascade, HEADS | {"M": 32, "S": 64, "BLOCK": 64, "SOME": cascade.SOME, "EB": 128, "DB": 64, "FB": 32}),
+    }
+    builds = [
+        build(module.__name__, name, getattr(module, name), torch.bfloat16, constants | optional, 8)
+        for name, (module, constants) in kernels.items()
+    ]
+    found = built(builds)
+    assert len(found) == 2 * len(kernels)
+    for one in found:
+        assert one.stack <= SPILLED, one
+        assert one.shared <= SHARED, one
+    assert capsys.readouterr().out.count("registers=") == len(found)

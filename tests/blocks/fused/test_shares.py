@@ -1,0 +1,85 @@
+"""Softmaxes of one product are what Hedgehog says they are, gradients too, and are built for GPUs that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.feature_maps.hedgehog import Hedgehog
+from blocks.fused import shares
+from blocks.legend import Shape
+from blocks.operation import Setting
+from tests.blocks.fused.builds import build
+from tests.blocks.fused.heads import ALIKE, CLOSE, GROUPED, assert_close, assert_defined
+from tests.blocks.support import drawn
+from tests.compiling import built
+
+SAYS = "a product and its softmaxes"
+FEW = {"head_dim": 6}
+CASES: list[tuple[dict[str, Any], int]] = [
+    ({}, 2),
+    ({"dim": 5, "bias": True}, 1),
+    ({"skip": True, "per": "key_head", "floor": 0.15}, 1),
+    ({"two_sided": False, "share": "qk"}, 2),
+]
+
+
+@pytest.mark.parametrize(("options", "incoming"), CASES, ids=["plain", "bias, shared keys", "skip, floor", "one side"])
+def test_features_and_gradients_are_the_definitions(options: dict[str, Any], incoming: int) -> None:
+    shape = Shape(hidden_size=6, heads=2, key_heads=incoming, **FEW)
+    part = Hedgehog(**options).resolved(shape)
+    given, x = drawn(part, shape), torch.randn(1, 70, incoming, 6, dtype=torch.float64)
+    answers = []
+    for kind in (torch.float64, torch.float32):
+        parameters = {name: one.to(kind, copy=True).requires_grad_() for name, one in given.items()}
+        inputs = x.to(kind, copy=True).requires_grad_()
+        if kind is torch.float64:
+            features = part.map_key(parameters, inputs)
+        else:
+            side = "" if part.share == "qk" else "key_"
+            sides = 2 if part.two_sided else 1
+            further = {"skip": part.skip, "sides": sides, "floor": part.floor}
+            features = shares.shares(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"), **further)
+        weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        (features * weight.to(kind)).sum().backward()
+        used = [one for name, one in parameters.items() if not name.startswith("query_")]
+        answers.append([features.detach(), inputs.grad, *(one.grad for one in used)])
+    for found, expected in zip(answers[1], answers[0], strict=True):
+        assert expected is not None
+        assert found is not None
+        assert_close(found, expected)
+    assert CLOSE <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("memory", "shape"),
+    [([{"kind": "state"}], GROUPED), ([{"kind": "delta"}], ALIKE)],
+    ids=["as they are", "of length 1"],
+)
+def test_heads_take_them(memory: list[Any], shape: Shape) -> None:
+    head = {"position": "rope", "feature_map": {"kind": "hedgehog", "dim": 6}, "memory": memory}
+    assert_defined(head, shape, 9, parts={f"{memory[0]['kind']}_features": SAYS})
+
+
+def test_where_it_does_not_fit_it_says_so() -> None:
+    shape = Shape(hidden_size=6, heads=2, key_heads=2, head_dim=6)
+    on_gpu = Setting(device="cuda", shape=shape)
+    (form, defined) = Hedgehog().forms()
+    assert form.fits(on_gpu) is None
+    assert "no product" in str(Hedgehog(linear=False).forms()[0].fits(on_gpu))
+    assert "256 columns" in str(Hedgehog(dim=300).forms()[0].fits(on_gpu))
+    assert defined.fits(on_gpu) is None
+
+
+def test_it_is_built_without_a_gpu() -> None:
+    constants = {"H": 32, "N": 8, "OWN": 32, "D": 64, "C": 64, "BLOCK": 64, "DB": 64, "CB": 64, "SKIP": False, "SIDES": 2}
+    constants |= {"PRECISION": "tf32", "bias": None}
+    of_model = {"x": "*bf16", "weight": "*bf16", "rows": "i32", "floor": "fp32"}
+    builds = [build(shares.__name__, name, getattr(shares, name), torch.bfloat16, constants, 4) for name in ("forth", "back")]
+    for one in builds:
+        one.signature.update(of_model)  # pyright: ignore[reportAttributeAccessIssue]
+    for one in built(builds):
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one

@@ -1,0 +1,204 @@
+"""A window and the state below it in one pass are the two memories and their read, gradients too, wherever the form fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.flow import Tokens
+from blocks.fused import joint
+from blocks.legend import Shape
+from blocks.operation import Setting
+from composer.graph.graph import build_graph
+from composer.graph.lowering import lower, lowered
+from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
+from tests.composer.graph.heads import graph_of
+from tests.interpreter import nothing_refused
+from tests.laws.cases import Inputs, built, complete, inputs, run
+
+WINDOW = {"kind": "window", "size": 5, "weight": "learned"}
+TERRACED = {"kind": "window", "size": 4, "shape": "terraced", "weight": "token"}
+LOLCATS: dict[str, Any] = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state"}]}
+ROW_MAX = {"kind": "shared", "scale": "row_max"}
+SAYS = "blocks of queries against the state before them"
+STEP = "one token against ring and state, which are written over, in one pass"
+TOGETHER = {"window": SAYS, "state": SAYS}
+LENGTH = 21
+"""More than a block of 16, and not two of them."""
+ON_GPU = Setting(device="cuda", dtype="bfloat16", gradients=True)
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "_block", lambda *_: 16)
+
+
+def packed() -> Tokens:
+    """A row of four documents, the first of which goes on with the state."""
+    lengths = [6, 1, 9, 5]
+    position = torch.cat([torch.arange(length) for length in lengths])
+    segment = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    return Tokens(position[None], segment[None])
+
+
+def padded() -> Tokens:
+    """Two rows, the second of which ends early."""
+    position = torch.arange(LENGTH).expand(2, -1)
+    return Tokens(position, None, position < torch.tensor([[LENGTH], [13]]))
+
+
+@pytest.mark.parametrize(
+    ("head", "shape", "bounds"),
+    [
+        (LOLCATS, GROUPED, ()),
+        ({**LOLCATS, "read": ROW_MAX}, ALIKE, ()),
+        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "weight": 0.3}]}, GROUPED, (3, 12)),
+        ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}]}, GROUPED, (18,)),
+        ({**LOLCATS, "feature_map": "relu"}, GROUPED, ()),
+        ({**LOLCATS, "conv": "causal", "position": "none"}, GROUPED, ()),
+    ],
+    ids=["lolcats", "row_max", "terraced, split", "decay, split", "masses of 0, one state head", "convolved"],
+)
+def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[int, ...]) -> None:
+    assert_defined(head, shape, LENGTH, parts=TOGETHER, bounds=bounds)
+
+
+@pytest.mark.parametrize(
+    ("memory", "tokens", "rows"),
+    [
+        ([WINDOW, {"kind": "state", "gate": "head"}], packed(), 1),
+        ([TERRACED, {"kind": "state"}], packed(), 1),
+        ([WINDOW, {"kind": "state", "gate": "head"}], padded(), 2),
+        ([TERRACED, {"kind": "state"}], padded(), 2),
+    ],
+    ids=["documents, sliding", "documents, terraced", "padding, sliding", "padding, terraced"],
+)
+def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], tokens: Tokens, rows: int) -> None:
+    assert_defined({**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=rows, tokens=tokens)
+
+
+def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
+    """One row has ended in the call before."""
+    position = torch.arange(LENGTH).expand(2, -1)
+    tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
+    memory = [TERRACED, {"kind": "state"}]
+    assert_defined(
+        {**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=2, tokens=tokens, bounds=(12,), gradients=False
+    )
+
+
+DECODED = [
+    (LOLCATS, GROUPED),
+    ({**LOLCATS, "read": ROW_MAX, "conv": "causal"}, ALIKE),
+    ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "weight": 0.3}]}, GROUPED),
+    ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}, GROUPED),
+    ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}], "feature_map": "relu"}, GROUPED),
+    ({**LOLCATS, "feature_map": "exp"}, ALIKE),
+]
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"), DECODED, ids=["lolcats", "row_max, convolved", "terraced", "channel", "decay, one state head", "exponential"]
+)
+def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
+    """Rows of a batch, at different positions: the second has had four tokens fewer."""
+    spec, data = complete(head), inputs(shape, 2, 20)
+    ends = torch.tensor([[9], [5]])
+    position = torch.arange(9).expand(2, -1)
+    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends))]
+    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), Tokens(ends + t - 9)) for t in range(9, 20)]
+    forms = {one.part: one.form for one in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))}
+    assert {forms["window"], forms["state"]} == {STEP}
+    answers = []
+    with torch.no_grad(), nothing_refused():
+        for backend, kind in (("reference", torch.float64), ("triton", torch.float32)):
+            module, state, outputs = built(spec, shape).to(kind), None, []
+            for number, call in enumerate(calls):
+                output, state = run(module, call.to(kind), state, backend if number else "reference")
+                outputs.append(output)
+            answers.append((torch.cat(outputs[1:], dim=1), state))
+    (expected, held), (found, kept) = answers
+    assert_close(found, expected)
+    for name in held if "state.maximum" not in held else ():  # which have another scale there
+        assert_close(kept[name], held[name])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
+    spec, data = complete(LOLCATS), inputs(GROUPED, 1, 8).to(torch.float32)
+    module = built(spec, GROUPED).float()
+    with torch.no_grad(), nothing_refused():
+        _, state = run(module, data.cut(slice(0, 7)), backend="torch")
+        before, last = {name: one.clone() for name, one in state.items()}, data.cut(slice(7, 8))
+        _, after = module(*last.tensors, last.tokens, state, "triton", in_place)
+    same = {name: torch.equal(before[name], one) for name, one in state.items()}
+    assert all(same.values()) is not in_place
+    assert all((after[name] is one) is in_place for name, one in state.items())
+
+
+def test_large_logits_stay_finite_and_right() -> None:
+    """The window's mass is then e^50 times the state's, or nothing beside it."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
+    mapped = torch.rand(2, 1, LENGTH, 1, 8, generator=generator) + 0.1
+    rows, empty = torch.tensor([[4, LENGTH, 0, LENGTH]], dtype=torch.int32), torch.zeros(1, 1, 8, 9)
+    key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
+    for size in (1.0, 30.0, -30.0):
+        weight = torch.full((1, LENGTH, 1), size)
+        found, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Fall(4, 1, LENGTH, rows))
+        for token in (0, 6, 20):
+            near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] * 20 / math.sqrt(8) + size
+            far = (mapped[1, 0, 4 : token + 1, 0] @ mapped[0, 0, token, 0]).log()
+            shares = torch.cat((far, near)).double().softmax(0).float()
+            torch.testing.assert_close(found[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("head", "setting", "why"),
+    [
+        (LOLCATS, replace(ON_GPU, one_token=True), "a step of decode has one"),
+        (LOLCATS, replace(ON_GPU, one_token=True), "it has no gradient"),
+        (LOLCATS, replace(ON_GPU, one_token=True, gradients=False, documents=True), "several documents"),
+        ({**LOLCATS, "feature_map": "exp"}, ON_GPU, "running maximum"),
+        ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}, ON_GPU, "decay by the head"),
+        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "head"}]}, ON_GPU, "decay by the head"),
+        (LOLCATS, replace(ON_GPU, dtype="float64"), "do not take float64"),
+        ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "room for 256 features"),
+    ],
+    ids=["decode", "gradients", "documents", "exponential", "channel", "terraced decay", "float64", "wide"],
+)
+def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
+    forms = {one.part: one for one in lowered(graph_of(head), "triton", setting)}
+    assert not forms["state"].form.startswith(SAYS)
+    assert why in next(step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "state")
+
+
+def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
+    (step,) = (step for step in lower(graph_of(LOLCATS), "auto", ON_GPU).steps if step.form.says.startswith(SAYS))
+    assert step.names == ("window", "state", "read")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {**LOLCATS, "read": "mixture"},
+        {**LOLCATS, "flow": "parallel"},
+        {
+            **LOLCATS,
+            "memory": [WINDOW, {"kind": "state"}, {"kind": "window", "name": "other", "evict": "drop"}],
+            "graph": ["pairs -> window", "window -> state", "pairs -> other"],
+        },
+        {
+            **LOLCATS,
+            "memory": [WINDOW, {"kind": "state", "name": "one"}, {"kind": "state", "name": "two"}],
+            "graph": ["pairs -> window", "window -> one", "window -> two"],
+        },
+    ],
+    ids=["mixture", "parallel", "a third memory", "two states"],
+)
+def test_where_more_than_the_two_is_read_or_fed_it_is_no_match(head: dict[str, Any]) -> None:
+    assert not any(step.form.says.startswith(SAYS) for step in lower(graph_of(head), "triton", ON_GPU).steps)

@@ -1,0 +1,99 @@
+"""Whole students of the teacher that ships with the repository, on this project's own kernels: logits and gradients are those of
+PyTorch's forms, in training, in prefill and in decode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from blocks.kernels import Kernel
+from composer.model.modeling import ComposedForCausalLM
+from tests.interpreter import nothing_refused
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
+SMALL = ("head.memory.0.size=8",)
+CLOSE = 1e-4
+"""Of the largest number."""
+
+
+def student(spec: str, *overrides: str) -> ComposedForCausalLM:
+    """Its fresh parameters moved away from their start."""
+    model = composer.build(spec, str(TEACHER), overrides=(*SMALL, *overrides))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".composed." in name:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE * expected.abs().max().item())
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each kernel has answered."""
+    counts, call = Counter[str](), Kernel.__call__
+
+    def counted(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
+        counts[kernel.name] += 1
+        return call(kernel, *inputs, **options)
+
+    monkeypatch.setattr(Kernel, "__call__", counted)
+    return counts
+
+
+IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("head.memory.0.shape=terraced", "head.read.scale=row_max")], ids=["lolcats", "its code's"]
+)
+def test_logits_and_gradients_of_lolcats(overrides: tuple[str, ...], launched: Counter[str]) -> None:
+    model, answers = student("lolcats", *overrides), []
+    for backend in ("torch", "triton"):
+        model.set_backend(backend)
+        model.zero_grad()
+        with nothing_refused():
+            logits = model(IDS).logits
+            logits.logsumexp(-1).sum().backward()
+        slopes = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        answers.append((logits.detach(), slopes))
+    (expected, slopes), (found, others) = answers
+    close(found, expected)
+    assert slopes.keys() == others.keys()
+    for name, slope in slopes.items():
+        close(others[name], slope)
+    assert launched == {"together": 2, "shares": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "kernels"),
+    [
+        ("lolcats", (), {"together": 2, "stepped": 8, "shares": 20}),
+        ("lola", ("head.memory.1.size=6",), {"walked": 10, "shares": 30}),
+    ],
+    ids=["lolcats", "lola"],
+)
+def test_prefill_and_decode(spec: str, overrides: tuple[str, ...], kernels: dict[str, int], launched: Counter[str]) -> None:
+    """Two rows, the first of which is padded on its left."""
+    model = student(spec, *overrides)
+    ids = IDS.view(2, 20)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    asked = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    found = {}
+    for backend in ("torch", "triton"):
+        model.set_backend(backend)
+        with nothing_refused():
+            found[backend] = model.generate(ids, **asked, output_logits=True, return_dict_in_generate=True)
+    assert torch.equal(found["triton"].sequences, found["torch"].sequences)
+    for one, other in zip(found["triton"].logits, found["torch"].logits, strict=True):
+        close(one, other)
+    assert launched == kernels
