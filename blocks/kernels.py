@@ -92,10 +92,10 @@ class Kernel:
 @cache
 def prepare() -> None:
     """Let Triton multiply float32 as PyTorch is told to: TF32 would round it to 10 bits. TRITON_F32_DEFAULT overrides."""
-    import triton
+    from triton import knobs
 
-    if torch.get_float32_matmul_precision() == "highest" and triton.knobs.language.fp32_default is None:
-        triton.knobs.language.fp32_default = "ieee"
+    if torch.get_float32_matmul_precision() == "highest" and knobs.language.fp32_default is None:
+        knobs.language.fp32_default = "ieee"
 
 
 def needs_gpu(setting: Setting) -> str | None:
