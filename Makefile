@@ -4,18 +4,21 @@
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
+# make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
 # make gpu     what needs a CUDA device
 # Each makes the virtual environment first, where it is not there or out of date. PYTHON=, VENV= and WORKERS= (of the tests)
 # override.
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= auto
+# One more than there are cores: some tests wait for processes that they start.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ ?= 600
+OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs evidence gpu clean
+.PHONY: demo test fuzz check docs evidence oldest gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -37,9 +40,16 @@ docs: $(READY)
 evidence: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m evidence
 
+oldest:
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet -c $(VENV)-oldest/constraints.txt -e '.[dev]' 'transformers==$(OLDEST).*'
+	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix tests/composer/,hosts model weights training) tests/published
+
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu -n 0 tests/test_gpu.py tests/gpu
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n 0 -m gpu $(TESTS)
+	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/own_kernels.py
 	$(BIN)/python benchmarks/prefill_decode.py --device cuda
 	$(BIN)/python benchmarks/whole_models.py --device cuda

@@ -9,8 +9,10 @@ from typing import Any
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.positions import Position
 
+# These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Tokens:
     """The tokens of one call. A row's real tokens stand first; padding, if any, stands behind them.
 
@@ -73,7 +75,7 @@ class Tokens:
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
@@ -83,7 +85,7 @@ class Pairs:
     arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
     share their column.
     numbers: what travels with the pairs beside key and value (rates, errors), by name. of: the tokens of the call, where the
-    pairs are theirs and have not been in a memory.
+    pairs are theirs and have not been in a memory. looked: somebody has looked, and each is a pair.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -95,6 +97,7 @@ class Pairs:
     by: Position | None = None
     of: Tokens | None = None
     together: int = 1
+    looked: bool = False
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
@@ -120,8 +123,8 @@ class Pairs:
 
     @property
     def every_one(self) -> bool:
-        """Each is a pair, as nobody needs to look for: they are a call's own, and it has no padding."""
-        return self.of is not None and self.of.valid is None
+        """Each is a pair: somebody has looked, or nobody needs to, as they are a call's own, and it has no padding."""
+        return self.looked or (self.of is not None and self.of.valid is None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         """The same change made to all that the pairs are; the arrival is left out."""
@@ -146,7 +149,7 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Features:
     """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is (None:
     everywhere).
@@ -178,7 +181,7 @@ class Features:
         return entries.masked_fill(~self.present.view(*self.present.shape, *trailing), absent)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Mapped:
     """What a feature map makes of the tokens' queries, and how it sees the keys of pairs: features, of length 1 where the memory
     wants them so, or their logarithms."""
@@ -188,7 +191,7 @@ class Mapped:
     logarithm: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
@@ -209,6 +212,11 @@ def may_look(numbers: Tensor) -> bool:
     return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
+    """Whether each is known to be a pair."""
+    return may_look(position) and bool(position.min() >= 0)
+
+
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
     return dtype if dtype.itemsize >= 4 else torch.float32
@@ -216,9 +224,18 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
-    wide = states.to(accumulating(states.dtype))
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (scaled * weight.to(scaled.dtype)).to(states.dtype)
+    wide = accumulating(states.dtype)
+    return torch.rms_norm(states.to(wide), weight.shape, weight.to(wide), epsilon).to(states.dtype)
+
+
+def affine(
+    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], kind: torch.dtype
+) -> Float[Tensor, "*rest n"]:
+    """x Wᵀ + b in ``kind``, the product in the weight's dtype: a bias may be wider."""
+    states = states.to(weight.dtype)
+    if bias.dtype == weight.dtype:
+        return torch.nn.functional.linear(states, weight, bias).to(kind)
+    return torch.nn.functional.linear(states, weight).to(kind).add_(bias.to(kind))
 
 
 def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:

@@ -144,7 +144,7 @@ class Operation:
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
     its heads in it. in_place: nobody else holds the state, so it may be written over. mass_asked: of a memory, that a read asks for
@@ -167,7 +167,7 @@ class Call:
         return last[1]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Bound:
     """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
     through the module that holds them, so that forward hooks see the call."""

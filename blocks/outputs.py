@@ -78,10 +78,11 @@ class GatedNorm(Norm):
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
         """Normalise, then open and close each coordinate."""
-        logits = hidden.to(parameters["gate_bias"].dtype)
-        for matrix in ("gate",) if self.rank == "full" else ("gate_down", "gate_up"):
-            logits = torch.nn.functional.linear(logits, parameters[matrix])
-        logits = (logits + parameters["gate_bias"]).view(output.shape)
+        bias, last = parameters["gate_bias"], parameters["gate" if self.rank == "full" else "gate_up"]
+        hidden = hidden.to(bias.dtype)
+        if self.rank != "full":
+            hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
+        logits = torch.nn.functional.linear(hidden, last, bias).view(output.shape)
         gate = torch.nn.functional.silu(logits) if self.activation == "swish" else logits.sigmoid()
         return super().finish(parameters, output, hidden) * gate.to(output.dtype)
 

@@ -29,7 +29,7 @@ State = dict[str, "Tensor"]
 class Closed(BaseModel):
     """A frozen schema that refuses keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True)
 
 
 class FieldError(ValueError):

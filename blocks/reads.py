@@ -89,9 +89,13 @@ class Shared(Read):
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
-        masses = torch.stack([_mass(partial) for partial in self._scaled(partials)], dim=-1)
+        masses = [_mass(partial) for partial in self._scaled(partials)]
         # Where no memory has a mass, all answer 0, and any weights do.
-        return _weighted(partials, masses.clamp(min=torch.finfo(masses.dtype).min / 4).softmax(-1))
+        least = torch.finfo(masses[0].dtype).min / 4
+        if len(masses) == 2:
+            first, second = masses
+            return _between(partials, first.clamp(min=least) - second.clamp(min=least))
+        return _weighted(partials, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
 
     @property
     def asks_maximum(self) -> bool:
@@ -128,6 +132,8 @@ class Mixture(Read):
         output = partials[0].output
         none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
         logits = [none if partial.logit is None else partial.logit for partial in partials]
+        if len(logits) == 2:
+            return _between(partials, logits[0] - logits[1])
         weights = torch.stack(torch.broadcast_tensors(*logits), dim=-1).softmax(-1)
         return _weighted(partials, weights)
 
@@ -162,6 +168,13 @@ def _scaled(partial: Partial) -> Tensor:
     if partial.logit is None:
         return partial.output
     return partial.output * partial.logit.sigmoid().to(partial.output.dtype)[..., None]
+
+
+def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
+    """The same of two, with σ(logit) and 1 - σ(logit)."""
+    first, second = (partial.output for partial in partials)
+    mixed = torch.lerp(second.to(logit.dtype), first.to(logit.dtype), logit.sigmoid()[..., None])
+    return mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:

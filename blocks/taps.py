@@ -51,7 +51,9 @@ def filtered_one(
         output = (extended * taps).sum(1, keepdim=True)
     else:
         shared = min(given, own)
-        output = (extended.unflatten(2, (shared, -1)) * taps.unflatten(1, (shared, -1))).sum(1, keepdim=True).flatten(2, 3)
+        past, batch, size = extended.shape[1], *inputs.shape[::3]
+        products = extended.view(batch, past, shared, -1, size) * taps.view(past, shared, -1, size)
+        output = products.sum(1).view(batch, 1, -1, size)
     return output, extended[:, 1:]
 
 

@@ -37,6 +37,14 @@ class TrainingError(ComposerError):
     """A run cannot start, cannot go on, or does not learn. What it had reached is kept."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal has stopped a run, which can be gone on with. number: of the signal."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class TaskError(ComposerError):
     """A task cannot be written as asked: too few tokens, a tokenizer without its words, or a file of texts that is not there."""
 

@@ -6,17 +6,29 @@ import gc
 import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py. make gpu: 0
 
 import pytest
 import torch  # before blocks: only then are their tensors checked
+from hypothesis import HealthCheck, settings
 
 from tests.shapes import check_shapes
 
-LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_processes.py"}
+LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
+# How long an example takes says how busy the machine is, and nothing of the product.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def _not_waited_for(descriptor: int) -> None:
+    """In the place of ``os.fsync``: whether bytes are on the disk shows when the power fails, and waiting for it takes minutes."""
+    os.fstat(descriptor)
+
+
+os.fsync = _not_waited_for
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +40,16 @@ def one_seed() -> None:
 def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage again and again."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where there is one; the longest ones come first, so that no worker ends with one alone."""
+    """Tests marked gpu run where there is one, and Triton compiles for it; the longest ones come first, so that no worker ends with
+    one alone."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    if not torch.cuda.is_available():
+    why = "no CUDA device here" if not torch.cuda.is_available() else "Triton's kernels are the interpreter's: TRITON_INTERPRET=0"
+    if not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1":
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+                item.add_marker(pytest.mark.skip(reason=why))

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from itertools import chain, repeat
 from types import CodeType, ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -27,7 +26,7 @@ from torch import Tensor
 Function = Callable[..., Any]
 NAME = "_stated_shapes"
 """What decorates every function and class of a checked package."""
-_READ: dict[tuple[str, CodeType], tuple[dict[str, Any], set[str]]] = {}
+_READ: dict[tuple[str, CodeType], tuple[dict[str, Any], set[str], CodeType | None]] = {}
 
 
 def check_shapes(package: str) -> None:
@@ -45,45 +44,75 @@ def stated_shapes(checked: Any) -> Any:
 
 
 def _function(function: Function) -> Function:
-    hints, stated = _hints(function)
+    hints, stated, written = _hints(function)
     if not stated:
         return function
     function.__annotations__ = hints
     checked, passed, answers = beartype(function), dict[Any, set[Any]](), []
-    signature = inspect.getfullargspec(function)
-    flags = [name in stated for name in signature.args]
-    of_the_rest = signature.varargs in stated
 
     @functools.cache
     def answered() -> Function:
         """What checks an answer that is there as the function's."""
         return beartype(functools.wraps(function)(lambda *_, **__: answers.pop()))
 
-    @functools.wraps(function)
-    def in_its_letters(*arguments: Any, **options: Any) -> Any:
-        given = (
-            *map(_look, arguments, chain(flags, repeat(of_the_rest))),
-            *[(name, _look(value, name in stated)) for name, value in options.items()],
-        )
-        answered_before = passed.get(given)
-        if answered_before is not None:
-            answer = function(*arguments, **options)
-            if _look(answer, True) in answered_before:
-                return answer
-            answers.append(answer)
-            call = functools.partial(answered(), *arguments, **options)
-        else:
-            call = functools.partial(checked, *arguments, **options)
+    def anew(given: Any, arguments: Sequence[Any], options: dict[str, Any], *answer: Any) -> Any:
+        """The answer, checked, to what has not been asked before, or not been answered like this."""
+        answers.extend(answer)
+        options = {name: value for name, value in options.items() if value is not defaults.get(name, inspect.Parameter.empty)}
+        call = functools.partial(answered() if answer else checked, *arguments, **options)
         try:
             with jaxtyped("context"):
-                answer = call()
+                found = call()
         except BeartypeCallHintViolation:
             jaxtyped(function, typechecker=beartype)(*arguments, **options)
             raise
-        passed.setdefault(given, set()).add(_look(answer, True))
-        return answer
+        passed.setdefault(given, set()).add(_look(found, True))
+        return found
 
-    return in_its_letters
+    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    place = {"_function": function, "_passed": passed, "_anew": anew, "_look": _look, "_Tensor": Tensor, "_defaults": defaults}
+    exec(written, place)
+    return functools.wraps(function)(place["in_its_letters"])
+
+
+def _written(function: Function, stated: set[str]) -> CodeType:
+    """A function of the same arguments, written out, since it is called hundreds of thousands of times: it looks at each of them,
+    calls the other, and looks at the answer."""
+
+    def seen(name: str, is_stated: bool = True) -> str:
+        if not is_stated:
+            return f"({name}.__class__, {name}) if {name}.__class__ is str else {name}.__class__"
+        return f"({name}.dtype, {name}.shape) if {name}.__class__ is _Tensor else _look({name}, True)"
+
+    parameters, keys, places, options = [], [], [], []
+    signature = inspect.signature(function)
+    several = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
+    for name, one in signature.parameters.items():
+        if one.kind is one.KEYWORD_ONLY and "*" not in parameters and not any(said.startswith("*") for said in parameters):
+            parameters.append("*")
+        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        parameters.append(star + name + ("" if one.default is one.empty else f"=_defaults[{name!r}]"))
+        if star:
+            keys.append(f"_look({'tuple' if star == '*' else 'dict'}({name}), {name in stated})")
+        else:
+            keys.append(seen(name, name in stated))
+        if one.kind is one.KEYWORD_ONLY or (one.default is not one.empty and not several):
+            options.append(f"{name}={name}")
+        else:
+            (options if star == "**" else places).append(star + name)
+    call, keywords = ", ".join([*places, *options]), f"dict({', '.join(options)})"
+    source = f"""
+def in_its_letters({", ".join(parameters)}):
+    _given = ({", ".join(f"({key})" for key in keys)},)
+    _before = _passed.get(_given)
+    if _before is None:
+        return _anew(_given, ({", ".join(places)},), {keywords})
+    _answer = _function({call})
+    if ({seen("_answer")}) in _before:
+        return _answer
+    return _anew(_given, ({", ".join(places)},), {keywords}, _answer)
+"""
+    return compile(source, f"<the shapes of {function.__qualname__}>", "exec")
 
 
 def _look(value: Any, stated: bool) -> Any:
@@ -102,12 +131,14 @@ def _look(value: Any, stated: bool) -> Any:
     return (kind, value) if kind is str else kind
 
 
-def _hints(function: Function) -> tuple[dict[str, Any], set[str]]:
-    """The annotations, and the names of those that state a shape; read once, also of what is defined at every call of another."""
+def _hints(function: Function) -> tuple[dict[str, Any], set[str], CodeType | None]:
+    """The annotations, the names of those that state a shape, and what checks them; read once, also of what is defined at every
+    call of another."""
     place = function.__module__, function.__code__
     if place not in _READ:
         hints = {name: _hint(function, name) for name in function.__annotations__}
-        _READ[place] = hints, {name for name, hint in hints.items() if _states_shape(hint)}
+        stated = {name for name, hint in hints.items() if _states_shape(hint)}
+        _READ[place] = hints, stated, _written(function, stated) if stated else None
     return _READ[place]
 
 

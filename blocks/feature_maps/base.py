@@ -161,10 +161,14 @@ class FeatureMap(Part):
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        heads = max(weight.shape[0], inputs.shape[2])
-        inputs = repeat_heads(inputs, heads)
-        weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
-        mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).unflatten(0, inputs.shape[:2])
+        heads, weight = max(weight.shape[0], inputs.shape[2]), weight.to(inputs.dtype)
+        if weight.shape[0] != heads or inputs.shape[2] != heads:
+            inputs, weight = repeat_heads(inputs, heads), repeat_heads(weight, heads, dim=0)
+        batch, length, _, size = inputs.shape
+        if batch * length == 1:
+            mapped = inputs.view(heads, 1, size).bmm(weight).view(1, 1, heads, -1)
+        else:
+            mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).view(batch, length, heads, weight.shape[2])
         if bias is not None:
             mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
         return mapped + inputs if self.skip else mapped

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import accumulating, repeat_heads
+from blocks.flow import accumulating, affine, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
@@ -54,10 +54,11 @@ class PerChannel(Gate):
         return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        kind, logits = accumulating(hidden.dtype), hidden
-        for matrix in ("weight",) if self.rank == "full" else ("down", "up"):
-            logits = torch.nn.functional.linear(logits.to(parameters[matrix].dtype), parameters[matrix])
+        kind, bias = accumulating(hidden.dtype), parameters["bias"]
+        last = parameters["weight" if self.rank == "full" else "up"]
+        if self.rank != "full":
+            hidden = torch.nn.functional.linear(hidden.to(last.dtype), parameters["down"])
         # In place: what a product or a sigmoid's logarithm has made is nobody else's, and has no other use.
-        decay = torch.nn.functional.logsigmoid(logits.to(kind).add_(parameters["bias"].to(kind))).div_(self.temperature)
-        decay = decay.unflatten(-1, (-1, shape.features))
+        decay = torch.nn.functional.logsigmoid(affine(hidden, last, bias, kind)).div_(self.temperature)
+        decay = decay.view(*decay.shape[:2], -1, shape.features)
         return repeat_heads(decay, shape.state_heads)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks import initialise
-from blocks.flow import accumulating, repeat_heads
+from blocks.flow import accumulating, affine, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
@@ -45,7 +45,6 @@ class PerHead(Gate):
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         kind = accumulating(hidden.dtype)
-        logits = torch.nn.functional.linear(hidden.to(parameters["weight"].dtype), parameters["weight"])
-        logits = logits.to(kind) + parameters["bias"].to(kind)
-        decay = torch.nn.functional.logsigmoid(logits) / self.temperature
+        logits = affine(hidden, parameters["weight"], parameters["bias"], kind)
+        decay = torch.nn.functional.logsigmoid(logits).div_(self.temperature)
         return repeat_heads(decay, shape.state_heads)

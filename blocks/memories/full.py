@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Literal
 
-from blocks.flow import Pairs, Partial
+from blocks.flow import Pairs, Partial, all_there
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Setting
@@ -80,6 +80,8 @@ class Full(Memory):
         seen, window = position, call.shape.window
         if window is not None:
             seen = position.masked_fill(position <= call.tokens.position - window, -1)
+        elif pairs.of is not None and pairs.of.once(("all",), lambda: all_there(position)):
+            seen = None
         answer = native(call.turn(query, self.turn), key, value, seen)
         return (answer,), {"key": key, "value": value, "position": position}
 

@@ -189,7 +189,7 @@ class Latents(Memory):
         kind = accumulating(inputs.dtype)
         seen = inputs.to(kind)
         logits = (torch.nn.functional.linear(seen, parameters[name].to(kind)) for name in ("query", "key"))
-        query, key = (each.unflatten(-1, (call.shape.heads, -1)) for each in logits)
+        query, key = (each.view(*each.shape[:2], call.shape.heads, -1) for each in logits)
         if call.tokens.valid is not None:
             key = key.masked_fill(~call.tokens.valid[..., None, None], -math.inf)
         return query, key

@@ -6,25 +6,42 @@ lay the entries out by age first, and put them back in their places at the end.
 
 from __future__ import annotations
 
-from blocks.flow import Tokens, in_all_rows, take
+from blocks.flow import Tokens, in_all_rows, may_look, take
 from blocks.legend import Int, Shaped, Tensor, torch
 from blocks.part import State
 
-
-def place_of(tokens: Tokens, size: int) -> Int[Tensor, " B"]:
-    """Where the only token of a call stands, all rows one behind the other: the place of the oldest entry until then."""
-    return tokens.once(("ring", size), lambda: in_all_rows(tokens.position % size, size)[:, 0])
+Place = int | Int[Tensor, " B"]
+"""Of the oldest entry: a number where it is known to be the same in every row, else where all rows stand one behind the other."""
 
 
-def oldest(state: State, place: Int[Tensor, " B"]) -> State:
+def place_of(tokens: Tokens, size: int) -> Place:
+    """Where the only token of a call stands, in the place of the oldest entry until then."""
+    return tokens.once(("ring", size), lambda: _place(tokens.position, size))
+
+
+def _place(position: Int[Tensor, "B 1"], size: int) -> Place:
+    if may_look(position):
+        places = {row % size for (row,) in position.tolist()}
+        if len(places) == 1:
+            return places.pop()
+    return in_all_rows(position % size, size)[:, 0]
+
+
+def oldest(state: State, place: Place) -> State:
     """The entries B 1 … that the only token of a call is written over."""
+    if isinstance(place, int):
+        return {name: held.narrow(1, place, 1).clone() for name, held in state.items()}
     return {name: held.flatten(0, 1).index_select(0, place).unsqueeze(1) for name, held in state.items()}
 
 
-def written(state: State, place: Int[Tensor, " B"], new: State, *, in_place: bool) -> State:
+def written(state: State, place: Place, new: State, *, in_place: bool) -> State:
     """The entries with those of the only token of a call, B 1 …."""
     carried: State = {}
     for name, held in state.items():
+        if isinstance(place, int):
+            carried[name] = held if in_place else held.clone()
+            carried[name].narrow(1, place, 1).copy_(new[name])
+            continue
         flat, one = held.flatten(0, 1), new[name].flatten(0, 1).to(held.dtype)
         carried[name] = held if in_place else flat.index_copy(0, place, one).view_as(held)
         if in_place:

@@ -191,10 +191,10 @@ class StateMemory(Recurrent):
         numerator, masses = output.split((output.shape[-1] - 1, 1), dim=-1)
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         least = 1e8 * torch.finfo(masses.dtype).tiny
-        answer = (numerator / torch.nn.functional.threshold(masses, least, math.inf)).to(dtype)
+        answer = (numerator / torch.threshold(masses, least, math.inf)).to(dtype)
         if not mass:
             return Partial(answer, None)
-        lse = torch.nn.functional.threshold(masses, least, 0.0).log().squeeze(-1)
+        lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)
         return Partial(answer, lse if log_scale is None else lse + log_scale)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, may_look, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
@@ -147,23 +147,27 @@ class Window(Holding):
         """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
-        fallen = None if self.drops else self.falling(call)
+        fallen = None if self.drops else self.falling(call, pairs)
         carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
         query, hiding = call.turn(query, self.turn), None
         if not sliding:
             hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
-        return (
-            attention(query, carried["key"], carried["value"], carried["position"], hiding, call.shape.softcap),
-            fallen,
-        ), carried
+        position = carried["position"]
+        # Where each token's pair comes in, the windows of a size hold the same positions in all layers.
+        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_there(position))
+        answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
+        return (answer, fallen), carried
 
-    def falling(self, call: Call) -> Pairs | None:
-        """What falls at the only token of a call, if anything may."""
+    def falling(self, call: Call, pairs: Pairs) -> Pairs | None:
+        """What falls as the only token of a call comes in, if anything may."""
         if self.shape == "terraced":
             return self._chunk_that_falls(call.state, call.tokens)
-        return self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
+        fallen = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
+        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_there(fallen.position)):
+            fallen.looked = True
+        return fallen
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None

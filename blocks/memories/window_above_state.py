@@ -121,7 +121,7 @@ def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]
     """The same for one token. What no kernel has to know of, as a key before its convolution, is written beside it."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
-    fallen = window.compute(lambda _: _window(window).falling(window.call))
+    fallen = window.compute(lambda _: _window(window).falling(window.call, pairs))
     given = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     asked, taken, decay, weight, summed = state.compute(_features_of_one, state, *given)
     held, call = to_write_over(window.call), window.call

@@ -70,7 +70,8 @@ class RGLRU(Mixer):
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, recurrence: Recurrence
     ) -> tuple[Float[Tensor, "B T C"], State]:
         kind = accumulating(hidden.dtype)
-        pace, gate = (_gate(parameters, name, hidden, kind).sigmoid() for name in ("recurrence", "input"))
+        rows = hidden.to(parameters["input_weight"].dtype).reshape(-1, self.blocks, hidden.shape[-1] // self.blocks).transpose(0, 1)
+        pace, gate = (_gate(parameters, name, rows, kind).view(hidden.shape) for name in ("recurrence", "input"))
         log_decay = POWER * torch.nn.functional.logsigmoid(parameters["decay"].to(kind)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
         share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
@@ -82,11 +83,12 @@ class RGLRU(Mixer):
         return mixed, {"hidden": last}
 
 
-def _gate(parameters: Parameters, name: str, hidden: Float[Tensor, "B T C"], kind: torch.dtype) -> Float[Tensor, "B T C"]:
-    """The gate's logits, in the accumulating dtype; a weight is blocks × out × in."""
-    weight = parameters[f"{name}_weight"]
-    hidden, bias = hidden.to(weight.dtype), parameters[f"{name}_bias"].to(kind)
-    if weight.shape[0] == 1:
-        return torch.nn.functional.linear(hidden, weight[0]).to(kind) + bias
-    rows = hidden.reshape(-1, *weight.shape[:2]).transpose(0, 1)
-    return rows.bmm(weight.mT).transpose(0, 1).reshape(hidden.shape).to(kind) + bias
+def _gate(parameters: Parameters, name: str, rows: Float[Tensor, "blocks R in"], kind: torch.dtype) -> Float[Tensor, "R C"]:
+    """The gate, in the accumulating dtype; a weight is blocks × out × in."""
+    weight, bias = parameters[f"{name}_weight"], parameters[f"{name}_bias"]
+    by_block = bias.view(weight.shape[0], 1, -1)
+    if bias.dtype == weight.dtype:
+        logits = torch.baddbmm(by_block, rows, weight.mT).to(kind)
+    else:
+        logits = rows.bmm(weight.mT).to(kind).add_(by_block.to(kind))
+    return logits.sigmoid().transpose(0, 1).flatten(1)

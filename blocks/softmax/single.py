@@ -3,7 +3,7 @@
     query     B 1 H D
     key       B S K D
     value     B S K D
-    position  B S, or B S K where each key head has pairs of its own: -1 where there is none
+    position  B S, or B S K where each key head has pairs of its own: -1 where there is none. None: each is a pair
     hiding    B 1 1 S: what is added to the logits, -inf for pairs that the query does not reach. None: it reaches all
     softcap   see ``capped``
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, may_look
+from blocks.flow import Partial, accumulating, all_there
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.dense import capped
@@ -24,7 +24,7 @@ def single(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"],
+    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: float | None = None,
 ) -> Partial:
@@ -33,7 +33,7 @@ def single(
     batch, _, heads, size = query.shape
     grouped = query.to(kind).view(batch, key.shape[2], -1, size) / math.sqrt(size)
     logits = capped(grouped @ key.to(kind).permute(0, 2, 3, 1), softcap)
-    logits = logits.masked_fill(_rows(position) < 0, -math.inf)
+    logits = logits if position is None else logits.masked_fill(_rows(position) < 0, -math.inf)
     logits = logits if hiding is None else logits + hiding
     lse = logits.logsumexp(-1, keepdim=True)
     weights = (logits - lse.clamp(min=torch.finfo(kind).min)).exp()
@@ -46,14 +46,14 @@ def native(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"],
+    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
     """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum. It is told what to hide only
     where something is hidden."""
     kind, empty = accumulating(query.dtype), None
-    if not (may_look(position) and position.min() >= 0):
+    if position is not None and not all_there(position):
         # The logarithms of 0 and of 1.
         absent = (_rows(position) >= 0).to(kind).log()
         hiding = absent if hiding is None else hiding + absent

@@ -16,7 +16,8 @@ from composer.errors import AblationError
 from composer.evaluation.arguments import read_lengths
 from composer.evaluation.runner import check_texts
 from composer.spec.recipe import Recipe
-from composer.training.run import TrainingOptions, both_sides, tokenizer_of
+from composer.training.rows import both_sides, tokenizer_of
+from composer.training.run import TrainingOptions
 from composer.training.teacher import check_fits, open_language_model
 from composer.weights.fresh import trunk_from
 from composer.weights.sources import open_model, tokenizer_folder

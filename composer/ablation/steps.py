@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,7 @@ def _options(step: AblationStep, *, resume: bool = False) -> TrainingOptions:
         data=request.data,
         held_out=request.held_out,
         share=request.share,
+        held_out_rows=sys.maxsize,  # variants are compared by them, whatever their recipes
         teacher=request.teacher,
         seed=step.seed,
         device=request.device,

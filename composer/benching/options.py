@@ -63,3 +63,21 @@ def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:
     if any(number > LARGEST for number in numbers):
         raise BenchError(f"{option} {max(numbers)}: say at most {LARGEST:,} {of}s.")
     return tuple(sorted(set(numbers)))
+
+
+def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: BenchOptions) -> tuple[tuple[int, ...], ...]:
+    """Lengths, positions and batches in order. Raises BenchError."""
+    if not prefill and not decode:
+        raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
+    if not options.batches:
+        raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
+    for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
+        if number < 1:
+            raise BenchError(f"{name} {number}: say at least 1.")
+    if not 0 <= options.seed <= LARGEST:
+        raise BenchError(f"--seed {options.seed}: say 0 or more, and at most {LARGEST:,}.")
+    return (
+        ordered(prefill, "--prefill", "token"),
+        ordered(decode, "--decode", "token"),
+        ordered(options.batches, "--batch", "row"),
+    )

@@ -14,7 +14,7 @@ import torch
 from composer.benching.children import Peaks, peaks_of
 from composer.benching.folder import bench_folder, check_free, write_report
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
-from composer.benching.options import LARGEST, BenchOptions, BenchProgress, ordered
+from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
@@ -44,7 +44,7 @@ def bench(
     """
     options = options or BenchOptions()
     check_device(options.device)
-    lengths, positions, batches = _numbers(prefill, decode, options)
+    lengths, positions, batches = read_workloads(prefill, decode, options)
     cuda = options.device.startswith("cuda")
     if options.memory and not cuda and not can_tell_resident():
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
@@ -134,24 +134,6 @@ def device_name(device: str) -> str:
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
-
-
-def _numbers(prefill: Sequence[int], decode: Sequence[int], options: BenchOptions) -> tuple[tuple[int, ...], ...]:
-    """Lengths, positions and batches in order. Raises BenchError."""
-    if not prefill and not decode:
-        raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
-    if not options.batches:
-        raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
-    for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
-        if number < 1:
-            raise BenchError(f"{name} {number}: say at least 1.")
-    if not 0 <= options.seed <= LARGEST:
-        raise BenchError(f"--seed {options.seed}: say 0 or more, and at most {LARGEST:,}.")
-    return (
-        ordered(prefill, "--prefill", "token"),
-        ordered(decode, "--decode", "token"),
-        ordered(options.batches, "--batch", "row"),
-    )
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:

@@ -127,4 +127,5 @@ def _line(step: StepProgress) -> None:
 
 def _figures(step: StepProgress) -> str:
     left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
-    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left"
+    share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
+    return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.benching.options import REPEATS, STEPS, BenchOptions
+from composer.benching.options import REPEATS, STEPS, BenchOptions, read_workloads
 from composer.cli import bars
 from composer.cli.bars import Shown
 from composer.cli.numbers import read_numbers
@@ -18,6 +18,7 @@ from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
+from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.benching.options import BenchProgress
@@ -61,9 +62,6 @@ def bench(
     lengths = read_numbers(prefill, "--prefill", BenchError)
     positions = read_numbers(decode, "--decode", BenchError)
     rows = read_numbers(batch, "--batch", BenchError)
-    from composer.benching.runner import bench as run
-
-    errors_alone()
     with watching(quiet=as_json) as watch:
         options = BenchOptions(
             batches=rows,
@@ -79,6 +77,11 @@ def bench(
             force=force,
             watch=watch,
         )
+        read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
+        open_models(models, BenchError)
+        errors_alone()
+        from composer.benching.runner import bench as run
+
         report = run(models, lengths, positions, options)
     _print(report, out, as_json=as_json)
 

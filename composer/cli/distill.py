@@ -8,8 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from composer.cli.bars import training_steps
-from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, without_bars
+from composer.cli.options import (
+    Anew,
+    Backend,
+    Bfloat16,
+    Checkpointing,
+    Data,
+    HeldOut,
+    HeldRows,
+    HeldShare,
+    Interval,
+    Json,
+    Resume,
+    RunsOn,
+    Set,
+    Strict,
+)
+from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, several_processes, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -23,6 +38,7 @@ def distill(
     data: Data,
     held_out: HeldOut = None,
     share: HeldShare = SHARE,
+    held_rows: HeldRows = None,
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The model to learn from; left out, the one that MODEL was built from.")
     ] = None,
@@ -39,8 +55,10 @@ def distill(
     checkpointing: Checkpointing = False,
     stream: Annotated[bool, typer.Option("--stream", help="With --stage transfer: one layer in memory at a time.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Fold adapters into the weights at the end.")] = False,
+    interval: Interval = 60.0,
     resume: Resume = False,
     force: Anew = False,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Train a built model to be like its teacher.
@@ -51,6 +69,11 @@ def distill(
 
     Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
+    from composer.training.student import read_student, stages_of
+
+    if not several_processes():  # a mistake is told before all that takes seconds to import
+        asked = read_student(model, settings or ())
+        stages_of(asked.record, asked.recipe, stage)
     from composer.training.distill import distill as run
     from composer.training.run import TrainingOptions
 
@@ -61,14 +84,17 @@ def distill(
             data=data,
             held_out=held_out or (),
             share=share,
+            held_out_rows=held_rows,
             teacher=teacher,
             seed=seed,
             device=device,
             backend=backend,
             autocast=bfloat16,
             gradient_checkpointing=checkpointing,
+            checkpoint_seconds=interval,
             resume=resume,
             force=force,
+            strict=strict,
             stream=stream,
             merge=merge,
             watch=watch,

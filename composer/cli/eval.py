@@ -15,9 +15,11 @@ from composer.cli.numbers import read_numbers
 from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
 from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import EvaluationError
+from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES, EvaluationOptions
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
+from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.evaluation.options import EvaluationProgress
@@ -69,9 +71,6 @@ def evaluate(
     Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.
     Without OUT nothing is written.
     """
-    from composer.evaluation.runner import evaluate as run
-
-    errors_alone()
     if include_path is not None and harness is None:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     with watching(quiet=as_json) as watch:
@@ -91,7 +90,14 @@ def evaluate(
             force=force,
             watch=watch,
         )
-        report = run(models, tasks or (), read_numbers(lengths, "--lengths", EvaluationError), options)
+        sizes = read_numbers(lengths, "--lengths", EvaluationError)
+        if read_tasks(tasks or (), options):  # a mistake is told before all that takes seconds to import
+            read_lengths(sizes)
+        open_models(models, EvaluationError)
+        errors_alone()
+        from composer.evaluation.runner import evaluate as run
+
+        report = run(models, tasks or (), sizes, options)
     print_report(report, out, as_json=as_json)
 
 

@@ -39,6 +39,7 @@ def generate(
     if top_p < 1 and temperature == 0:
         raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = _text(prompt)
+    describe_model(model)  # a mistake is told before all that takes seconds to import
     import torch
 
     from composer.model.generation import keep_tokens_alone

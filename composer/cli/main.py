@@ -26,12 +26,12 @@ from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_sho
 from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
-from composer.errors import ComposerError
+from composer.errors import ComposerError, Stopped
 from converters.errors import ConverterError
 
 
 class Commands(TyperGroup):
-    """A user's mistake ends in its message alone, on stderr, and in exit code 2; Ctrl-C in 130."""
+    """A user's mistake ends in its message alone, on stderr, and in exit code 2; a signal in 128 and its number."""
 
     def invoke(self, ctx: Any) -> Any:
         replace_what_cannot_be_shown()
@@ -41,6 +41,9 @@ class Commands(TyperGroup):
         except (ComposerError, ConverterError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error
+        except Stopped as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(128 + error.number) from error
         except KeyboardInterrupt as error:
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from error

@@ -9,6 +9,7 @@ import typer
 
 from composer.cli.screen import heading, without_bars
 from composer.spec.inherit import shown
+from composer.weights.sources import open_model
 
 
 def merge(
@@ -19,6 +20,7 @@ def merge(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
+    open_model(model)  # a mistake is told before all that takes seconds to import
     from composer.training.merge import merge_adapters
 
     without_bars()

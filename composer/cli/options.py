@@ -36,6 +36,14 @@ HeldOut = Annotated[
     typer.Option("--held-out", metavar="REF", help="Data to evaluate on; left out, a share of --data that is not trained on."),
 ]
 HeldShare = Annotated[float, typer.Option("--share", help="Share of --data to hold out, without --held-out; 0: none.")]
+HeldRows = Annotated[
+    int | None,
+    typer.Option("--held-out-rows", min=1, metavar="N", help="Rows to evaluate on at most; left out, for a fifth of the time."),
+]
+Interval = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="At least so many pass between two checkpoints.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="A run that learns nothing, or goes through few tokens many times, is an error.")
+]
 RunsOn = Annotated[str, typer.Option("--device", help="Where to run: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
 WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Type of all weights; left out, as they are stored.")]

@@ -18,6 +18,7 @@ from composer.errors import DataError
 from composer.files import whole
 from composer.locks import alone, beside
 from composer.spec.inherit import shown
+from composer.weights.sources import describe_model
 
 
 def sample(
@@ -39,9 +40,10 @@ def sample(
     if out.is_dir():
         raise DataError(f"{shown(out)} is a folder; say a file, such as {shown(out / 'texts.jsonl')}")
     _check_free(out, force=force)
+    describe_model(model)  # a mistake is told before all that takes seconds to import
     check_device(device)
     from composer.data.sampling import sample_texts
-    from composer.training.run import tokenizer_of
+    from composer.training.rows import tokenizer_of
     from composer.training.teacher import open_language_model
 
     without_bars()

@@ -9,8 +9,23 @@ import typer
 
 from composer.cli.bars import training_steps
 from composer.cli.distill import print_run
-from composer.cli.options import Anew, Backend, Bfloat16, Checkpointing, Data, HeldOut, HeldShare, Json, Resume, RunsOn, Set
-from composer.cli.screen import one_voice, without_bars
+from composer.cli.options import (
+    Anew,
+    Backend,
+    Bfloat16,
+    Checkpointing,
+    Data,
+    HeldOut,
+    HeldRows,
+    HeldShare,
+    Interval,
+    Json,
+    Resume,
+    RunsOn,
+    Set,
+    Strict,
+)
+from composer.cli.screen import one_voice, several_processes, without_bars
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
 
@@ -20,6 +35,7 @@ def train(
     data: Data,
     held_out: HeldOut = None,
     share: HeldShare = SHARE,
+    held_rows: HeldRows = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
@@ -30,8 +46,10 @@ def train(
     backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
     checkpointing: Checkpointing = False,
+    interval: Interval = 60.0,
     resume: Resume = False,
     force: Anew = False,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Train a model that was built from nothing.
@@ -41,6 +59,10 @@ def train(
 
     Several processes shard the model, and share each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
+    from composer.training.student import read_student, stage_from_nothing
+
+    if not several_processes():  # a mistake is told before all that takes seconds to import
+        stage_from_nothing(read_student(model, settings or ()))
     from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run
 
@@ -51,14 +73,18 @@ def train(
             data=data,
             held_out=held_out or (),
             share=share,
+            held_out_rows=held_rows,
             seed=seed,
             device=device,
             backend=backend,
             autocast=bfloat16,
             gradient_checkpointing=checkpointing,
+            checkpoint_seconds=interval,
             resume=resume,
             force=force,
+            strict=strict,
             watch=watch,
+            tell=lambda said: typer.echo(said, err=True),
         )
         report = run(model, target, options, overrides=settings or ())
     if speaks:

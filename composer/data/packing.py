@@ -115,6 +115,10 @@ class PackedRows:
         ids, labels, position, valid = (torch.from_numpy(array[chosen]) for array in self._arrays())
         return Batch(ids.long(), labels.long(), position.long(), valid)
 
+    def taken(self, indices: np.ndarray) -> PackedRows:
+        """Some of the rows, in this order."""
+        return PackedRows(*(array[indices] for array in self._arrays()), self.dropped, self.report)
+
     def in_order(self, size: int) -> Iterator[Batch]:
         """All rows once, ``size`` at a time."""
         for start in range(0, len(self), size):

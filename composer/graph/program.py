@@ -39,7 +39,7 @@ Modules = Mapping[str, Any]
 before them."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # one a call of a head, and not frozen, which would take three times as long to make
 class Around:
     """What one call of a head hands to all of its steps. place: the layer, and the first of these heads in it. in_place: nobody
     else holds the state. turned: the queries as its steps have turned them."""
@@ -68,23 +68,23 @@ class Covered:
 
     def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
         """The arguments of a form, by name."""
-        given = {port: values[source] for port, source in self.single}
+        given = dict(self.options)
+        for port, source in self.single:
+            given[port] = values[source]
         for port, sources in self.many:
-            given[port] = {label: values[source] for label, source in sources}
-        for name, option in self.options:
-            given[name] = option
+            given[port] = {label: values[source] for label, source in sources} if sources else {}
         return given
 
     def call(self, around: Around) -> Call:
         """What the operation knows beside its inputs."""
-        state = {name: around.state[full] for name, full in self.slots}
-        how = around.place, around.in_place, self.mass_asked, around.turned
-        return Call(around.tokens, state, self.node.shape, *how)
+        state = {name: around.state[full] for name, full in self.slots} if self.slots else {}
+        return Call(around.tokens, state, self.node.shape, around.place, around.in_place, self.mass_asked, around.turned)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write what the operation has given, and its new state."""
         outputs, state = given
-        values.update(zip(self.gives, outputs, strict=True))
+        for value, output in zip(self.gives, outputs, strict=True):
+            values[value] = output
         for name, full in self.slots:
             carried[full] = state[name]
 

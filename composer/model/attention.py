@@ -23,6 +23,8 @@ from composer.model.cache import ComposedCache, StateLayer
 from composer.model.heads import Asked, ComposedHeads
 
 INTERFACE = "composed"
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What hosts call the cache that they hand to an attention."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Unturned(tuple[Tensor, ...]):
         return super().__iter__()
 
 
-@dataclass
+@dataclass(slots=True)
 class Question:
     """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
 
@@ -108,9 +110,12 @@ class ComposedAttention(nn.Module):
         hidden, passed = question.hidden, question.passed
         if not question.state:
             question.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
-        inputs, question.carried = self.composed.mix(hidden, passed.tokens, question.state, passed.backend, question.in_place)
+        inputs: list[Tensor] = []
+        if self.composed.mixes:
+            how = question.state, passed.backend, question.in_place
+            inputs, question.carried = self.composed.mix(hidden, passed.tokens, *how)
         given = {**options, "attention_mask": None, "composed": question}
-        for name in ("past_key_values", "layer_past"):
+        for name in CACHES:
             if name in given:
                 given[name] = None
         if given.get("position_embeddings") is not None:
@@ -135,8 +140,12 @@ class ComposedAttention(nn.Module):
         heads, carried = self.composed(
             question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks
         )
-        question.heads, question.carried = heads, question.carried | carried
+        question.heads, question.carried = heads, question.carried | carried if question.carried else carried
         return heads
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: Question) -> Tensor:
+        """The same for this project's own host, which asks with ``B T H D`` at once and scales as heads do."""
+        return self.answer(composed, query, key, value, None)
 
     def _heed(self) -> None:
         """Have the projections of queries and keys, which an adapter may have replaced, look at what the groups mix."""
@@ -161,7 +170,7 @@ class ComposedAttention(nn.Module):
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(wide)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
-        cache = options.get("past_key_values", options.get("layer_past"))
+        cache = next((options[name] for name in CACHES if name in options), None)
         assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
         return None if cache is None else cache.state(self.layer)
 
@@ -182,7 +191,7 @@ def _kind(hidden: Tensor) -> torch.dtype:
 
 
 def _passed(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed:
-    for one in (*arguments, options.get("attention_mask")):
+    for one in (options.get("attention_mask"), *arguments):
         if isinstance(one, Passed):
             return one
     raise TypeError("this layer was called by itself, without the tokens of a call: call the model")

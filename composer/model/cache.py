@@ -25,7 +25,8 @@ class StateLayer(CacheLayerMixin):
         self.columns = 0
 
     def keep(self, state: State, columns: int) -> None:
-        """Take what a call of so many columns hands on. A part of a larger tensor is copied: it would keep all of that alive."""
+        """Take what a call of so many columns hands on. The smaller part of a larger tensor is copied: it would keep all of that
+        alive."""
         before = self.tensors
         self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
         self.columns += columns
@@ -73,7 +74,7 @@ class StateLayer(CacheLayerMixin):
 
 def _own(tensor: Tensor) -> Tensor:
     # A compiler cannot look at storages, and copies parts of larger tensors where it has to.
-    larger = not torch.compiler.is_compiling() and tensor.untyped_storage().nbytes() > tensor.nbytes
+    larger = not torch.compiler.is_compiling() and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
     return tensor.clone() if larger else tensor
 
 

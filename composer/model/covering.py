@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from composer.model.classes import class_of
 from composer.model.configuration import PREFIX, configuration_of
+from composer.model.joined import unspoken
 
 
 def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
@@ -21,16 +21,13 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
     """
     made = configuration_of(str(config["model_type"]).removeprefix(PREFIX)).from_dict(dict(config))
     empty = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in tensors.items()}
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # its own report of what is wrong, which is told below
     try:
-        _, report = class_of(made).from_pretrained(
-            None, config=made, state_dict=empty, device_map={"": "meta"}, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        with unspoken():
+            _, report = class_of(made).from_pretrained(
+                None, config=made, state_dict=empty, device_map={"": "meta"}, ignore_mismatched_sizes=True, output_loading_info=True
+            )
     except RuntimeError:
         return ["tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"]
-    finally:
-        logging.set_verbosity(level)
     problems = [f"the model wants {name}, and nothing brings it" for name in sorted(report["missing_keys"])]
     problems += [f"the model has no place for {name}" for name in sorted(report["unexpected_keys"])]
     problems += [f"{name} has another shape than the model's: {shapes}" for name, *shapes in sorted(report["mismatched_keys"])]

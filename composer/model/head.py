@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as every
 
 from blocks.flow import Tokens, accumulating
 from blocks.legend import Shape
@@ -20,7 +21,28 @@ from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
 
 
-class PartModule(nn.Module):
+class Direct(nn.Module):
+    """A module whose call is its forward where nobody has hung a hook on it: PyTorch goes there by way of two more frames, and a
+    step of decode calls dozens of such modules."""
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks or watched():
+            return super().__call__(*inputs, **options)
+        return self.forward(*inputs, **options)
+
+
+def watched() -> bool:
+    """Whether there are hooks for all modules, or somebody traces them."""
+    return bool(
+        every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+        or torch._C._get_tracing_state()
+    )
+
+
+class PartModule(Direct):
     """Holds one part's parameters; calling it with a function of the part calls that with them."""
 
     def __init__(self, part: Part, fresh: dict[str, Fresh]) -> None:
@@ -34,9 +56,11 @@ class PartModule(nn.Module):
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None) -> None:
-        """Start every parameter as its part says."""
+        """Start every parameter as its part says, but for those that transformers marks as loaded from a file."""
         for name, fresh in self.fresh.items():
-            fresh.fill(self.get_parameter(name), generator)
+            parameter = self.get_parameter(name)
+            if not getattr(parameter, "_is_hf_initialized", False):
+                fresh.fill(parameter, generator)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
         """As nn.Module has it, for every way to move or to cast a model; what is precise is never made narrower than float32."""
@@ -58,9 +82,12 @@ class PartModule(nn.Module):
         return function(self._parameters, *inputs, **options)
 
 
+NOTHING = nullcontext()
+
+
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """Within, nothing is cast by autocast."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
 
 
 def precise_parameters(model: nn.Module) -> set[str]:
@@ -74,7 +101,7 @@ def precise_parameters(model: nn.Module) -> set[str]:
     }
 
 
-class Head(nn.Module):
+class Head(Direct):
     """One group of H query heads on K key heads.
 
     forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.part import State
 from blocks.rotation import Turning
 from composer.graph.composition import HeadSpec
-from composer.model.head import Head
+from composer.model.head import Direct, Head
 from composer.spec.resolve import Resolved
 
 
@@ -41,7 +41,7 @@ def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
     return head.model_copy(update={"memory": tuple(turned)})
 
 
-class ComposedHeads(nn.Module):
+class ComposedHeads(Direct):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
 
     def __init__(self, resolved: Resolved, layer: int, asked: Asked, turning: Turning | None) -> None:
@@ -56,12 +56,11 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
-        self._mixes = any(head._mixes for head in self._heads())
+        self.mixes = any(head._mixes for head in self._heads())
+        """Something stands before the projections of queries and keys."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
-        if not self._mixes:
-            return [hidden] * len(self._groups), {}
         inputs, carried = [], {}
         for name, head in zip(self._names, self._heads(), strict=True):
             mixed, new = head.mix(hidden, tokens, self._own(name, state), backend, in_place)
@@ -85,6 +84,12 @@ class ComposedHeads(nn.Module):
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
+        if len(self._names) == 1:
+            (name,) = self._names
+            output, new = self._modules[name](  # pyright: ignore[reportOptionalCall]
+                hidden, query, key, value, tokens, self._own(name, state), backend, in_place, sinks
+            )
+            return output, self._named(name, new)
         queries, keys, values = (self.split(states) for states in (query, key, value))
         sunk = [None] * len(self._names) if sinks is None else sinks.split([states.shape[2] for states in queries])
         outputs, carried = [], {}
@@ -92,7 +97,7 @@ class ComposedHeads(nn.Module):
             output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place, own)
             outputs.append(output)
             carried |= self._named(name, new)
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)), carried
+        return torch.cat(outputs, dim=2), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The layer's state before the first token."""

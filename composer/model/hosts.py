@@ -183,7 +183,8 @@ def _kind(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
     """Which of a host's rotations a layer has, where there are several."""
     if rotary is None or "layer_type" not in inspect.signature(type(rotary).forward).parameters:
         return None
-    return attention.config.layer_types[index]
+    kinds = getattr(attention.config, "layer_types", None)
+    return None if kinds is None else kinds[index]
 
 
 def _turning(rotary: nn.Module, host: type[nn.Module], kind: str | None) -> Turning:

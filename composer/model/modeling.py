@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils.hub import cached_file
 
+from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
@@ -110,10 +113,11 @@ class ComposedModel(ComposedPreTrainedModel):
             Passed(rows.tokens, self.backend), **inputs, position_ids=rows.tokens.position, past_key_values=cache, **passed
         )
         if cache is not None:
-            cache.state(0).tensors[SEEN] = rows.real if seen is None else seen + rows.real
-        outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
-        if outputs.hidden_states is not None:
-            outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+            cache.state(0).tensors[SEEN] = rows.seen
+        if rows.turned:
+            outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
         return outputs
 
     def _run(self, passed: Passed, **options: Any) -> Any:
@@ -146,10 +150,9 @@ class ComposedModel(ComposedPreTrainedModel):
             if given is not None:
                 raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
             return None
-        wanted = self.config.use_cache if use_cache is None else use_cache
-        if not wanted or (self.gradient_checkpointing and self.training):
+        if given is not None or (self.gradient_checkpointing and self.training):
             return given
-        return given if given is not None else new_cache(self.config)
+        return new_cache(self.config) if (self.config.use_cache if use_cache is None else use_cache) else None
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
@@ -176,12 +179,19 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.config.adapter = None  # what is saved from here has none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
-            check_adapter(pretrained_model_name_or_path, where)
-            model.load_adapter(pretrained_model_name_or_path, adapter_kwargs=where)
+            model.load_adapter(adapter_folder_of(pretrained_model_name_or_path, where))
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(config, *arguments, **options)
+        try:
+            super().__init__(config, *arguments, **options)
+        except KeyError as error:
+            if error.args != (INTERFACE,):
+                raise
+            raise BuildError(
+                f"the attention of {type(self).__name__.removeprefix('Composed')} has no place for heads in transformers "
+                f"{transformers.__version__}: a later version may have one"
+            ) from error
         base = composed_model(type(self.base_model))(config)
         setattr(self, self.base_model_prefix, base)
         self.post_init()
@@ -222,8 +232,11 @@ def _composed(front: type, host: type[nn.Module]) -> Any:
     return type(f"Composed{host.__name__}", (front, host), {"__module__": __name__, "__doc__": front.__doc__})
 
 
-def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
-    """Whether adapters are safetensors, and of a kind that has nothing imported. Raises ValueError, and OSError where they lack."""
+def adapter_folder_of(reference: Any, where: Mapping[str, Any]) -> str:
+    """The folder on this machine with a model's adapters, which are safetensors.
+
+    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
+    """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
     assert path is not None, "it raises where there is none"
@@ -231,3 +244,4 @@ def check_adapter(reference: Any, where: Mapping[str, Any]) -> None:
         problem = code_in_adapter(json.load(stream))
     if problem is not None:
         raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
+    return os.path.dirname(path)

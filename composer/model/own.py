@@ -40,13 +40,17 @@ class Attention(nn.Module):
 
     def forward(self, hidden_states: Tensor, attention_mask: Any, past_key_values: Any = None, **options: Any) -> Tensor:
         """hidden_states ``B T C`` to the same."""
-        query, key, value = (
-            projection(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        answer = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        heads, _ = answer(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, **options)
+        shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        query, key = self.q_proj(hidden_states).view(shape), self.k_proj(hidden_states).view(shape)
+        heads = self.attend(query, key, self.v_proj(hidden_states).view(shape), attention_mask, **options)
         return self.o_proj(heads.flatten(2))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Tensor:
+        """Queries ``B T H D``, keys and values ``B T K D`` to ``B T H D``, as transformers would have it: where heads are composed,
+        they stand in its place."""
+        answer = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        states = (states.transpose(1, 2) for states in (query, key, value))
+        return answer(self, *states, attention_mask, scaling=self.head_dim**-0.5, **options)[0]
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -64,8 +68,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         """hidden_states ``B T C`` to the same."""
         normed = self.input_layernorm(hidden_states)
         attended = self.self_attn(normed, attention_mask=attention_mask, past_key_values=past_key_values)
-        hidden_states = hidden_states + self.dropout(attended)
-        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+        hidden_states = hidden_states + dropped(attended, self.dropout)
+        return hidden_states + dropped(self.mlp(self.post_attention_layernorm(hidden_states)), self.dropout)
 
 
 class Pretrained(PreTrainedModel):
@@ -111,7 +115,7 @@ class Model(Pretrained):
         hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         if self.embed_positions is not None:
             hidden = self.embed_positions(hidden, attention_mask.tokens)
-        hidden = self.dropout(hidden)
+        hidden = dropped(hidden, self.dropout)
         every = [hidden]
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=attention_mask, past_key_values=past_key_values)
@@ -158,9 +162,20 @@ class ForCausalLM(Pretrained, GenerationMixin):
         )
 
 
+class RMSNorm(LlamaRMSNorm):
+    """Llama's, which computes in float32: of float32, in one call."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """hidden_states ``B T C`` to the same."""
+        weight = self.weight
+        if not hidden_states.dtype == weight.dtype == torch.float32:
+            return super().forward(hidden_states)
+        return torch.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+
+
 def make_norm(config: ComposedConfig) -> nn.Module:
     """Over the numbers of a hidden state."""
-    norm = nn.LayerNorm if config.norm_type == "layer" else LlamaRMSNorm
+    norm = nn.LayerNorm if config.norm_type == "layer" else RMSNorm
     return norm(config.hidden_size, eps=config.rms_norm_eps)
 
 
@@ -169,9 +184,14 @@ def make_mlp(config: ComposedConfig) -> nn.Module:
     return PlainMLP(config) if config.mlp_type == "plain" else LlamaMLP(config)
 
 
-def make_dropout(config: ComposedConfig) -> nn.Module:
-    """For what is added to a hidden state (Vaswani et al. 2017, section 5.4). At 0 it draws no random numbers."""
-    return nn.Dropout(config.residual_dropout) if config.residual_dropout else nn.Identity()
+def make_dropout(config: ComposedConfig) -> nn.Dropout | None:
+    """For what is added to a hidden state (Vaswani et al. 2017, section 5.4). At 0 there is none, and no random number is drawn."""
+    return nn.Dropout(config.residual_dropout) if config.residual_dropout else None
+
+
+def dropped(states: Tensor, dropout: nn.Dropout | None) -> Tensor:
+    """The states, some of them dropped where there is dropout."""
+    return states if dropout is None else dropout(states)
 
 
 class PlainMLP(nn.Module):

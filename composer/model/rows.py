@@ -30,6 +30,9 @@ class Rows:
             self._order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
             self._inverse = self._order.argsort(dim=1)
             valid = valid.gather(1, self._order)
+        if length == 1 and seen is not None and valid is None and positions is None and cu_seqlens is None:
+            self.tokens, self.seen = Tokens(seen[:, None]), seen + 1
+            return
         count = torch.arange(length, device=device).expand(batch, length)
         if cu_seqlens is not None:
             if positions is None:
@@ -43,7 +46,14 @@ class Rows:
             position = self.inward(positions.to(device).expand(batch, length))
             segment = _segments(position, valid, started=seen is not None)
         self.tokens = Tokens(position, segment, valid)
-        self.real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
+        real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
+        self.seen = real if seen is None else seen + real
+        """``B``, real tokens in the state once these are in it."""
+
+    @property
+    def turned(self) -> bool:
+        """Whether something stands elsewhere inside."""
+        return self._order is not None
 
     def inward(self, states: Tensor) -> Tensor:
         """``B T …`` as handed in to ``B T …`` with the padding behind."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, PositiveInt, model_validator
@@ -275,11 +276,13 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
 def meaning(value: Any) -> Any:
     """What a schema says beyond its defaults, without names: a field that a part gains later leaves older hashes as they are."""
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        said = {
-            name: item
-            for name, item in value
-            if name == "kind" or (name != "name" and item != fields[name].get_default(call_default_factory=True))
-        }
+        defaults = _defaults(type(value))
+        said = {name: item for name, item in value if name == "kind" or (name != "name" and item != defaults[name])}
         return {name: meaning(item) for name, item in said.items()}
     return [meaning(item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
+    """Of its fields, by name; those of frozen schemas, so that all may share them."""
+    return {name: field.get_default(call_default_factory=True) for name, field in schema.model_fields.items()}

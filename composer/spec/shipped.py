@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
@@ -15,5 +16,9 @@ def specs_folder() -> Path:
 
 def shipped_specs() -> dict[str, Path]:
     """Name to file, sorted by name; those in folders by their path, such as ``ablations/lawcat-window``."""
-    folder = specs_folder()
+    return dict(_specs_of(specs_folder()))
+
+
+@cache
+def _specs_of(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,16 +17,13 @@ from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters,
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
-from composer.training.rules import check_stage
-from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare, read_student
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
+from composer.training.student import Which, read_student, stages_of
 from composer.training.teacher import open_teacher
 from composer.training.transfer import TransferCourse, computing_alone
-from composer.weights.record import Record
 from composer.weights.trained import Adapter
-
-Which = Literal["transfer", "finetune", "all"]
 
 
 def distill(
@@ -122,22 +118,6 @@ def _streamed(run: TrainingRun) -> TrainingReport:
     with run.in_folder():
         outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
         return run.finish([outcome], learned)
-
-
-def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
-    """The stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained so."""
-    said = {"transfer": recipe.transfer, "finetune": recipe.finetune}
-    wanted: dict[str, Stage] = {name: stage for name, stage in said.items() if stage is not None and which in (name, "all")}
-    if not wanted:
-        missing = "transfer" if which == "all" else which
-        nothing = "" if recipe.train is None else " It has a stage `train`, for a model from nothing: compose train."
-        raise TrainingError(
-            f'The recipe of "{record.resolved.name}" has no {missing}.{nothing} Say one: --set recipe.{missing}.lr=… '
-            f"--set recipe.{missing}.steps=…"
-        )
-    for stage in wanted.values():
-        check_stage(record.resolved, stage)
-    return wanted
 
 
 def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Course:

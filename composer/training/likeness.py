@@ -17,8 +17,10 @@ from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
+from composer.training.rows import rows_of
 from composer.training.rules import without_weights
-from composer.training.run import TrainingOptions, load_student, read_student, rows_of
+from composer.training.run import TrainingOptions, load_student
+from composer.training.student import read_student
 from composer.training.teacher import open_teacher
 from composer.training.transfer import Lesson, answers, attention_weights, teach
 

@@ -14,12 +14,13 @@ import torch
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
 from composer.data.packing import PackedRows
-from composer.errors import TrainingError
+from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
 from composer.training.processes import added, said_by_first, shares
+from composer.training.stopping import awaited
 
 EVALUATIONS = 10
 """Evaluations in a stage, where its recipe does not say how often."""
@@ -27,7 +28,10 @@ EVALUATIONS = 10
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Where the loop is after a step. tokens_per_second: of training alone; seconds_left: with evaluations."""
+    """Where the loop is after a step.
+
+    tokens_per_second: of training alone; seconds_left: with evaluations; evaluating: the share of the time so far that they took.
+    """
 
     stage: str
     step: int
@@ -35,6 +39,7 @@ class StepProgress:
     loss: float
     tokens_per_second: float
     seconds_left: float
+    evaluating: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class StageSetting:
     - checkpoint_seconds: at least so many pass between two checkpoints.
     - autocast: the type that projections compute in; None: float32.
     - watch: called after each step.
+    - tell: called with messages to the user.
     """
 
     folder: Path
@@ -55,6 +61,7 @@ class StageSetting:
     checkpoint_seconds: float = 60.0
     autocast: torch.dtype | None = None
     watch: Callable[[StepProgress], None] | None = None
+    tell: Callable[[str], None] = lambda said: None
 
 
 class Outcome(Closed):
@@ -95,7 +102,7 @@ class _StageRun:
     ) -> None:
         self.name, self.course, self.stage, self.rows, self.held_out, self.setting = name, course, stage, rows, held_out, setting
         self.steps = length_of(stage, rows)
-        self.every = stage.evaluate or max(1, self.steps // EVALUATIONS)
+        self.every = every(stage, self.steps)
         self.folder = setting.folder / name
         self.device = next(iter(course.units[0].parameters.values())).device
         self.taken, self.tokens, self.seconds, self.learning, self.done = 0, 0, 0.0, 0.0, False
@@ -104,6 +111,14 @@ class _StageRun:
 
     def run(self) -> Outcome:
         self._take_up()
+        with awaited(self.setting.tell) as signalled:
+            self._to_the_end(signalled)
+        return Outcome(
+            stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
+        )
+
+    def _to_the_end(self, signalled: Callable[[], int]) -> None:
+        """All steps that are left. Raises Stopped behind the one in which a signal came."""
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
@@ -118,12 +133,16 @@ class _StageRun:
                 self._judge()
             if self.done:
                 self._finish()
-            if self.done or said_by_first(time.monotonic() - saved) >= self.setting.checkpoint_seconds:
+            since = said_by_first(-float(signalled()) or time.monotonic() - saved)
+            if self.done or since < 0 or since >= self.setting.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
-        return Outcome(
-            stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
-        )
+            if since < 0:
+                raise Stopped(
+                    f"Stopped behind step {self.taken:,} of {self.steps:,} of {self.name}. What it has reached is in "
+                    f"{self.setting.folder}: say the same again with --resume to go on.",
+                    -int(since),
+                )
 
     def _step(self) -> dict[str, float]:
         """Update every unit that has not stopped; their losses."""
@@ -175,7 +194,8 @@ class _StageRun:
         if self.setting.watch is not None:
             mean = sum(losses.values()) / max(1, len(losses))
             left = self.seconds / self.taken * (self.steps - self.taken)
-            self.setting.watch(StepProgress(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left))
+            evaluating = max(0.0, 1 - self.learning / self.seconds)
+            self.setting.watch(StepProgress(self.name, self.taken, self.steps, mean, self.tokens / self.learning, left, evaluating))
 
     def _identity(self) -> dict[str, Any]:
         return {"recipe": self.stage.model_dump(mode="json"), "data": self.rows.hash, "seed": self.setting.seed}
@@ -210,10 +230,17 @@ class _StageRun:
         self.seconds, self.learning = reached.seconds, reached.learning
         self.before, self.after = reached.before, reached.after
         self.setting.journal.rewind(self.name, self.taken)
+        if not self.done:
+            self.setting.tell(f"Going on behind step {self.taken:,} of {self.steps:,} of {self.name}.")
 
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = self.setting.autocast
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
+
+
+def every(stage: Stage, steps: int) -> int:
+    """The steps from one evaluation of a stage to the next."""
+    return stage.evaluate or max(1, steps // EVALUATIONS)
 
 
 def length_of(stage: Stage, rows: PackedRows) -> int:

@@ -8,40 +8,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.data.loading import SHARE, load_rows
+from composer.data.loading import SHARE
 from composer.data.packing import PackedRows
-from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.loading import load_spec
 from composer.spec.parameters import graphs_of
-from composer.spec.recipe import Recipe, Stage
+from composer.spec.recipe import Stage
 from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
+from composer.training.measure import learned_nothing, seen_too_often
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
+from composer.training.rows import bounded, doubt, rows_of
 from composer.training.rules import check_held_out
+from composer.training.student import Student
 from composer.training.teacher import Teacher
-from composer.trust import load_tokenizer
 from composer.weights.loading import load_model
 from composer.weights.output import check_output
-from composer.weights.record import RECORD, Record, TrainedStage, read_record
-from composer.weights.sources import check_merged, open_model
+from composer.weights.record import TrainedStage
 from composer.weights.trained import Adapter, Trained, write_trained
-from converters.source import Source
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-LONGEST_ROW = 1024
-"""Tokens of a row, where neither the recipe nor the source says less."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,8 @@ class TrainingOptions:
 
     - data, held_out: references, as ``composer.data`` reads them.
     - share: of the data, held out where ``held_out`` names none.
+    - held_out_rows: to evaluate on at most, taken from all over what is held out; None: so many that evaluations take about a fifth
+      of each stage's time.
     - teacher: None takes the model that the student was built from.
     - seed: of the order of the data, and of adapters.
     - device: where both models run; backend: which forms run their heads.
@@ -61,6 +58,7 @@ class TrainingOptions:
     - force: replace the result and the run that are there.
     - stream: attention transfer with one layer in memory at a time.
     - merge: fold adapters into the weights at the end.
+    - strict: a run that learns nothing, or sees few tokens too often, is an error.
     - watch: called after each step.
     - tell: called with messages to the user.
     """
@@ -68,6 +66,7 @@ class TrainingOptions:
     data: Sequence[str]
     held_out: Sequence[str] = ()
     share: float = SHARE
+    held_out_rows: int | None = None
     teacher: str | None = None
     seed: int = 0
     device: str = "cpu"
@@ -79,6 +78,7 @@ class TrainingOptions:
     force: bool = False
     stream: bool = False
     merge: bool = False
+    strict: bool = False
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
 
@@ -92,15 +92,6 @@ class TrainingReport(Closed):
     loss: float | None
     teacher_loss: float | None
     data: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Student:
-    """A model to train, as its folder describes it, and the recipe to train it by."""
-
-    source: Source
-    record: Record
-    recipe: Recipe
 
 
 @dataclass(frozen=True)
@@ -131,8 +122,8 @@ class TrainingRun:
     def setting(self, journal: Journal) -> StageSetting:
         """How its stages are run."""
         kind = torch.bfloat16 if self.options.autocast else None
-        watch = self.options.watch if is_first() else None
-        return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch)
+        watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
+        return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell)
 
     def finish(
         self,
@@ -143,7 +134,9 @@ class TrainingRun:
         loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> TrainingReport:
-        """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError."""
+        """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError, and TrainingError where it
+        learned nothing and that is an error."""
+        doubt(learned_nothing(outcomes), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
@@ -169,22 +162,6 @@ class TrainingRun:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
-    """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
-
-    Raises TrainingError, BuildError and SourceError.
-    """
-    folder = Path(model).expanduser()
-    record = read_record(folder) if folder.is_dir() else None
-    if record is None:
-        raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: compose build SPEC --from SOURCE")
-    if record.trunk.get("labels") is not None:
-        raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
-    source = open_model(folder)
-    check_merged(source)
-    return Student(source, record, _recipe(record, overrides) if recipe is None else recipe)
-
-
 def open_run(
     student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingRun:
@@ -199,6 +176,9 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
+    doubt(seen_too_often(stages, rows), options)
+    if held_out is not None:
+        held_out = bounded(held_out, stages, rows, options)
     identity = {
         "model": fingerprint(student.source),
         "teacher": None if teacher is None else {"folder": str(teacher.source.folder), **fingerprint(teacher.source)},
@@ -231,56 +211,3 @@ def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     shard(student, layers_of(student.base)[1], options.device)
-
-
-def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
-    beside = [setting for setting in overrides if not setting.startswith("recipe.")]
-    if beside:
-        raise TrainingError(
-            f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as recipe.transfer.lr=1e-2"
-        )
-    spec = load_spec(record.spec, overrides)
-    if spec.recipe is None:
-        raise TrainingError(
-            f'"{spec.name}" has no recipe: it needs no training of its own, or its paper says of none. To train it all the same, '
-            "say how: --set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
-        )
-    return spec.recipe
-
-
-def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
-    """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
-    trunk = student.record.trunk
-    tokenizer = tokenizer_of(student.source.folder)
-    return both_sides(tokenizer, trunk["vocabulary_size"], trunk["max_positions"], student.recipe, options)
-
-
-def both_sides(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
-) -> tuple[PackedRows, PackedRows | None]:
-    """The same for any model with so many embeddings, that was made for at most ``longest`` tokens."""
-    own = bool(options.held_out)
-
-    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
-        return load_rows(
-            references,
-            tokenizer,
-            recipe.sequence or min(LONGEST_ROW, longest),
-            split=split,
-            vocabulary=vocabulary,
-            how=recipe.rows,
-            longest=longest,
-            share=share,
-            seed=options.seed,
-        )
-
-    if not own and not options.share:
-        return rows(options.data, "train", 0.0), None
-    held = rows(options.held_out, "evaluation", 0.0) if own else rows(options.data, "evaluation", options.share)
-    return rows(options.data, "train", 0.0 if own else options.share), held
-
-
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
-    """Raises TrainingError where there is none."""
-    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build"
-    return load_tokenizer(folder, TrainingError, problem)

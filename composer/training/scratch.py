@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 
 from composer.devices import check_device
-from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Recipe, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
-from composer.training.rules import check_stage
-from composer.training.run import Student, TrainingOptions, TrainingReport, load_student, open_run, prepare, read_student
+from composer.training.run import TrainingOptions, TrainingReport, load_student, open_run, prepare
+from composer.training.student import read_student, stage_from_nothing
 
 STAGE = "train"
 
@@ -31,7 +30,7 @@ def train(
         check_device(options.device)
         take_gpu(options.device)
         described = read_student(model, overrides, recipe)
-        stage = _stage(described)
+        stage = stage_from_nothing(described)
         run = open_run(described, None, {STAGE: stage}, out, options)
         student, learned = load_student(described, options), _as_finetune(stage)
         prepare(student, options)
@@ -40,18 +39,6 @@ def train(
             outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
             loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)
-
-
-def _stage(student: Student) -> Train:
-    """Raises TrainingError where the recipe has none, or where the model cannot follow it."""
-    resolved, stage = student.record.resolved, student.recipe.train
-    if stage is None:
-        raise TrainingError(
-            f'The recipe of "{resolved.name}" has no train. Say one: --set recipe.train.lr=… --set recipe.train.steps=…, or '
-            "learn from a teacher: compose distill"
-        )
-    check_stage(resolved, stage)
-    return stage
 
 
 def _as_finetune(stage: Train) -> Finetune:

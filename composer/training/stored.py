@@ -21,6 +21,7 @@ from composer.graph.lowering import AUTO
 from composer.model.attention import ComposedAttention
 from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
+from composer.model.joined import joined
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict
 from composer.weights.dimensions import dimensions
@@ -50,7 +51,7 @@ class StoredModel:
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
         document = config_dict(source.trunk, _resolved(source), "float32")
-        config = configuration_for(document["model_type"]).from_dict(document)
+        self._config = config = configuration_for(document["model_type"]).from_dict(document)
         with torch.device("meta"):
             model = class_of(config)(config).requires_grad_(False).eval()
         model.run_on(backend)
@@ -62,11 +63,16 @@ class StoredModel:
             layer.forward = partial(self._called, index)
         self._embedding = _name_of(model, model.get_input_embeddings())
         missing = sorted(self._prefix + name for name in self._base.state_dict() if self._prefix + name not in self._tensors)
-        if missing:
+        outside = [name for name in missing if not name.startswith(f"{self._prefix}{self._path}.")]
+        if outside:
             raise TrainingError(
-                f"{source.folder} has {missing[0]} under other names, which transformers joins as it loads them, and such a "
-                "model is not streamed: leave --stream out."
+                f"{source.folder} has {outside[0]} under another name, and what stands outside of the layers is streamed by the "
+                "names of the model's parameters alone: leave --stream out."
             )
+        self._joined = {
+            index for index in range(len(self._layers)) if any(name.startswith(self._within(index)) for name in missing)
+        }
+        """The layers with tensors that transformers joins as it loads them."""
         for name, module in self._base.named_modules():
             if not f"{name}.".startswith(f"{self._path}."):
                 self._fill(name, module, config)
@@ -76,10 +82,28 @@ class StoredModel:
         layer has no weights."""
         layer = copy.deepcopy(self._layers[index])
         del layer.forward
-        own, prefix = self._names[index], f"{self._prefix}{self._path}.{index}."
+        own, prefix = self._names[index], self._within(index)
         wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
-        layer.load_state_dict({name: self._read(prefix + name) for name in wanted}, strict=not attention_alone, assign=True)
+        if index in self._joined and not attention_alone:
+            tensors = self._join(index)
+        else:
+            tensors = {name: self._read(prefix + name) for name in wanted}
+        layer.load_state_dict(tensors, strict=not attention_alone, assign=True)
         return layer.requires_grad_(False).eval(), own, next(attention for _, attention in attentions(layer))
+
+    def _join(self, index: int) -> Mapping[str, Tensor]:
+        """A layer's tensors, of which transformers joins some, such as those of experts."""
+        prefix = self._within(index)
+        tensors, missing = joined(
+            self._config, index, {name: self._read(name) for name in self._tensors if name.startswith(prefix)}
+        )
+        if missing:
+            raise TrainingError(f"No tensor under {prefix} brings {missing[0]}, so this model is not streamed: leave --stream out.")
+        return tensors
+
+    def _within(self, index: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self._prefix}{self._path}.{index}."
 
     @torch.no_grad()
     def handed(self, batch: Batch) -> Handed:

@@ -14,12 +14,12 @@ BLOCK = 16 * 2**20
 
 def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
     """The bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
-    buffer = bytearray(BLOCK)
     left = (file.stat().st_size if end is None else end) - start
+    buffer = bytearray(max(0, min(BLOCK, left)))
     with file.open("rb") as stream:
         stream.seek(start)
         while left > 0:
-            count = stream.readinto(memoryview(buffer)[: min(BLOCK, left)])
+            count = stream.readinto(memoryview(buffer)[:left])
             if not count:
                 raise OSError(f"{file} ends {left:,} bytes early")
             left -= count

@@ -79,6 +79,7 @@ def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
 
 def test_triton_runs_on_a_gpu_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needs_gpu(Setting("cuda", "bfloat16")) is None
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert needs_gpu(Setting("cpu", "float32")) is None
     assert needs_gpu(Setting("cuda", "float64")) == "Triton's kernels do not take float64"
     monkeypatch.delenv("TRITON_INTERPRET")

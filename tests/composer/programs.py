@@ -11,15 +11,29 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = (
-    "torch, torch._dynamo, torch.distributed.tensor, torch.utils.data, numpy, safetensors.torch, tokenizers, huggingface_hub"
-)
-"""What transformers imports, without anything of its own."""
+LIBRARIES = """
+import torch, torch._dynamo, torch.distributed.tensor, torch.utils.data, numpy, safetensors.torch, tokenizers, huggingface_hub
+import PIL.Image, accelerate, jaxtyping, jinja2, networkx, psutil, pydantic.fields, regex, scipy.optimize, yaml
+from huggingface_hub import HfApi
+assert not {"transformers", "composer", "blocks"} & sys.modules.keys()
+"""
+"""What transformers and we import, without anything of either."""
+COMPOSER = """
+import gc, torch, composer
+from tests.composer.model.models import llama, tokens
+torch.set_num_threads(1)
+model = composer.build("softmax", llama(num_hidden_layers=1))
+torch.compile(model, backend="eager", dynamic=False)(tokens(2, 3), use_cache=False)
+torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),), strict=True).module()
+torch._dynamo.reset()
+gc.collect(), gc.freeze(), gc.set_threshold(100_000, 50, 50)
+"""
+"""All of ours, with no shape checked at every call, which no compiler looks through; and the compiler, which reads much of itself
+at its first model."""
 STARTER = f"""
 import json, os, sys, tempfile, traceback
 sys.path.insert(0, {str(ROOT)!r})
-import {LIBRARIES}
-assert not {{"transformers", "composer", "blocks"}} & sys.modules.keys()
+exec(sys.argv[1])
 for line in sys.stdin:
     asked = json.loads(line)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
@@ -58,7 +72,16 @@ def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
 
     A process that has imported them copies itself for each program.
     """
-    starter = _starter()
+    return _printed_behind(LIBRARIES, code, folder)
+
+
+def printed_behind_composer(code: str, folder: Path = ROOT) -> str:
+    """The same behind all that a model needs, and its compiler."""
+    return _printed_behind(COMPOSER, code, folder)
+
+
+def _printed_behind(imports: str, code: str, folder: Path) -> str:
+    starter = _starter(imports)
     assert starter.stdin is not None
     assert starter.stdout is not None
     starter.stdin.write(json.dumps({"code": textwrap.dedent(code), "folder": str(folder)}) + "\n")
@@ -69,8 +92,9 @@ def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
 
 
 @functools.cache
-def _starter() -> subprocess.Popen[str]:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _starter(imports: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", STARTER, imports]
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(starter.wait)
     atexit.register(starter.kill)  # which runs first
     return starter

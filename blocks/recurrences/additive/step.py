@@ -24,10 +24,12 @@ def step(
         shared = state.view(batch, key_heads, -1, features, width)
         if pairs == 1:
             new = key.view(batch, key_heads, -1, features, 1), value.view(batch, key_heads, 1, 1, width)
-            shared = shared.addcmul_(*new) if in_place else shared.addcmul(*new)
+            if in_place:
+                shared.addcmul_(*new)
+            else:
+                state = shared.addcmul(*new).view(state.shape)
         else:
             keys = key.reshape(batch, pairs, key_heads, -1).permute(0, 2, 3, 1)
-            shared = shared + (keys @ value.transpose(1, 2)).view_as(shared)
-        state = shared.view_as(state)
+            state = state + (keys @ value.transpose(1, 2)).view(state.shape)
     rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))
     return rows.view(batch, 1, -1, width), state

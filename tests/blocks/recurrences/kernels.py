@@ -25,7 +25,9 @@ def compared(definition: Recurrence, form: Recurrence, tensors: Sequence[Tensor 
         torch.testing.assert_close(one.double(), other, rtol=0, atol=CLOSE * scale)
 
 
-def _computed(run: Recurrence, tensors: Sequence[Tensor | None], segment: Tensor | None, cut: int, kind: torch.dtype) -> list[Tensor]:
+def _computed(
+    run: Recurrence, tensors: Sequence[Tensor | None], segment: Tensor | None, cut: int, kind: torch.dtype
+) -> list[Tensor]:
     leaves = [None if of is None else of.to(kind).requires_grad_() for of in tensors]
     *inputs, state = leaves
     outputs: list[Tensor] = []

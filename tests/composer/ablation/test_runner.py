@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -82,23 +81,29 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
     original = runner.wait
 
     def kill(*arguments: Any, **options: Any) -> Any:
-        for child in _children(os.getpid()):
-            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                os.kill(child, signal.SIGKILL)
+        os.kill(started[0], signal.SIGKILL)
         return original(*arguments, **options)
 
+    def run() -> None:
+        with processes(1)() as workers:
+            workers.start(chains[0].steps[0], tmp_path)
+            started.extend(workers._executor._processes)  # pyright: ignore[reportAttributeAccessIssue]
+            workers.ended()
+
+    started: list[int] = []
     monkeypatch.setattr(runner, "wait", kill)
-    with pytest.raises(AblationError, match="take fewer --jobs") as raised, processes(1)() as workers:
-        run_chains(chains[:1], tmp_path, workers)
+    with pytest.raises(AblationError, match="take fewer --jobs") as raised:
+        run()
     assert isinstance(raised.value.__cause__, BrokenProcessPool)
 
 
 def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
     """A program whose processes are at work is killed: they end, too."""
     code = (
-        "import sys, time; from pathlib import Path; from composer.ablation.runner import processes\n"
+        "import sys, time; from composer.ablation import runner\n"
+        "runner.LIBRARIES = ('torch',)\n"
         "if __name__ == '__main__':\n"
-        "    with processes(1)() as workers:\n"
+        "    with runner.processes(1)() as workers:\n"
         "        workers._executor.submit(time.sleep, 600)\n"
         "        while not workers._executor._processes: time.sleep(0.1)\n"
         "        print(list(workers._executor._processes)[0], flush=True); time.sleep(600)\n"
@@ -127,15 +132,6 @@ def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatc
     with one_process() as workers:
         results = run_chains(chains, tmp_path, workers)
     assert {figures["process"] for figures in results.values()} == {os.getpid()}
-
-
-def _children(process: int) -> Iterator[int]:
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(path.read_text().rpartition(")")[2].split()[1]) == process:
-                yield int(path.parent.name)
-        except (OSError, ValueError):
-            continue
 
 
 def _threads(process: int) -> int:

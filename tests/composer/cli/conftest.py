@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -16,6 +18,9 @@ from tests.checkpoints import llama
 
 Compose = Callable[..., Any]
 WORDS = ("<unk>", "once", "upon", "a", "time", "there", "was", "cat", "and", "it", "slept")
+
+# Typer reads the signatures of all commands at every call; they stay as they are.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_text_stays_until_another_one_comes(terminal: rich.console.Console) ->
 def test_a_stage_has_a_bar_that_stays(terminal: rich.console.Console) -> None:
     with training_steps(quiet=False) as watch:
         assert watch is not None
-        watch(StepProgress("transfer", 2, 4, 0.5, 1000.0, 100.0))
+        watch(StepProgress("transfer", 2, 4, 0.5, 1000.0, 100.0, 0.2))
     assert "2/4  loss 0.5  1,000 tokens/s  2 min left" in terminal.export_text()
 
 
@@ -62,7 +62,7 @@ def test_elsewhere_there_are_lines_or_nothing(capsys: pytest.CaptureFixture[str]
     with training_steps(quiet=False) as watch:
         assert watch is not None
         for step in range(1, 101):
-            watch(StepProgress("transfer", step, 100, 0.5, 1000.0, 10.0))
+            watch(StepProgress("transfer", step, 100, 0.5, 1000.0, 10.0, 0.0))
     with file_bars("reading") as moved:
         assert moved is None
     with counting("texts", 2) as taken:

@@ -18,6 +18,8 @@ PASSED = [
     "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma",
 ]  # fmt: skip
 """The families whose softmax students are their sources."""
+LATER = {"nemotron": "5.13"}
+"""Those of which transformers has had the attention from a later version on than the oldest that is taken."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

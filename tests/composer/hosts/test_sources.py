@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,21 @@ from converters.hosts import REFUSED
 from tests.composer.hosts.families import PASSED, small
 
 DOCS = Path(__file__).parents[3] / "docs" / "sources.md"
-KEPT = {
+KEPT: dict[str, Any] = {
     "compose": 1,
     "name": "kept",
     "head": {"memory": ["state"], "feature_map": "elu"},
     "layers": [{"at": "all", "use": "source"}],
+}
+
+BOUNDED: dict[str, Any] = {
+    "compose": 1,
+    "name": "bounded",
+    "heads": {
+        "near": {"position": "rope", "memory": [{"kind": "window", "size": 8, "evict": "drop"}]},
+        "all": {"position": "rope", "memory": ["full"]},
+    },
+    "layers": [{"at": [0], "use": "near"}, {"at": [1], "use": "all"}],
 }
 
 
@@ -79,11 +90,13 @@ def test_quantised_weights(tmp_path: Path) -> None:
         composer.build_folder("softmax", source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("spec", [KEPT, BOUNDED], ids=lambda spec: spec["name"])
 @torch.no_grad()
-def test_layers_stay_as_they_are() -> None:
+def test_layers_stay_as_they_are(spec: dict[str, Any]) -> None:
+    """Also where a window of the spec's own stands for the source's."""
     source = small("gemma3_text")
     ids = torch.randint(3, 90, (2, 23))
-    kept = composer.build(KEPT, source)
+    kept = composer.build(spec, source)
     torch.testing.assert_close(kept(ids).logits, source(ids, use_cache=False).logits, rtol=0, atol=2e-5)
 
 

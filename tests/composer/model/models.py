@@ -9,6 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.loading import load_spec
+from composer.spec.shipped import shipped_specs
+
+CAUSAL = [name for name in shipped_specs() if "/" not in name and load_spec(name).direction == "causal"]
+"""The shipped specs but for ablations."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from tests.composer.programs import printed
+import pytest
 
+from tests.composer.model.models import CAUSAL
+from tests.composer.programs import printed_behind_composer
+
+SMALL = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
+LAYERS = {"alternating-delta": 2, "hybrid": 2, "mixed-heads": 2}
+EXPORTED = ["softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"]
 PROGRAM = """
     import torch
     import composer
-    from composer.spec.shipped import shipped_specs
     from tests.composer.model.models import llama, tokens
 
     class Logits(torch.nn.Module):
@@ -18,27 +23,25 @@ PROGRAM = """
         def forward(self, ids):
             return self.model(ids, use_cache=False).logits
 
-    torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    small = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
-    exported = ["softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"]
-    layers = {"alternating-delta": 2, "hybrid": 2, "mixed-heads": 2}
-    for spec in shipped_specs():
-        if "/" in spec or spec == "latte-bidirectional":
-            continue
-        torch._dynamo.reset()
-        source = llama(num_hidden_layers=layers.get(spec, 1))
-        model, ids = Logits(composer.build(spec, source, overrides=small.get(spec, []))), tokens(2, 11)
-        expected = model(ids)
-        # Strict export is the compiler's one graph, and that graph run through autograd's tracer.
-        one = torch.export.export(model, (ids,), strict=True).module() if spec in exported else None
-        one = one or torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-        torch.testing.assert_close(one(ids), expected, rtol=1e-9, atol=1e-9)
-        print(spec)
+    model, ids = Logits(composer.build({spec!r}, llama(num_hidden_layers={layers}), overrides={small})), tokens(2, 11)
+    expected = model(ids)
+    # Strict export is the compiler's one graph, and that graph run through autograd's tracer.
+    one = torch.export.export(model, (ids,), strict=True).module() if {exported} else None
+    one = one or torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+    torch.testing.assert_close(one(ids), expected, rtol=1e-9, atol=1e-9)
+    print("compared")
 """
 """The first call is not compiled: it lowers the heads' graphs, which is Python's work and done once."""
 
 
-def test_a_prefill_is_one_graph() -> None:
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_prefill_is_one_graph(spec: str) -> None:
     """In a process of its own: in this one, shapes are checked at every call, which no compiler looks through."""
-    assert len(printed(PROGRAM).split()) > 20
+    how = {"layers": LAYERS.get(spec, 1), "small": SMALL.get(spec, []), "exported": spec in EXPORTED}
+    assert printed_behind_composer(PROGRAM.format(spec=spec, **how)) == "compared"
+
+
+def test_none_is_left_out() -> None:
+    assert len(CAUSAL) > 20
+    assert {*SMALL, *LAYERS, *EXPORTED} <= set(CAUSAL)

@@ -82,6 +82,17 @@ def test_forward_hooks_fire_on_every_part() -> None:
     assert len(seen["window"]) == 2, "its answer, and its weight"
 
 
+def test_hooks_for_all_modules_see_heads_and_parts() -> None:
+    model: Any = student("lolcats")
+    seen: set[str] = set()
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(type(module).__name__))
+    try:
+        logits(model, tokens(1, 7))
+    finally:
+        hook.remove()
+    assert seen >= {"ComposedHeads", "Head", "PartModule"}
+
+
 def test_a_hook_may_change_what_a_part_gives() -> None:
     model: Any = student("lolcats")
     ids, read = tokens(1, 7), model.model.layers[0].self_attn.composed.head.read

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import composer
 from composer.errors import SpecError
+from composer.model.own import RMSNorm
 from tests.composer.model.models import tokens
 from tests.composer.model.trunks import HEADS, TRUNKS, document, model
 
@@ -189,3 +191,12 @@ def test_it_is_a_source_for_other_heads() -> None:
     assert composer.build(spec | {"head": HEADS["lolcats"]}, teacher)(ids).logits.isfinite().all()
     with pytest.raises(SpecError, match="which the source's would contradict"):
         composer.build(document(), teacher)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_norm_is_llamas_to_the_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    own, llamas, hidden = RMSNorm(24, 1e-6).to(dtype), LlamaRMSNorm(24, 1e-6).to(dtype), torch.randn(2, 5, 24, dtype=dtype)
+    with torch.no_grad():
+        llamas.weight.copy_(own.weight.normal_())
+    assert torch.equal(own(hidden), llamas(hidden))

@@ -117,5 +117,6 @@ def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
 
 
 def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> TrainingReport:
-    """``compose distill`` as a function."""
-    return distill(model, out, TrainingOptions(**{"data": [str(data)], "share": 0.2, **options}), which=which, overrides=overrides)
+    """``compose distill`` as a function, which evaluates on all that is held out."""
+    usual = {"data": [str(data)], "share": 0.2, "held_out_rows": 10**6}
+    return distill(model, out, TrainingOptions(**{**usual, **options}), which=which, overrides=overrides)

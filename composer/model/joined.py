@@ -1,0 +1,62 @@
+"""Tensors of one layer that transformers joins or renames as it loads a model, as those of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from composer.model.classes import class_of
+from composer.model.hosts import layers_of
+
+
+@contextmanager
+def unspoken() -> Iterator[None]:
+    """Within, transformers does not report what it loads, and draws no bars."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """A layer's tensors by their names in it, in float32, and the names of those that are not brought. tensors: by their names in
+    files."""
+    model = class_of(config)
+
+    def __init__(self: Any, config: Any) -> None:
+        model.__init__(self, config)
+        self.place = f"{self.base_model_prefix}.{layers_of(self.base_model)[0]}.{index}"
+        self.all_tied_weights_keys = {}
+        _empty(self, self.place)
+
+    # transformers wants to join as for the whole model, whose other modules are not there.
+    alone = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
+    alone.get_input_embeddings = alone.get_output_embeddings = _nothing
+    with unspoken():
+        made, report = alone.from_pretrained(
+            None, config=config, state_dict=dict(tensors), dtype=torch.float32, output_loading_info=True
+        )
+    return made.get_submodule(made.place).state_dict(), sorted(report["missing_keys"])
+
+
+def _empty(model: nn.Module, kept: str) -> None:
+    """Leave nothing of a model but one module."""
+    for name in [name for name, _ in model.named_modules() if name]:
+        apart = not f"{kept}.".startswith(f"{name}.") and not name.startswith(f"{kept}.")
+        parent, _, own = name.rpartition(".")
+        if apart and f"{kept}.".startswith(f"{parent}." if parent else ""):
+            model.get_submodule(parent).register_module(own, nn.Identity())
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """There are no embeddings."""

@@ -1,0 +1,83 @@
+"""The rows of a run: those to learn from, those to evaluate on, and what makes one doubt them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from composer.data.loading import load_rows
+from composer.data.packing import PackedRows
+from composer.errors import TrainingError
+from composer.spec.recipe import Recipe, Stage
+from composer.training.measure import rows_to_evaluate, some
+from composer.training.processes import is_first
+from composer.trust import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from composer.training.run import TrainingOptions
+    from composer.training.student import Student
+
+LONGEST_ROW = 1024
+"""Tokens of a row, where neither the recipe nor the source says less."""
+
+
+def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
+    """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
+    trunk = student.record.trunk
+    tokenizer = tokenizer_of(student.source.folder)
+    return both_sides(tokenizer, trunk["vocabulary_size"], trunk["max_positions"], student.recipe, options)
+
+
+def both_sides(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
+) -> tuple[PackedRows, PackedRows | None]:
+    """The same for any model with so many embeddings, that was made for at most ``longest`` tokens."""
+    own = bool(options.held_out)
+
+    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
+        return load_rows(
+            references,
+            tokenizer,
+            recipe.sequence or min(LONGEST_ROW, longest),
+            split=split,
+            vocabulary=vocabulary,
+            how=recipe.rows,
+            longest=longest,
+            share=share,
+            seed=options.seed,
+        )
+
+    if not own and not options.share:
+        return rows(options.data, "train", 0.0), None
+    held = rows(options.held_out, "evaluation", 0.0) if own else rows(options.data, "evaluation", options.share)
+    return rows(options.data, "train", 0.0 if own else options.share), held
+
+
+def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+    """Raises TrainingError where there is none."""
+    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build"
+    return load_tokenizer(folder, TrainingError, problem)
+
+
+def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
+    """The held-out rows that are evaluated on, with a word where they are not all."""
+    asked = options.held_out_rows
+    few = some(held_out, rows_to_evaluate(stages.values(), rows) if asked is None else asked)
+    if asked is None and len(few) < len(held_out) and is_first():
+        options.tell(
+            f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, to take about a fifth of the time; "
+            f"--held-out-rows {len(held_out)} takes all."
+        )
+    return few
+
+
+def doubt(said: Iterable[str], options: TrainingOptions) -> None:
+    """Tell what makes one doubt a run. Raises TrainingError for the first where that is an error."""
+    for what in said:
+        if options.strict:
+            raise TrainingError(f"{what} That is an error, as --strict was said.")
+        if is_first():
+            options.tell(what)

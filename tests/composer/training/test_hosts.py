@@ -1,0 +1,71 @@
+"""Students of other families than Llama learn alike in memory and streamed, experts too, and a kill changes no bit."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.training import checkpoint, streamed
+from tests.composer.hosts.families import small
+from tests.composer.training.processes import ending, forked, killed_at
+from tests.composer.training.runs import make_student, run
+from tests.composer.training.streams import STREAM, same
+from tests.composer.weights.students import weights
+
+
+@pytest.fixture(scope="module", params=["qwen3", "mixtral"])
+def hosted(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    small(request.param, vocab_size=64).save_pretrained(folder / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(teacher / name, folder / "source" / name)
+    return make_student(folder / "student", folder / "source")
+
+
+@pytest.fixture(scope="module")
+def wanted(hosted: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What it ends with in memory, after attention transfer and LoRA."""
+    out = tmp_path_factory.mktemp("wanted") / "out"
+    run(hosted, out, texts)
+    return weights(out)
+
+
+def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed as the first layer is written, and gone on with."""
+    run(hosted, tmp_path / "whole", texts, which="transfer")
+
+    def child() -> None:
+        killed_at(monkeypatch, streamed, "_write_finished", 1, behind=True)
+        run(hosted, tmp_path / "out", texts, **STREAM)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    run(hosted, tmp_path / "out", texts, resume=True, **STREAM)
+    learned, found, start = weights(tmp_path / "whole"), weights(tmp_path / "out"), weights(hosted)
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in learned.items()), "something was learned"
+    assert learned.keys() == found.keys()
+    # What an expert computes of a token is rounded as the tokens beside it have it, and those are others here.
+    close = 1e-5 if any("expert" in name for name in learned) else 0
+    for name, tensor in learned.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=close)
+
+
+def test_killed(
+    hosted: Path,
+    texts: Path,
+    tmp_path: Path,
+    wanted: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the middle of fine-tuning."""
+
+    def child() -> None:
+        killed_at(monkeypatch, checkpoint, "_write", 9, behind=True)
+        run(hosted, tmp_path / "out", texts, checkpoint_seconds=0.0)
+
+    assert ending(forked(child)) == -signal.SIGKILL
+    run(hosted, tmp_path / "out", texts, resume=True)
+    assert same(wanted, tmp_path / "out")

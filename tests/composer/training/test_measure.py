@@ -1,0 +1,63 @@
+"""Evaluation takes a fifth of a stage at most, alike in all of them; and what nobody should trust is told, or is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from composer.errors import TrainingError
+from composer.spec.recipe import Finetune, Transfer
+from composer.training.loop import every, length_of
+from composer.training.measure import rows_to_evaluate, some
+from tests.composer.training.runs import rows_of, run
+
+
+@pytest.mark.parametrize(("steps", "batch", "evaluate"), [(20, 8, None), (1000, 8, None), (40, 4, 2), (1, 1, None)])
+def test_evaluation_takes_a_fifth(steps: int, batch: int, evaluate: int | None) -> None:
+    """Where a row costs as much to evaluate as to learn from, which it never does."""
+    rows = rows_of(lengths=(64,) * 40)
+    stage = Transfer(lr=1e-2, steps=steps, batch=batch, evaluate=evaluate)
+    count = rows_to_evaluate([stage], rows)
+    evaluated = count * (1 + length_of(stage, rows) // every(stage, steps))
+    assert count == 1 or evaluated / (evaluated + steps * batch) <= 0.2
+    assert rows_to_evaluate([stage, Finetune(lr=1e-3, steps=10 * steps, batch=batch)], rows) == count, "all stages on the same"
+
+
+def test_some_rows_are_from_all_over() -> None:
+    rows = rows_of(lengths=(16,) * 12)
+    few = some(rows, 4)
+    assert len(few) == 4
+    assert np.array_equal(few.ids[[0, -1]], rows.ids[[0, -1]])
+    assert some(rows, 100) is rows
+
+
+def test_what_is_evaluated_is_said(student: Path, texts: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    run(student, tmp_path / "out", texts, which="transfer", held_out_rows=None, tell=told.append)
+    (said,) = [what for what in told if "held-out rows" in what]
+    assert "Evaluating on 1 of" in said
+    told.clear()
+    run(student, tmp_path / "other", texts, which="transfer", held_out_rows=3, tell=told.append)
+    assert not any("held-out rows, to take" in what for what in told)
+
+
+def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    run(student, tmp_path / "out", texts, "recipe.transfer.lr=1e-30", which="transfer", tell=told.append)
+    assert any("transfer made nothing better" in what for what in told)
+    with pytest.raises(TrainingError, match="transfer made nothing better.*as --strict was said"):
+        run(student, tmp_path / "strict", texts, "recipe.transfer.lr=1e-30", which="transfer", strict=True)
+    assert not (tmp_path / "strict").exists()
+    told.clear()
+    run(student, tmp_path / "good", texts, which="transfer", tell=told.append, strict=True)
+    assert not any("made nothing better" in what for what in told)
+
+
+def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(texts.read_text().splitlines(keepends=True)[:6]))
+    with pytest.raises(TrainingError, match=r"transfer goes through the \d+ tokens of its data \d+ times.*as --strict was said"):
+        run(student, tmp_path / "out", few, "recipe.transfer.steps=200", which="transfer", strict=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]

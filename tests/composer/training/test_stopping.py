@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM keep what a run has reached, say how to go on, and change no bit of what it comes to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from composer.errors import Stopped
+from composer.training.loop import StepProgress
+from tests.composer.training.runs import run
+from tests.composer.weights.students import weights
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", ["transfer", "finetune"])
+def test_a_signal_keeps_the_run(
+    student: Path, texts: Path, tmp_path: Path, number: int, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    told: list[str] = []
+
+    def watch(step: StepProgress) -> None:
+        if (step.stage, step.step) == (stage, 3):
+            os.kill(os.getpid(), number)
+
+    try:
+        for one, handler in usual.items():
+            signal.signal(one, handler)
+        with pytest.raises(Stopped, match=f"Stopped behind step 3 of . of {stage}.*--resume") as stopped:
+            run(student, tmp_path / "out", texts, watch=watch, tell=told.append)
+        assert stopped.value.number == number
+        assert {one: signal.getsignal(one) for one in usual} == usual, "as it was"
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert any(what.startswith("Stopping behind this step") for what in told)
+    assert not (tmp_path / "out").exists()
+    run(student, tmp_path / "out", texts, resume=True, tell=told.append)
+    assert any(
+        what.startswith(f"Going on behind step 3 of . of {stage}".replace(" . ", f" {6 if stage == 'transfer' else 5} "))
+        for what in told
+    )
+    run(student, tmp_path / "whole", texts)
+    found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
+    assert found.keys() == wanted.keys()
+    assert all(found[name].equal(tensor) for name, tensor in wanted.items())

@@ -1,0 +1,163 @@
+"""On a GPU every form of fla's is its definition in float64, forward and backward. Run by `make gpu`; elsewhere skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.flow import Tokens
+from blocks.recurrences import additive, cumulative_fla, delta, elementwise
+from blocks.recurrences.additive import fla as additive_fla
+from blocks.recurrences.cumulative import cumulate
+from blocks.recurrences.delta import fla as delta_fla
+from blocks.recurrences.elementwise import fla as elementwise_fla
+from blocks.softmax import dense
+from blocks.softmax.fla import behind
+from blocks.taps import filtered, filtered_by_kernel
+
+pytestmark = pytest.mark.gpu
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+ROWS, LENGTH, HEADS, KEY_HEADS, FEATURES, WIDTH = 2, 517, 4, 2, 64, 65
+Run = Callable[..., Sequence[Tensor]]
+
+
+def of(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def documents() -> Tensor:
+    starts = torch.rand(ROWS, LENGTH) < 0.01
+    starts[:, 0] = torch.tensor([True, False])
+    return starts.cumsum(1)
+
+
+def compared(definition: Run, form: Run, narrow: Sequence[Tensor], wide: Sequence[Tensor | None], kind: torch.dtype) -> None:
+    """Answers and gradients. narrow: what is in the model's dtype; wide: what stays in float32, the state among it."""
+    # What the model's dtype rounds away is no fault of the form.
+    rounded = [tensor.to(kind).double() for tensor in narrow]
+    wanted = _computed(definition, [*rounded, *wide], [torch.float64] * (len(narrow) + len(wide)), "cpu")
+    found = _computed(form, [*narrow, *wide], [kind] * len(narrow) + [torch.float32] * len(wide), "cuda")
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=0, atol=CLOSE[kind] * max(other.abs().max().item(), 1e-6))
+
+
+def _computed(run: Run, tensors: Sequence[Tensor | None], kinds: Sequence[torch.dtype], device: str) -> list[Tensor]:
+    leaves = [None if one is None else one.to(device, kind).requires_grad_() for one, kind in zip(tensors, kinds, strict=True)]
+    answers = run(*leaves)
+    generator = torch.Generator().manual_seed(5)
+    weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(device) for one in answers]
+    loss: Any = sum((one.double() * weight).sum() for one, weight in zip(answers, weights, strict=True))
+    return [*(one.detach() for one in answers), *torch.autograd.grad(loss, [one for one in leaves if one is not None])]
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rank", ["none", "head", "channel"])
+def test_additive(rank: str, packed: bool, kind: torch.dtype) -> None:
+    shape = {"head": (ROWS, LENGTH, KEY_HEADS), "channel": (ROWS, LENGTH, KEY_HEADS, FEATURES)}.get(rank)
+    decay = None if shape is None else torch.nn.functional.logsigmoid(of(*shape) + 2)
+    segment = documents() if packed else None
+    query, key = of(ROWS, LENGTH, HEADS, FEATURES).softmax(-1), of(ROWS, LENGTH, KEY_HEADS, FEATURES).softmax(-1)
+    value, state = of(ROWS, LENGTH, KEY_HEADS, WIDTH), of(ROWS, KEY_HEADS, FEATURES, WIDTH)
+
+    def run(form: Any) -> Run:
+        def ran(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, s: Tensor) -> Sequence[Tensor]:
+            return form(q, k, v, g, None if segment is None else segment.to(q.device), s)
+
+        return ran
+
+    compared(run(additive.naive), run(additive_fla.chunked), (query, key, value), (decay, state), kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_delta(gated: bool, packed: bool, kind: torch.dtype) -> None:
+    decay = torch.nn.functional.logsigmoid(of(ROWS, LENGTH, KEY_HEADS) + 2) if gated else None
+    segment = documents() if packed else None
+    query = torch.nn.functional.normalize(of(ROWS, LENGTH, HEADS, FEATURES), dim=-1)
+    key = torch.nn.functional.normalize(of(ROWS, LENGTH, KEY_HEADS, FEATURES), dim=-1)
+    value, rate = of(ROWS, LENGTH, KEY_HEADS, 64), of(ROWS, LENGTH, KEY_HEADS).sigmoid()
+
+    def run(form: Any) -> Run:
+        def ran(q: Tensor, k: Tensor, v: Tensor, r: Tensor, g: Tensor | None, s: Tensor) -> Sequence[Tensor]:
+            return form(q, k, v, r, g, None if segment is None else segment.to(q.device), s)
+
+        return ran
+
+    state = of(ROWS, KEY_HEADS, FEATURES, 64)
+    compared(run(delta.naive), run(delta_fla.chunked), (query, key, value, rate), (decay, state), kind)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_elementwise(packed: bool) -> None:
+    segment, decay = documents() if packed else None, torch.nn.functional.logsigmoid(of(ROWS, LENGTH, 100))
+
+    def run(form: Any) -> Run:
+        return lambda x, g, s: form(x, g, None if segment is None else segment.to(x.device), s)
+
+    compared(run(elementwise.naive), run(elementwise_fla.chunked), (of(ROWS, LENGTH, 100), decay), (of(ROWS, 100),), torch.float32)
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+def test_latte(packed: bool, kind: torch.dtype) -> None:
+    segment, latents = documents() if packed else None, 32
+    maximum, total = of(ROWS, HEADS, latents), 1 + torch.rand(ROWS, HEADS, latents, dtype=torch.float64)
+
+    def definition(value: Tensor, query: Tensor, logits: Tensor, mean: Tensor) -> Sequence[Tensor]:
+        sums = cumulate(logits, segment, maximum, total)
+        return additive.naive(query, sums.key, value, sums.log_decay, segment, mean)
+
+    def form(value: Tensor, query: Tensor, logits: Tensor, mean: Tensor) -> Sequence[Tensor]:
+        device = value.device
+        held = (maximum.to(device).float(), total.to(device).float(), mean)
+        output, _, _, last = cumulative_fla.means(query, logits, value, None if segment is None else segment.to(device), *held)
+        return output, last
+
+    logits, mean = of(ROWS, LENGTH, HEADS, latents), of(ROWS, HEADS, latents, 64)
+    query = of(ROWS, LENGTH, HEADS, latents).softmax(-1)
+    compared(definition, form, (of(ROWS, LENGTH, KEY_HEADS, 64),), (query, logits, mean), kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+def test_convolution(packed: bool, kind: torch.dtype) -> None:
+    segment = documents() if packed else None
+
+    def run(form: Any) -> Run:
+        def ran(x: Tensor, weight: Tensor, earlier: Tensor) -> Sequence[Tensor]:
+            position = torch.zeros(ROWS, LENGTH, dtype=torch.int64, device=x.device)
+            return form(x, weight, Tokens(position, None if segment is None else segment.to(x.device)), earlier)
+
+        return ran
+
+    narrow = (of(ROWS, LENGTH, KEY_HEADS, 64), of(HEADS, 64, 4), of(ROWS, 3, KEY_HEADS, 64))
+    compared(run(filtered), run(filtered_by_kernel), narrow, (), kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_window(packed: bool, kind: torch.dtype) -> None:
+    size, entries = 64, LENGTH + 64
+    present = torch.ones(ROWS, entries, dtype=torch.bool)
+    present[0, :40] = False
+    segment = torch.cat((torch.zeros(ROWS, size, dtype=torch.int64), documents()), dim=1) if packed else None
+    place = torch.arange(entries)
+    visible = present[:, None] & (place[size:, None] >= place) & (place[size:, None] - place < size)
+    if segment is not None:
+        visible = visible & (segment[:, size:, None] == segment[:, None])
+
+    def definition(query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        return (dense(query, key, value, visible).output,)
+
+    def form(query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        device = query.device
+        return (behind(query, key, value, present.to(device), None if segment is None else segment.to(device), size).output,)
+
+    narrow = (of(ROWS, LENGTH, HEADS, 64), of(ROWS, entries, KEY_HEADS, 64), of(ROWS, entries, KEY_HEADS, 64))
+    compared(definition, form, narrow, (), kind)
