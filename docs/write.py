@@ -1,4 +1,4 @@
-"""Writes what follows from the catalogues: the README's table of parts, the table of tasks, and the JSON schema of specs.
+"""Writes what follows from the catalogues: the README's table of parts, the table of tasks, that of kernels, and the JSON schema.
 ``make docs``."""
 
 from __future__ import annotations
@@ -8,13 +8,22 @@ import re
 from pathlib import Path
 
 from blocks.catalogue import CATALOGUE
+from composer.graph.lowering import AUTO
+from composer.spec.dimensions import Dimensions
+from composer.spec.explain import explain_resolved
+from composer.spec.loading import load_spec
+from composer.spec.resolve import resolve
 from composer.spec.schema import json_schema
+from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[1]
 README, TASK_TABLE, SCHEMA = ROOT / "README.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
+KERNEL_TABLE = ROOT / "docs" / "kernels.md"
+KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
+LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
@@ -38,6 +47,21 @@ def tasks(text: str) -> str:
     return with_rows(text, TASK_HEADER, rows)
 
 
+def kernels(text: str) -> str:
+    """The page of kernels with the table of what runs on a GPU; all else as it is."""
+    rows = []
+    for name in shipped_specs():
+        if name.startswith("ablations/"):
+            continue
+        spec = load_spec(name, ["trunk=null"] if load_spec(name).trunk else [])
+        for group in explain_resolved(resolve(spec, LLAMA_1B), device="cuda", dtype="bfloat16").groups:
+            for part in group.parts:
+                if part.backend != AUTO:
+                    form, why = f"{part.backend}: {part.form}", part.why_not_faster.replace("|", "or")
+                    rows.append(f"| `{name}` | {group.head} | {part.part} | {form} | {part.decode or 'the same'} | {why} |\n")
+    return with_rows(text, KERNEL_HEADER, rows)
+
+
 def with_rows(text: str, header: str, rows: list[str]) -> str:
     before, found, after = text.partition(header)
     assert found, f"a table has lost its header: {header.splitlines()[0]}"
@@ -52,6 +76,7 @@ def schema() -> str:
 def main() -> None:
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""On fla's kernels every head of every shipped spec is its definition: a call that is split, documents, padding; parts with gradients."""
+"""On fla's kernels every program of a shipped head is its definition: pieces of a text, documents, padding; parts with gradients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.laws.cases import SMALL, complete, every_spec, steady
 from tests.laws.kernels import assert_on_kernels, packed, padded, plain
 
 SHAPE = SMALL.shape(2)
+LATTE = "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32"
 ALONE = {"kind": "window", "size": 5, "evict": "drop"}
 PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "a state, normalised": ({"memory": ["state"], "feature_map": "hedgehog"}, {"chunk_simple_gla"}),
@@ -22,10 +23,10 @@ PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "its mass beside a window's": (
         {"memory": [{"kind": "window", "size": 5, "weight": "learned"}, "state"], "feature_map": "hedgehog"}, {"chunk_simple_gla"}
     ),
-    "latents": ({"memory": [{"kind": "latents", "size": 12}]}, {"fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32"}),
+    "latents": ({"memory": [{"kind": "latents", "size": 12}]}, {LATTE}),
     "a window": ({"memory": [ALONE], "position": "rope"}, {"parallel_attn"}),
     "a convolution": ({"memory": ["state"], "feature_map": "elu", "conv": "causal"}, {"causal_conv1d", "chunk_simple_gla"}),
-    "a mixer by convolution": ({"memory": [ALONE], "mix_input": {"kind": "conv", "feeds": "qk"}}, {"causal_conv1d", "parallel_attn"}),
+    "a convolved input": ({"memory": [ALONE], "mix_input": {"kind": "conv", "feeds": "qk"}}, {"causal_conv1d", "parallel_attn"}),
     "a recurrent mixer": ({"memory": [ALONE], "mix_input": {"kind": "rglru", "feeds": "qk"}}, {"chunk_hgrn", "parallel_attn"}),
 }  # fmt: skip
 

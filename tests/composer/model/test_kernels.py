@@ -1,4 +1,4 @@
-"""A whole student answers on fla's kernels what it answers on PyTorch's: logits, gradients, decode; and where fla is broken, too."""
+"""On fla's kernels a whole student answers as on PyTorch's: logits, gradients, decode; and it answers where fla is broken."""
 
 from __future__ import annotations
 

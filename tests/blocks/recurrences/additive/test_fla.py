@@ -1,4 +1,4 @@
-"""On fla's kernels the additive recurrence is its definition: gradients, initial states, shared heads, documents, a split, a step."""
+"""On fla's kernels the additive recurrence is its definition: gradients, states, shared heads, documents, a split, a step."""
 
 from __future__ import annotations
 
