@@ -95,8 +95,9 @@ class Bench:
 
 def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """B T H D."""
-    rows = (states.transpose(1, 2) for states in (query, key, value))
-    return torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True).transpose(1, 2)
+    rows = [states.transpose(1, 2) for states in (query, key, value)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(rows[0], rows[1], rows[2], is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def apart(found: Tensor, other: Tensor) -> float:

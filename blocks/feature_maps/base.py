@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import ClassVar, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
 from blocks.flow import Mapped, Pairs, accumulating, repeat_heads
+from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, State
@@ -84,7 +86,12 @@ class FeatureMap(Part):
         computes them as they are, in place of the definition."""
 
         def map_key(pairs: Pairs) -> Tensor:
-            return self._map(parameters, "key_", pairs.mappable(position), scale, plain)
+            keys = pairs.mappable(position)
+            try:
+                return self._map(parameters, "key_", keys, scale, plain)
+            except Refused as refusal:  # long after the queries' features, in the midst of another step
+                warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
+                return self._map(parameters, "key_", keys, scale)
 
         mapped = self._map(parameters, "query_", call.turn(query, position), scale, plain)
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}

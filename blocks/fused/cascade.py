@@ -13,7 +13,8 @@ the chunk's queries are answered by their own chunk and the one before, the cach
 
 Scores and sums are of 32 bits; of equals the older stay, as ``blocks.scores.base.order`` has it.
 """
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -111,6 +112,7 @@ def walk(
                     numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
                     matrix = tl.dot(tl.trans(mapped), numbers, matrix, input_precision=EXACT)
                     masses += tl.sum(mapped, 0)
+                tl.debug_barrier()  # several threads may hold one number: all have read it
                 put(state, feature * (D + 1), column, matrix, features, columns)
                 tl.store(state + feature * (D + 1) + D, masses, mask=features)
             tl.debug_barrier()

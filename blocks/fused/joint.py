@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
-from blocks.fused.tiles import products_of, width
+from blocks.fused.tiles import parts, products_of, width
 from blocks.legend import Float, Int
 
 ROWS = 32
@@ -58,7 +57,8 @@ def together(
     once; None: as many as the sizes let.
     """
     inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
-    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block or _block(query, query_features))  # pyright: ignore
+    block = block or _block(query, query_features)
+    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block)  # pyright: ignore[reportReturnType]
 
 
 def _block(query: Tensor, features: Tensor) -> int:
@@ -88,7 +88,7 @@ class _Together(torch.autograd.Function):
         return output, last
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         query, key, value, query_features, key_features, decay, weight, state, last, output, *kept, place = ctx.saved_tensors
         fall, sizes = ctx.fall, ctx.sizes
         mass_of_all, share, largest = kept
@@ -142,7 +142,7 @@ class _Sizes:
     ) -> _Sizes:
         batch, tokens, heads, dim = query.shape
         # Where several fall at a token, all may have before the first token of a block.
-        count = triton.cdiv(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1
+        count = parts(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1
         lengths = tokens, key.shape[1], key_features.shape[1], count, count * block
         heads_of = heads, key.shape[2], key_features.shape[2]
         return _Sizes(batch, heads_of, (dim, query_features.shape[-1]), lengths, count, block, row_max, query.dtype)
@@ -153,15 +153,15 @@ class _Sizes:
 
     @property
     def of_queries(self) -> tuple[int, int]:
-        return triton.cdiv(self.lengths[0], self.block), self.batch * self.heads[0]
+        return parts(self.lengths[0], self.block), self.batch * self.heads[0]
 
     @property
     def of_pairs(self) -> tuple[int, int]:
-        return triton.cdiv(self.lengths[1], min(self.block, ROWS)), self.batch * self.heads[1]
+        return parts(self.lengths[1], min(self.block, ROWS)), self.batch * self.heads[1]
 
     @property
     def of_tiles(self) -> tuple[int, int]:
-        tiles = [triton.cdiv(size, width(size, 64)) for size in self.dims]
+        tiles = [parts(size, width(size, 64)) for size in self.dims]
         return tiles[0] * tiles[1], self.batch * self.heads[2]
 
     def blocks(self) -> dict[str, Any]:

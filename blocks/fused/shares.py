@@ -5,7 +5,8 @@
 Output head h maps input head h // (H // N) by the weights h // (H // O). Backwards, u is multiplied out once more, and what
 arrives at the features becomes what arrives at u; the products with W and x are the library's.
 """
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blocks.flow import repeat_heads
-from blocks.fused.tiles import configs, put, tile, width
+from blocks.fused.tiles import configs, parts, put, tile, width
 from blocks.legend import Float
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -115,7 +116,7 @@ class _Shares(torch.autograd.Function):
         block = 64 if max(dim, columns) <= 128 else 32
         constants = {"H": heads, "N": incoming, "OWN": own, "D": dim, "C": columns, "BLOCK": block, "DB": width(dim)}
         constants |= {"CB": width(columns), "SKIP": skip, "SIDES": sides, "PRECISION": "ieee" if exact else "tf32"}
-        grid = triton.cdiv(batch * length, block), heads
+        grid = parts(batch * length, block), heads
         forth[grid](x, weight, bias, features, batch * length, floor, **constants)
         ctx.save_for_backward(x, weight, bias)
         ctx.launch = grid, floor, constants

@@ -1,5 +1,6 @@
 """What the kernels share: a tile of a tensor, and what tiles are multiplied in."""
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -36,4 +37,9 @@ def products_of(dtype: torch.dtype) -> tuple[torch.dtype, str]:
 
 def width(size: int, most: int = 1 << 30) -> int:
     """Columns of a tile that holds so many, or a part of them: a power of 2, and at least what a product takes."""
-    return min(max(triton.next_power_of_2(size), 16), most)
+    return min(max(1 << (size - 1).bit_length(), 16), most)
+
+
+def parts(size: int, part: int) -> int:
+    """How many parts of this size it takes."""
+    return -(-size // part)

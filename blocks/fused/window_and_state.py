@@ -14,7 +14,8 @@ logits q·k / √D + w of the entries that are near and log φ(q)·φ(k) of thos
 ``sum_up`` walks the entries block by block, and lays the state down before each block. ``answer`` takes a block of queries: the
 state that was laid down before the first of them, what has fallen since, and the window. Sums are of 32 bits.
 """
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ recurrence backwards, on ``share`` ȯ and, for its mass, -``share`` ȯ·o.
 ``of_states`` walks the blocks from the last to the first, and lays down the gradient of the state behind each; ``of_queries`` and
 ``of_pairs`` take a block of tokens and a block of entries. upstream is ȯ, even is ȯ·o.
 """
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ its place in the ring, and the token's query is answered. Ring and state are wri
     query B H D    key, value B K D    position B    query_features B H F    ring's key, value B W K D, position B W
     fallen's features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1
 """
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -59,6 +60,7 @@ def step(
                 masses += tl.sum(keys, 0)
             # The others of its queries read the state as it was handed in.
             if one == H // N - 1:
+                tl.debug_barrier()  # several threads may hold one number: all have read it
                 put(state, row, column, matrix, features, columns)
                 tl.store(state + row + D, masses, mask=features)
             asking = tl.load(query_features + (b * H + h) * F + feature, mask=features, other=0.0)

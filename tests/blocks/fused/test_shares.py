@@ -9,12 +9,15 @@ import torch
 
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.fused import shares
+from blocks.kernels import Kernel, Refused
 from blocks.legend import Shape
 from blocks.operation import Setting
 from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import ALIKE, CLOSE, GROUPED, assert_close, assert_defined
 from tests.blocks.support import drawn
 from tests.compiling import built
+from tests.laws.cases import built as built_head
+from tests.laws.cases import complete, inputs, run
 
 SAYS = "a product and its softmaxes"
 FEW = {"head_dim": 6}
@@ -61,6 +64,31 @@ def test_features_and_gradients_are_the_definitions(options: dict[str, Any], inc
 def test_heads_take_them(memory: list[Any], shape: Shape) -> None:
     head = {"position": "rope", "feature_map": {"kind": "hedgehog", "dim": 6}, "memory": memory}
     assert_defined(head, shape, 9, parts={f"{memory[0]['kind']}_features": SAYS})
+
+
+def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queries' features are there by then, and it is another step that asks for the keys'."""
+    head = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 4}, {"kind": "state"}]}
+    module, data, call, seen = (
+        built_head(complete(head), GROUPED).float(),
+        inputs(GROUPED, 1, 9).to(torch.float32),
+        Kernel.__call__,
+        [],
+    )
+
+    def second_is_refused(kernel: Kernel, *given: Any, **options: Any) -> Any:
+        seen.append(kernel.name)
+        if seen.count("shares") == 2 and kernel.name == "shares":
+            raise Refused("of a test")
+        return call(kernel, *given, **options)
+
+    with torch.no_grad():
+        expected, _ = run(module, data, backend="torch")
+        monkeypatch.setattr(Kernel, "__call__", second_is_refused)
+        with pytest.warns(RuntimeWarning, match="of a test"):
+            found, _ = run(module, data, backend="triton")
+    assert seen == ["shares", "shares", "together"]
+    assert_close(found, expected)
 
 
 def test_where_it_does_not_fit_it_says_so() -> None:
