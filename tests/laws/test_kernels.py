@@ -70,11 +70,11 @@ def test_gradients_are_the_definitions(name: str) -> None:
     assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9,), gradients=True)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", ["its mass beside a window's", "latents", "a window", "a convolution", "a recurrent mixer"])
 def test_padding_is_not_seen(name: str) -> None:
     assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", padded())
 
 
-@pytest.mark.parametrize("name", ["a state, normalised", "latents", "a window"])
+@pytest.mark.parametrize("name", ["a state, normalised", "a window"])
 def test_decode_goes_on_from_a_prefill(name: str) -> None:
     assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", plain(), split=(17, 18, 19, 20))
