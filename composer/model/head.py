@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as every
 
 from blocks.flow import Tokens, accumulating
 from blocks.legend import Shape
@@ -21,28 +20,7 @@ from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
 
 
-class Direct(nn.Module):
-    """A module whose call is its forward where nobody has hung a hook on it: PyTorch goes there by way of two more frames, and a
-    step of decode calls dozens of such modules."""
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks or watched():
-            return super().__call__(*inputs, **options)
-        return self.forward(*inputs, **options)
-
-
-def watched() -> bool:
-    """Whether there are hooks for all modules, or somebody traces them."""
-    return bool(
-        every._global_forward_hooks
-        or every._global_forward_pre_hooks
-        or every._global_backward_hooks
-        or every._global_backward_pre_hooks
-        or torch._C._get_tracing_state()
-    )
-
-
-class PartModule(Direct):
+class PartModule(nn.Module):
     """Holds one part's parameters; calling it with a function of the part calls that with them."""
 
     def __init__(self, part: Part, fresh: dict[str, Fresh]) -> None:
@@ -101,7 +79,7 @@ def precise_parameters(model: nn.Module) -> set[str]:
     }
 
 
-class Head(Direct):
+class Head(nn.Module):
     """One group of H query heads on K key heads.
 
     forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new

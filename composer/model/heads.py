@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.part import State
 from blocks.rotation import Turning
 from composer.graph.composition import HeadSpec
-from composer.model.head import Direct, Head
+from composer.model.head import Head
 from composer.spec.resolve import Resolved
 
 
@@ -41,7 +41,7 @@ def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
     return head.model_copy(update={"memory": tuple(turned)})
 
 
-class ComposedHeads(Direct):
+class ComposedHeads(nn.Module):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
 
     def __init__(self, resolved: Resolved, layer: int, asked: Asked, turning: Turning | None) -> None:
