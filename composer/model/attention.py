@@ -111,7 +111,7 @@ class ComposedAttention(nn.Module):
         if not question.state:
             question.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
         inputs: list[Tensor] = []
-        if self.composed.mixes:
+        if self.composed._mixes:
             how = question.state, passed.backend, question.in_place
             inputs, question.carried = self.composed.mix(hidden, passed.tokens, *how)
         given = {**options, "attention_mask": None, "composed": question}

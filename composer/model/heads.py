@@ -56,7 +56,7 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
-        self.mixes = any(head._mixes for head in self._heads())
+        self._mixes = any(head._mixes for head in self._heads())
         """Something stands before the projections of queries and keys."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
