@@ -97,15 +97,22 @@ def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
     assert [one.names for one in step.instead] == [("window",), ("sparse", "state"), ("read",)]
 
 
-def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*inputs: Any, **options: Any) -> None:
+class Refusing:
+    """A kernel that is there, and computes nothing."""
+
+    def missing(self) -> None:
+        return None
+
+    def __call__(self, *inputs: Any, **options: Any) -> None:
         raise Refused("of a test")
 
+
+def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, data = complete(LOLA), inputs(GROUPED, 1, 14).to(torch.float32)
     module = built(spec, GROUPED).float()
     with torch.no_grad():
         expected, held = run(module, data, backend="torch")
-        monkeypatch.setattr(lola, "WALKED", refuse)
+        monkeypatch.setattr(lola, "WALKED", Refusing())
         with pytest.warns(FallsBack, match="of a test"):
             found, kept = run(module, data, backend="triton")
     torch.testing.assert_close(found, expected)

@@ -48,11 +48,11 @@ def test_killed_while_a_checkpoint_is_written(
 
 
 def test_killed_at_any_moment(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
-    """Again and again, with a checkpoint after every step."""
+    """Again and again, with a checkpoint after every step, none of which is over at once."""
     choice, kills = random.Random(4), 0
     for _ in range(4):
-        process = forked(lambda: run(tmp_path, STAGES["finetune"], checkpoint_seconds=0.0))
-        time.sleep(choice.uniform(0.1, 0.9))
+        process = forked(lambda: run(tmp_path, STAGES["finetune"], checkpoint_seconds=0.0, watch=lambda _: time.sleep(0.2)))
+        time.sleep(choice.uniform(0.1, 0.6))
         os.kill(process, signal.SIGKILL)
         kills += ending(process) == -signal.SIGKILL
     assert kills

@@ -266,7 +266,8 @@ def test_killed_at_any_moment(three: Path, texts: Path, tmp_path: Path, wanted: 
     choice, kills = random.Random(5), 0
     for _ in range(4):
         resume = (tmp_path / "out.run" / "run.json").is_file()
-        process = forked(lambda resume=resume: run(three, tmp_path / "out", texts, resume=resume, **STREAM))
+        slowly: dict[str, Any] = {"resume": resume, "watch": lambda _: time.sleep(0.05)}
+        process = forked(lambda slowly=slowly: run(three, tmp_path / "out", texts, **slowly, **STREAM))
         time.sleep(choice.uniform(0.1, 1.2))
         os.kill(process, signal.SIGKILL)
         kills += ending(process) == -signal.SIGKILL
