@@ -7,6 +7,7 @@ behind one another, with the bounds between them (``cu_seqlens``) and a state fo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -25,6 +26,26 @@ COLUMNS = 8
 def kernel(module: str, name: str) -> Kernel:
     """A public function of the library."""
     return Kernel(f"fla.{module}", name, FLASH_LINEAR_ATTENTION)
+
+
+def missing_of(*kernels: Kernel) -> str | None:
+    """What is not installed of all that a form calls."""
+    return next((absent for one in kernels if (absent := one.missing())), None)
+
+
+def in_chunks(
+    run: Kernel, inputs: Mapping[str, Tensor], segment: Int[Tensor, "B T"] | None, state: Float[Tensor, "B N F V"]
+) -> tuple[Tensor, Tensor]:
+    """The answers of a chunked kernel, and the state that it leaves. inputs: by its names for them, one entry a query head."""
+    entering = filled_state(state, inputs["q"].shape[2])
+    if segment is None:
+        output, left = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
+        return answered(output, left, state)
+    documents = rows(segment)
+    flat = {name: one_row(of) for name, of in inputs.items()}
+    start = documents.states(entering)
+    output, left = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
+    return answered(output.unflatten(1, segment.shape).squeeze(0), documents.left(left), state)
 
 
 def fits(setting: Setting) -> str | None:

@@ -6,10 +6,18 @@ taken in the values' dtype, bfloat16 in a model of bfloat16, and summed in float
 
 from __future__ import annotations
 
-from typing import Any
-
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.fla import answered, filled_state, gently, kernel, one_row, refuse_wrong_gradients, rows, to_heads, width
+from blocks.recurrences.fla import (
+    answered,
+    filled_state,
+    gently,
+    in_chunks,
+    kernel,
+    missing_of,
+    refuse_wrong_gradients,
+    to_heads,
+    width,
+)
 
 CHUNKS = kernel("ops.simple_gla", "chunk_simple_gla"), kernel("ops.gla", "chunk_gla")
 STEPS = kernel("ops.simple_gla", "fused_recurrent_simple_gla"), kernel("ops.gla", "fused_recurrent_gla")
@@ -17,7 +25,7 @@ STEPS = kernel("ops.simple_gla", "fused_recurrent_simple_gla"), kernel("ops.gla"
 
 def missing() -> str | None:
     """What is not installed of all that the forms call."""
-    return next((absent for one in (*CHUNKS, *STEPS) if (absent := one.missing())), None)
+    return missing_of(*CHUNKS, *STEPS)
 
 
 def chunked(
@@ -31,19 +39,8 @@ def chunked(
     """Any number of tokens."""
     if log_decay is not None and log_decay.dim() == 3:
         refuse_wrong_gradients(log_decay)
-    inputs, heads = _inputs(query, key, value, log_decay), query.shape[2]
-    entering = filled_state(state, heads)
     by_channel = log_decay is not None and log_decay.dim() == 4
-    common: dict[str, Any] = {"scale": 1.0, "output_final_state": True}
-    if segment is None:
-        output, left = CHUNKS[by_channel](**inputs, initial_state=entering, **common)
-    else:
-        documents = rows(segment)
-        flat = {name: one_row(of) for name, of in inputs.items()}
-        start = documents.states(entering)
-        output, left = CHUNKS[by_channel](**flat, initial_state=start, cu_seqlens=documents.bounds, **common)
-        output, left = output.unflatten(1, segment.shape).squeeze(0), documents.left(left)
-    return answered(output, left, state)
+    return in_chunks(CHUNKS[by_channel], _inputs(query, key, value, log_decay), segment, state)
 
 
 def step(

@@ -5,12 +5,20 @@ Its ``delta_rule`` takes no float32, and is asked in bfloat16 alone. Query heads
 
 from __future__ import annotations
 
-from typing import Any
-
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 from blocks.recurrences import fla
-from blocks.recurrences.fla import answered, filled_state, gently, kernel, one_row, refuse_wrong_gradients, rows, to_heads, width
+from blocks.recurrences.fla import (
+    answered,
+    filled_state,
+    gently,
+    in_chunks,
+    kernel,
+    missing_of,
+    refuse_wrong_gradients,
+    to_heads,
+    width,
+)
 
 GATED, PLAIN = kernel("ops.gated_delta_rule", "chunk_gated_delta_rule"), kernel("ops.delta_rule", "chunk_delta_rule")
 STEP = kernel("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
@@ -19,7 +27,7 @@ MOST_FEATURES = 256
 
 def missing() -> str | None:
     """What is not installed of all that the forms call."""
-    return next((absent for one in (GATED, PLAIN, STEP) if (absent := one.missing())), None)
+    return missing_of(GATED, PLAIN, STEP)
 
 
 def fits(setting: Setting) -> str | None:
@@ -40,19 +48,10 @@ def chunked(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens."""
     plain = log_decay is None and value.dtype == torch.bfloat16
-    run = PLAIN if plain else GATED
-    inputs, entering = _inputs(query, key, value, rate, log_decay, gated=not plain), filled_state(state, query.shape[2])
+    inputs = _inputs(query, key, value, rate, log_decay, gated=not plain)
     if not plain:
         refuse_wrong_gradients(inputs["g"])
-    common: dict[str, Any] = {"scale": 1.0, "output_final_state": True}
-    if segment is None:
-        output, left = run(**inputs, initial_state=entering, **common)
-    else:
-        documents = rows(segment)
-        flat = {name: one_row(of) for name, of in inputs.items()}
-        output, left = run(**flat, initial_state=documents.states(entering), cu_seqlens=documents.bounds, **common)
-        output, left = output.unflatten(1, segment.shape).squeeze(0), documents.left(left)
-    return answered(output, left, state)
+    return in_chunks(PLAIN if plain else GATED, inputs, segment, state)
 
 
 def step(
