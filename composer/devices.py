@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -61,3 +62,8 @@ def _left_in_group() -> int | None:
         return most - taken + sum(int(count) for name, count in told if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
+
+
+def processes_started() -> int:
+    """How many processes torchrun has started, this one among them; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

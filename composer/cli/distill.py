@@ -24,8 +24,9 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, several_processes, without_bars
+from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, without_bars
 from composer.data.loading import SHARE
+from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
 
@@ -71,7 +72,7 @@ def distill(
     """
     from composer.training.student import read_student, stages_of
 
-    if not several_processes():  # a mistake is told before all that takes seconds to import
+    if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         asked = read_student(model, settings or ())
         stages_of(asked.record, asked.recipe, stage)
     from composer.training.distill import distill as run

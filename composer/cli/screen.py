@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -166,11 +165,6 @@ def errors_alone() -> None:
 
     without_bars()
     logging.set_verbosity_error()
-
-
-def several_processes() -> bool:
-    """Whether torchrun has started several, of which one is to speak."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import one_voice, several_processes, without_bars
+from composer.cli.screen import one_voice, without_bars
 from composer.data.loading import SHARE
+from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 
 
@@ -61,7 +62,7 @@ def train(
     """
     from composer.training.student import read_student, stage_from_nothing
 
-    if not several_processes():  # a mistake is told before all that takes seconds to import
+    if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         stage_from_nothing(read_student(model, settings or ()))
     from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run

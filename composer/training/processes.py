@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Shard
 
 from composer.data.packing import Batch
+from composer.devices import processes_started
 from composer.errors import TrainingError
 
 Answer = TypeVar("Answer")
@@ -56,7 +57,7 @@ def together() -> Iterator[None]:
     Its backend is gloo, for numbers in memory; GPUs communicate by NCCL. An existing group is used as it is. Each process has a
     random seed of its own, for dropout.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
+    if processes_started() == 1 or distributed.is_initialized():
         yield
         return
     distributed.init_process_group("gloo")
