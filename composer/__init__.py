@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from composer import registration
 
 if TYPE_CHECKING:
-    from composer.api import build, build_folder, explain, load, load_spec
+    from composer.api import build, build_folder, draw, explain, load, load_spec
 
-__all__ = ["build", "build_folder", "explain", "load", "load_spec"]
+__all__ = ["build", "build_folder", "draw", "explain", "load", "load_spec"]
 __version__ = "0.1.0"
 
 registration.register()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from composer.errors import BuildError, GraphError
 from composer.graph.lowering import AUTO
@@ -15,6 +15,7 @@ from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
 from composer.weights.dimensions import dimensions
+from composer.weights.drawn import of_model, on_source
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
 from converters.shard import BYTES
@@ -22,11 +23,12 @@ from converters.shard import BYTES
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from composer.drawing.picture import Picture
     from composer.model.classes import Composed
     from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
-__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec"]
+__all__ = ["SpecLike", "build", "build_folder", "draw", "explain", "load", "load_spec", "resolve_spec"]
 
 SpecLike = Spec | str | Path | Mapping[str, Any]
 """A spec, the path of one, the name of a shipped one, or what stands in one."""
@@ -190,6 +192,36 @@ def explain(
     if kind not in BYTES:
         raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')
     return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind)
+
+
+def draw(
+    spec: SpecLike | PreTrainedModel,
+    source: str | os.PathLike[str] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+    sequence: int = 4096,
+    dtype: str | None = None,
+) -> Picture:
+    """A picture of the spec, as SVG: the graph of each head and the map of layers. Of a model that was built, its own spec's.
+
+    spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk or,
+    where it has none, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted. dtype: that states are counted in.
+    Raises SpecError, SourceError or BuildError.
+    """
+    from composer.drawing.picture import picture
+
+    given = of_model(spec)
+    if given is None:
+        given = on_source(_loaded(cast("SpecLike", spec), overrides), source, revision)
+    elif source is not None or overrides or revision is not None:
+        raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
+    kind = dtype or given.dtype
+    if kind not in BYTES:
+        raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')
+    if sequence < 1:
+        raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    return picture(given.resolved, on=given.on, sequence=sequence, dtype=kind)
 
 
 def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:

@@ -13,7 +13,7 @@ FLOORS = (
     {"devices", "locks", "trust"},
     {"graph"},
     {"spec"},
-    {"model", "tasks"},
+    {"drawing", "model", "tasks"},
     {"data", "registration", "weights"},
     {"api"},
     {"__init__"},

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from composer.api import resolve_spec
 from composer.cli.check import check_alone
+from composer.cli.draw import check_svg, save
 from composer.cli.options import Json, MaybeFrom, Revision
 from composer.cli.screen import heading, print_json, print_table, ranges, short_hashes
 from composer.cli.show import as_written
-from composer.errors import GraphError
+from composer.drawing.beside import beside
+from composer.errors import ComposerError, GraphError
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
 from composer.spec.document import Spec
 from composer.spec.loading import load_spec, locate
 from composer.spec.places import dotted
 from composer.spec.sweep import refuse_sweep
 from composer.weights.dimensions import dimensions
+from composer.weights.drawn import on_source
 from composer.weights.sources import describe_model
 
 Which = Annotated[
@@ -27,12 +31,26 @@ Which = Annotated[
 ]
 
 
-def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revision = None, as_json: Json = False) -> None:
+def diff(
+    first: Which,
+    second: Which,
+    source: MaybeFrom = None,
+    revision: Revision = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="FILE", help="Draw both beside each other, what differs marked, to an .svg file."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --draw: replace the file.")] = False,
+    as_json: Json = False,
+) -> None:
     """Say what differs between two specs in meaning, not in text.
 
     Names, papers and recipes mean nothing, and a default means the same written out or not. With --from they are compared layer
     by layer, as they would be built on that source; without it head by head, and their own trunks where they have them.
     """
+    check_svg(picture)
+    if force and picture is None:
+        raise ComposerError("--force replaces the file that --draw names: it needs --draw")
     specs = [load_spec(name) for name in (first, second)]
     if source is None:
         for spec in specs:
@@ -43,6 +61,9 @@ def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revisi
         size = dimensions(describe_model(source, revision).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
         found, hashes = differences_on_source(*resolved), [one.hash for one in resolved]
+    if picture is not None:
+        one, other = (on_source(spec, source, revision) for spec in specs)
+        save(beside(one.resolved, other.resolved, on=one.on, dtype=one.dtype), picture, force=force, quiet=as_json)
     if as_json:
         rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in found]
         print_json({"specs": [first, second], "same": not found, "hashes": hashes, "differences": rows})

@@ -14,6 +14,7 @@ from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
 from composer.cli.distill import distill
+from composer.cli.draw import draw
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
@@ -87,6 +88,7 @@ COMMANDS = (
     check,
     show,
     diff,
+    draw,
     parts,
     schema,
     explain,

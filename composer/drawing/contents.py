@@ -34,7 +34,14 @@ WORDS = {
     Kind.OUTPUT: "output",
 }
 """What flows, as labels have it."""
-CONTROLS = {Kind.DECAY, Kind.NUMBERS, Kind.WEIGHT, Kind.SINKS}
+LOOKS = {
+    Kind.PARTIAL: "memory",
+    Kind.FEATURES: "features",
+    **dict.fromkeys((Kind.DECAY, Kind.NUMBERS, Kind.WEIGHT, Kind.SINKS), "control"),
+    Kind.PAIRS: "pairs",
+    Kind.OUTPUT: "after",
+}
+"""How a part looks that gives this; any other looks like one that mixes tokens."""
 ENOUGH = 40
 """Characters of a value that is shown as it is."""
 
@@ -77,7 +84,9 @@ def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str
         start = edge
         while start.start in passed:
             start = passed[start.start]
-        joined.setdefault((start.start, start.output, edge.end, edge.input), []).append(replace(start, end=edge.end, input=edge.input))
+        joined.setdefault((start.start, start.output, edge.end, edge.input), []).append(
+            replace(start, end=edge.end, input=edge.input)
+        )
     links = [_link(edges[0], len(edges)) for edges in joined.values()]
     drawn = {name for link in links for name in (link.start, link.end)}
     sizes = _state_bytes(graph, tokens, dtype)
@@ -188,18 +197,10 @@ def _look(node: Node) -> str:
     """What decides shape and colour: what the node reads and gives."""
     if node.part is None:
         return "input" if node.operation.gives else "result"
-    reads, gives = {port.kind for port in node.operation.reads}, {port.kind for port in node.operation.gives}
-    if Kind.PARTIAL in reads:
+    gives = {port.kind for port in node.operation.gives}
+    if any(port.kind is Kind.PARTIAL for port in node.operation.reads):
         return "read"
-    if Kind.PARTIAL in gives:
-        return "memory"
-    if Kind.FEATURES in gives:
-        return "features"
-    if gives & CONTROLS:
-        return "control"
-    if Kind.PAIRS in gives:
-        return "pairs"
-    return "after" if Kind.OUTPUT in gives else "mixing"
+    return next((look for kind, look in LOOKS.items() if kind in gives), "mixing")
 
 
 def size(count: float) -> str:

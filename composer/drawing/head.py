@@ -38,7 +38,12 @@ def _line(line: Line) -> Iterator[str]:
         tip = f"M{number(ends_at)} {number(end)}l{number(-HALF)} {number(-ARROW)}h{number(2 * HALF)}z"
         yield element("path", class_=f"cd-tip cd-{kind}", d=tip)
         yield element(
-            "text", escaped(line.link.label), class_=f"cd-label cd-{kind}", x=ends_at + BEFORE_LABEL, y=end - 10, font_size=LABEL_SIZE
+            "text",
+            escaped(line.link.label),
+            class_=f"cd-label cd-{kind}",
+            x=ends_at + BEFORE_LABEL,
+            y=end - 10,
+            font_size=LABEL_SIZE,
         )
 
 

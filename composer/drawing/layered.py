@@ -18,7 +18,7 @@ import networkx
 LABEL_SIZE = 11
 STRIP = 24.0
 """Height of the straight pieces above boxes, with their labels."""
-GAP, LANE = 26.0, 18.0
+GAP, LANE = 22.0, 18.0
 """Between two boxes of a layer; of a line that passes one."""
 BEFORE_LABEL, AFTER_LABEL = 6.0, 12.0
 SWEEPS, SETTLINGS = 12, 16

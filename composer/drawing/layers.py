@@ -46,7 +46,11 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
         height += 16
         said = f"and {left:,} more columns of layers that are alike"
         elements.append(element("text", said, class_="cd-said", x=x, y=y + height - 3, font_size=11))
-    return elements, max(min(len(columns), A_ROW) * across, width("and 0,000,000 more columns of layers that are alike", 11) if left > 0 else 0), height
+    return (
+        elements,
+        max(min(len(columns), A_ROW) * across, width("and 0,000,000 more columns of layers that are alike", 11) if left > 0 else 0),
+        height,
+    )
 
 
 def _runs(layers: Sequence[tuple[Group, ...]]) -> list[tuple[str, tuple[Group, ...]]]:
@@ -61,7 +65,12 @@ def _runs(layers: Sequence[tuple[Group, ...]]) -> list[tuple[str, tuple[Group, .
 
 
 def _column(
-    layer: Sequence[Group], named: Mapping[tuple[str, int], str], places: Sequence[tuple[str, int]], x: float, y: float, across: float
+    layer: Sequence[Group],
+    named: Mapping[tuple[str, int], str],
+    places: Sequence[tuple[str, int]],
+    x: float,
+    y: float,
+    across: float,
 ) -> list[str]:
     """One layer: as much of its height for each group as it has of the heads."""
     total = sum(group.heads for group in layer)
@@ -84,7 +93,13 @@ def _column(
         if high >= 11:
             elements.append(
                 element(
-                    "text", named[kind], class_="cd-letter", x=x + across / 2, y=top + high / 2 + 4, font_size=10, text_anchor="middle"
+                    "text",
+                    named[kind],
+                    class_="cd-letter",
+                    x=x + across / 2,
+                    y=top + high / 2 + 4,
+                    font_size=10,
+                    text_anchor="middle",
                 )
             )
         top += high

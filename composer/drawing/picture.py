@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 from blocks.legend import Shape
 from composer.drawing.contents import size
@@ -12,12 +15,17 @@ from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
 from composer.drawing.svg import element, escaped
 from composer.drawing.text import fitted, width
+from composer.files import write_whole
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
+from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
 from composer.spec.resolve import Resolved
 from converters.shard import BYTES
 
+TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
+TYPICAL_OF = "the sizes of Llama-3.2-1B"
+"""What a spec is drawn on where nobody names a source."""
 MARGIN, BETWEEN = 20.0, 28.0
 NARROWEST, WIDEST = 440.0, 820.0
 """Of a picture, where its content lets it: what a README shows without making it smaller is the wider one."""
@@ -26,7 +34,7 @@ Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
 
 @dataclass(frozen=True)
 class Picture:
-    """SVG, and its size in pixels. A notebook shows it."""
+    """SVG, and its size in pixels. A notebook shows it; ``save`` writes it."""
 
     svg: str
     width: float
@@ -34,6 +42,10 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the picture, whole or not at all. Raises OSError."""
+        write_whole(Path(path), self.svg)
 
 
 @dataclass
@@ -78,15 +90,6 @@ def kinds_of(resolved: Resolved) -> Kinds:
     return kinds
 
 
-def side_by_side(first: Picture, second: Picture) -> Picture:
-    """Two pictures as one."""
-    wide, high = first.width + BETWEEN + second.width, max(first.height, second.height)
-    inner = [
-        one.svg.replace("<svg ", f'<svg x="{x:.0f}" y="0" ', 1) for one, x in ((first, 0), (second, first.width + BETWEEN))
-    ]
-    return Picture(_svg("".join(inner), wide, high), wide, high)
-
-
 def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
     _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
@@ -94,14 +97,19 @@ def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> 
         f"{size_.layers:,} layer{'' if size_.layers == 1 else 's'} of {size_.heads:,} query and {size_.key_heads:,} key heads, "
         f"{size_.head_dim:,} numbers each"
     )
-    _text(sheet, fitted(sizes, most, 12), 12, "said", 17)
-    for line in (f"on {on}" if on else "", resolved.paper or ""):
+    for line in (f"on {on}: {sizes}" if on else sizes, resolved.paper or ""):
         if line:
             _text(sheet, fitted(line, most, 12), 12, "said", 17)
 
 
 def _figures(
-    sheet: _Sheet, resolved: Resolved, kinds: Kinds, graphs: Mapping[tuple[str, int], HeadGraph], tokens: int, dtype: str, most: float
+    sheet: _Sheet,
+    resolved: Resolved,
+    kinds: Kinds,
+    graphs: Mapping[tuple[str, int], HeadGraph],
+    tokens: int,
+    dtype: str,
+    most: float,
 ) -> None:
     """What it takes to go on with a text, for one row of a batch, beside the source's cache."""
     if resolved.direction != "causal":
@@ -129,12 +137,12 @@ def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> Non
 def _says(letter: str, kind: tuple[str, int], about: tuple[HeadSpec, Shape, list[int]], *, several: bool) -> str:
     name, heads = kind
     where = f"layer{'' if len(about[2]) == 1 else 's'} {_ranges(about[2])}"
-    return f"{letter}   {name}: {heads:,} query head{'' if heads == 1 else 's'} of {where}" if several else f"{letter}   {name}, in {where}"
+    return f"{letter}: {name}, " + (f"{heads:,} query head{'' if heads == 1 else 's'} of {where}" if several else f"in {where}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """0 to 3, 6; or, of evenly spaced ones, 0, 2, … 14."""
-    steps = {second - first for first, second in zip(numbers, numbers[1:], strict=False)}
+    steps = {second - first for first, second in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
     spans: list[list[int]] = []
@@ -171,10 +179,11 @@ def _whole(sheet: _Sheet, name: str) -> Picture:
     ground = element("rect", class_="cd-ground", x=0.5, y=0.5, width=wide - 1, height=high - 1, rx=8)
     title = element("title", escaped(f"{name}: its heads and layers"))
     inside = "\n".join([title, element("style", style()), ground, *sheet.elements])
-    return Picture(_svg(inside + "\n", wide, high), wide, high)
+    return Picture(svg(inside + "\n", wide, high), wide, high)
 
 
-def _svg(inside: str, wide: float, high: float) -> str:
+def svg(inside: str, wide: float, high: float) -> str:
+    """The whole of a picture."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cd-picture" role="img" width="{wide:.0f}" height="{high:.0f}" '
         f'viewBox="0 0 {wide:.0f} {high:.0f}">\n{inside}</svg>\n'
