@@ -3,6 +3,7 @@
 # make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
+# make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
 # make gpu     what needs a CUDA device
@@ -18,7 +19,7 @@ OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs evidence oldest gpu clean
+.PHONY: demo test fuzz check docs gallery evidence oldest gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -36,6 +37,9 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/write.py
+
+gallery: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
 
 evidence: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m evidence

@@ -33,10 +33,10 @@ def draw(
     settings: Set = None,
     revision: Revision = None,
 ) -> None:
-    """Draw a spec, or a built model's, as SVG: the graph of each head and the map of layers.
+    """Draw a spec, or a built model, as SVG.
 
-    Without --from it is drawn on its own trunk or, where it has none, on the sizes of Llama-3.2-1B. It reads the source's
-    config.json alone.
+    The picture has the graph of each head, with the bytes of its memories, and the map of layers. Without --from it is drawn on its
+    own trunk or, where it has none, on the sizes of Llama-3.2-1B. It reads the source's config.json alone.
     """
     check_svg(out)
     found = composer.draw(spec, source, overrides=settings or (), revision=revision, sequence=seq, dtype=dtype)

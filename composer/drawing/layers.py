@@ -82,7 +82,7 @@ def _column(
         elements.append(
             element(
                 "rect",
-                [element("title", escaped(said))],
+                [element("title", escaped(said))] if len(layer) > 1 else (),
                 class_=f"cd-cell cd-head{places.index(kind) % len(HEADS)}",
                 x=x,
                 y=top,

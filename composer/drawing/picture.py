@@ -178,7 +178,8 @@ def _whole(sheet: _Sheet, name: str) -> Picture:
     wide, high = sheet.width + 2 * MARGIN, sheet.y + MARGIN
     ground = element("rect", class_="cd-ground", x=0.5, y=0.5, width=wide - 1, height=high - 1, rx=8)
     title = element("title", escaped(f"{name}: its heads and layers"))
-    inside = "\n".join([title, element("style", style()), ground, *sheet.elements])
+    elements = "\n".join([ground, *sheet.elements])
+    inside = f"{title}\n{element('style', style(elements))}\n{elements}"
     return Picture(svg(inside + "\n", wide, high), wide, high)
 
 

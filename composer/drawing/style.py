@@ -41,19 +41,24 @@ HEADS = (("#dcecf8", "#10304a"), ("#fdf3d7", "#3a2f10"), ("#d9f1e8", "#0f352a"),
 """Of the heads in the map of layers, which also bear letters."""
 
 
-def style() -> str:
-    """The style sheet; all its names begin with ``cd-``, so that a page may hold the picture itself."""
+def style(used: str) -> str:
+    """The style sheet of what is used; all its names begin with ``cd-``, so that a page may hold the picture itself.
+
+    used: the elements that it is for.
+    """
     always = (
         f".cd-picture text{{font-family:{FAMILY}}}"
         ".cd-flow{fill:none;stroke-width:1.5}.cd-flow.cd-fallen,.cd-flow.cd-partial,.cd-flow.cd-output{stroke-width:2.2}"
         ".cd-shape{stroke-width:1.3}.cd-memory .cd-shape{stroke-width:2}.cd-lid{fill:none;stroke-width:1.3}"
         ".cd-title,.cd-state,.cd-name{font-weight:700}.cd-marked{fill:none;stroke-width:2;stroke-dasharray:5 3}"
-        + "".join(f".cd-flow.cd-{kind}{{stroke-dasharray:{dash}}}" for kind, (_, _, dash) in _FLOWS.items() if dash)
+        + "".join(
+            f".cd-flow.cd-{kind}{{stroke-dasharray:{dash}}}" for kind, (_, _, dash) in _FLOWS.items() if dash and kind in used
+        )
     )
-    return f"{always}{_coloured(dark=False)}@media (prefers-color-scheme:dark){{{_coloured(dark=True)}}}"
+    return f"{always}{_coloured(used, dark=False)}@media (prefers-color-scheme:dark){{{_coloured(used, dark=True)}}}"
 
 
-def _coloured(*, dark: bool) -> str:
+def _coloured(used: str, *, dark: bool) -> str:
     ground, rim, text, faint = _GROUND[dark]
     rules = [
         f".cd-ground{{fill:{ground};stroke:{rim}}}",
@@ -63,12 +68,16 @@ def _coloured(*, dark: bool) -> str:
         f".cd-marked{{stroke:{'#ff7b72' if dark else '#cf222e'}}}",
     ]
     for look, (fill, stroke, dark_fill, dark_stroke) in _SHAPES.items():
+        if f"cd-{look}" not in used:
+            continue
         inside, line = (dark_fill, dark_stroke) if dark else (fill, stroke)
         rules.append(f".cd-{look} .cd-shape{{fill:{inside};stroke:{line}}}")
         if look == "memory":
             rules.append(f".cd-{look} .cd-lid{{stroke:{line}}}")
     for kind, (light, darker, _) in _FLOWS.items():
+        if f"cd-{kind}" not in used:
+            continue
         colour = darker if dark else light
         rules.append(f".cd-flow.cd-{kind}{{stroke:{colour}}}.cd-tip.cd-{kind},.cd-picture .cd-label.cd-{kind}{{fill:{colour}}}")
-    rules += [f".cd-head{index}{{fill:{pair[dark]}}}" for index, pair in enumerate(HEADS)]
+    rules += [f".cd-head{index}{{fill:{pair[dark]}}}" for index, pair in enumerate(HEADS) if f"cd-head{index}" in used]
     return "".join(rules)

@@ -54,6 +54,7 @@ def test_the_commands() -> None:
         "check",
         "diff",
         "distill",
+        "draw",
         "eval",
         "explain",
         "generate",
