@@ -79,7 +79,7 @@ def _entry(name: str) -> str:
     if spec.vary is None:
         drawn = _pictures()[name]
         size = f'width="{drawn.width:.0f}" height="{drawn.height:.0f}"'
-        pieces.append(f'<img src="{_file(name)}.svg" {size} loading="lazy" alt="The heads of {name} and its layers, drawn">\n')
+        pieces.append(f'<img src="{_file(name)}.svg" {size} alt="The heads of {name} and its layers, drawn">\n')
     else:
         pieces.append(_variants(name))
     pieces += [_equations(name), _measured(name)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "tables", "versions"},
+    {"errors", "files", "tables", "versions", "words"},
     {"devices", "locks", "trust"},
     {"graph"},
     {"spec"},
@@ -17,7 +17,7 @@ FLOORS = (
     {"data", "registration", "weights"},
     {"api"},
     {"__init__"},
-    {"evaluation", "training"},
+    {"evaluation", "training", "viewing"},
     {"ablation", "benching"},
     {"cli"},
     {"__main__"},

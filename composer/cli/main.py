@@ -27,6 +27,7 @@ from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_sho
 from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
+from composer.cli.view import view
 from composer.errors import ComposerError, Stopped
 from converters.errors import ConverterError
 
@@ -95,6 +96,7 @@ COMMANDS = (
     generate,
     sample,
     verify,
+    view,
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

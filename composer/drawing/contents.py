@@ -13,6 +13,7 @@ from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.text import fitted, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
+from composer.words import size
 
 CAPTION, TITLE, DETAIL = 10, 13, 11
 WIDEST = 210.0
@@ -201,12 +202,3 @@ def _look(node: Node) -> str:
     if any(port.kind is Kind.PARTIAL for port in node.operation.reads):
         return "read"
     return next((look for kind, look in LOOKS.items() if kind in gives), "mixing")
-
-
-def size(count: float) -> str:
-    """Bytes in words: 1.5 KiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

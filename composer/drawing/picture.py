@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from blocks.legend import Shape
-from composer.drawing.contents import size
 from composer.drawing.head import drawn
 from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
@@ -21,6 +20,7 @@ from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
 from composer.spec.resolve import Resolved
+from composer.words import ranges, size
 from converters.shard import BYTES
 
 TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
@@ -145,13 +145,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     steps = {second - first for first, second in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in spans)
+    return ranges(numbers)
 
 
 def _panels(

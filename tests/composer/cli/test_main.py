@@ -66,6 +66,7 @@ def test_the_commands() -> None:
         "show",
         "train",
         "verify",
+        "view",
     ]
 
 
