@@ -4,6 +4,7 @@
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
 # make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
+# make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
 # make gpu     what needs a CUDA device
@@ -19,7 +20,7 @@ OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs gallery evidence oldest gpu clean
+.PHONY: demo test fuzz check docs gallery screenshots evidence oldest gpu clean
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -37,6 +38,9 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/write.py
+
+screenshots: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_screenshots
 
 gallery: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
