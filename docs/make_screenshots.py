@@ -30,11 +30,12 @@ def main() -> None:
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-            for scheme, name in (("light", "view"), ("dark", "view-mistake")):
-                shown = browser.new_page(viewport={"width": WIDE, "height": HIGH}, color_scheme=scheme)
+            for name in ("view", "view-mistake"):
+                mistaken = name == "view-mistake"
+                shown = browser.new_page(viewport={"width": WIDE, "height": HIGH}, color_scheme="dark" if mistaken else "light")
                 shown.goto(address)
                 shown.wait_for_selector("#picture svg")
-                if name == "view-mistake":
+                if mistaken:
                     _mistaken(shown)
                 _keep(shown, name)
             shown = browser.new_page(viewport={"width": WIDE, "height": HIGH})

@@ -110,6 +110,6 @@ def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False,
 
 
 def look() -> dict[str, Any]:
-    """What whoever launches the page passes on: its style, with the reader's own fonts, served as it is."""
+    """What whoever launches the page passes on: its style, with the reader's own fonts; nothing can be uploaded."""
     theme = made_with().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "Consolas", "monospace"])
-    return {"css": STYLE, "theme": theme, "ssr_mode": False, "enable_monitoring": False}
+    return {"css": STYLE, "theme": theme, "ssr_mode": False, "enable_monitoring": False, "max_file_size": 1}

@@ -36,8 +36,8 @@ def of_model(model: Any) -> Drawn | None:
     config = getattr(model, "config", None)
     if config is None:
         return None
-    spec = getattr(config, "spec", None)
-    return Drawn(_resolved(spec, f"a {type(model).__name__} in memory"), None, str(model.dtype).removeprefix("torch."))
+    kind = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
+    return Drawn(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
 
 
 def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> Drawn:
