@@ -146,17 +146,19 @@ def _parts(of: BaseModel) -> Iterator[Part]:
 
 def _measured(name: str) -> str:
     """The runs that are kept of the same heads on the small teacher; nothing where there are none."""
-    rows: dict[tuple[str, str], list[Run]] = {}
+    found: dict[str, list[Run]] = {}
     for spec in load_specs(name).values():
         for variant, runs in _runs().get(_resolved(spec, teacher=True).hash, {}).items():
-            rows[variant] = runs
-    columns = list(dict.fromkeys(title for runs in rows.values() for title in runs[0].figures))
-    if not columns:
+            # Experiments share runs: what has the same figures is one run by several names.
+            if not any(runs[0].figures == others[0].figures for others in found.values()):
+                found["/".join(variant)] = runs
+    titles = list(dict.fromkeys(title for runs in found.values() for title in runs[0].figures))
+    if not titles:
         return ""
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in columns)
+    head = "".join(f"<th><code>{variant}</code></th>" for variant in found)
     body = "".join(
-        f"<tr><td><code>{'/'.join(variant)}</code></td>{''.join(f'<td>{_figure(runs, title)}</td>' for title in columns)}</tr>\n"
-        for variant, runs in rows.items()
+        f"<tr><td>{html.escape(title)}</td>{''.join(f'<td>{_figure(runs, title)}</td>' for runs in found.values())}</tr>\n"
+        for title in titles
     )
     return f'<div class="wide"><table class="figures"><tr><th>measured</th>{head}</tr>\n{body}</table></div>\n'
 

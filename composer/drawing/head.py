@@ -17,7 +17,7 @@ CUT = 8.0
 def drawn(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = frozenset()) -> tuple[list[str], float, float]:
     """Elements, width, height. marked: nodes that another spec has not, or has otherwise."""
     boxes, links = boxes_and_links(graph, tokens, dtype)
-    top = frozenset(node.name for node in graph.order if node.part is None and not graph.into(node.name))
+    top = frozenset(node.name for node in graph.order if node.part is None and node.operation.gives)
     layout = placed({name: box.size for name, box in boxes.items()}, links, top)
     sizes = {name: widened(box.size, [link for link in links if link.end == name]) for name, box in boxes.items()}
     elements = [one for line in layout.lines for one in _line(line)]

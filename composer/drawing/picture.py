@@ -13,7 +13,7 @@ from composer.drawing.head import drawn
 from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
 from composer.drawing.svg import element, escaped
-from composer.drawing.text import fitted, width
+from composer.drawing.text import fitted, lines_of, width
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
@@ -93,13 +93,10 @@ def kinds_of(resolved: Resolved) -> Kinds:
 def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
     _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
-    sizes = (
-        f"{size_.layers:,} layer{'' if size_.layers == 1 else 's'} of {size_.heads:,} query and {size_.key_heads:,} key heads, "
-        f"{size_.head_dim:,} numbers each"
-    )
-    for line in (f"on {on}: {sizes}" if on else sizes, resolved.paper or ""):
-        if line:
-            _text(sheet, fitted(line, most, 12), 12, "said", 17)
+    layers = f"{size_.layers:,} layer{'' if size_.layers == 1 else 's'}"
+    heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
+    _lines(sheet, [*([f"on {on}"] if on else []), layers, heads], most)
+    _lines(sheet, [resolved.paper] if resolved.paper else [], most)
 
 
 def _figures(
@@ -123,9 +120,15 @@ def _figures(
     cache = 2 * tokens * size_.layers * size_.key_heads * size_.head_dim * BYTES[dtype]
     grows = any(memory.grows for head, _, _ in kinds.values() for memory in head.memory)
     _text(sheet, f"State {size(state)}" + (f" at {tokens:,} tokens, and growing" if grows else " at any length"), 13, "state", 18)
-    said = f"for one text, in {dtype}; the KV cache of softmax attention takes {size(cache)} at {tokens:,} tokens"
-    _text(sheet, fitted(said, most, 12), 12, "said", 17)
+    beside = f"softmax attention's KV cache: {size(cache)} at {tokens:,} tokens"
+    _lines(sheet, [f"of one text, in {dtype}", beside], most)
     sheet.y += 8
+
+
+def _lines(sheet: _Sheet, pieces: list[str], most: float) -> None:
+    """What stands below a heading, in as many lines as it takes."""
+    for line in lines_of(pieces, most, 12):
+        _text(sheet, line, 12, "said", 17)
 
 
 def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> None:

@@ -80,7 +80,7 @@ def test_typed_sizes_and_shipped_specs_show_at_once(address: str) -> None:
     with opened(address, dark=True) as watched:
         watched.page.wait_for_selector("#picture svg")
         watched.page.locator("#layers input").fill("4")
-        until(watched, "document.querySelector('#picture').textContent.includes('4 layers of 32')")
+        until(watched, "document.querySelector('#picture').textContent.includes('4 layers · 32 query')")
         watched.page.locator("#key_heads input").fill("5")
         until(watched, "document.querySelector('#status').innerText.includes('cannot share 5 key heads evenly')")
         watched.page.locator("#key_heads input").fill("8")
