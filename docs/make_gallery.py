@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import html
 import re
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
 from evidence.experiments import EXPERIMENTS, TEACHER
 from evidence.kept import KEPT, Run, read
+from evidence.page import cell
 
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
@@ -156,19 +156,14 @@ def _measured(name: str) -> str:
     if not titles:
         return ""
     head = "".join(f"<th><code>{variant}</code></th>" for variant in found)
-    body = "".join(
-        f"<tr><td>{html.escape(title)}</td>{''.join(f'<td>{_figure(runs, title)}</td>' for runs in found.values())}</tr>\n"
-        for title in titles
-    )
+    body = "".join(f"<tr><td>{html.escape(title)}</td>{_figures(found.values(), title)}</tr>\n" for title in titles)
     return f'<div class="wide"><table class="figures"><tr><th>measured</th>{head}</tr>\n{body}</table></div>\n'
 
 
-def _figure(runs: list[Run], title: str) -> str:
-    values = [run.figures[title] for run in runs if title in run.figures]
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+def _figures(found: Iterable[list[Run]], title: str) -> str:
+    """A cell for each run's seeds, as the page of the evidence has it."""
+    by_seed = ({run.seed: run.figures[title] for run in runs if title in run.figures} for runs in found)
+    return "".join(f"<td>{cell(figures)}</td>" for figures in by_seed)
 
 
 @cache
