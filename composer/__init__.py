@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composer.commands.bench import bench
     from composer.commands.evaluation import evaluate
     from composer.commands.parts import parts
+    from composer.commands.selection import select
     from composer.commands.specs import check, code, diff, show
     from composer.commands.starting import new, schema
     from composer.commands.texts import generate, sample
@@ -55,6 +56,7 @@ __all__ = [
     "parts",
     "sample",
     "schema",
+    "select",
     "shipped_specs",
     "show",
     "train",
@@ -69,6 +71,7 @@ _ROOMS = {
     "commands.bench": ["bench"],
     "commands.evaluation": ["evaluate"],
     "commands.parts": ["parts"],
+    "commands.selection": ["select"],
     "commands.specs": ["check", "code", "diff", "show"],
     "commands.starting": ["new", "schema"],
     "commands.texts": ["generate", "sample"],

@@ -17,7 +17,7 @@ FLOORS = (
     {"data", "registration", "weights"},
     {"api"},
     {"evaluation", "training"},
-    {"ablation", "benching"},
+    {"ablation", "benching", "selection"},
     {"commands"},
     {"__init__"},
     {"cli"},
