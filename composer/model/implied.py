@@ -145,4 +145,3 @@ def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local:
                 for coordinate, (name, index, _, member) in enumerate(some):
                     own[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT
             column += leaf.shape[1]
-
