@@ -111,10 +111,7 @@ class ComposedModel(ComposedPreTrainedModel):
             "input_ids" if inputs_embeds is None else "inputs_embeds": rows.inward(given),
         }
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
-        if asked:
-            outputs = self._attended(rows, seen, passed)
-        else:
-            outputs = self._run(Passed(rows.tokens, self.backend), **passed)
+        outputs = self._attended(rows, seen, passed) if asked else self._run(Passed(rows.tokens, self.backend), **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.turned:
@@ -129,7 +126,7 @@ class ComposedModel(ComposedPreTrainedModel):
 
         if seen is not None:
             raise ValueError(
-                "output_attentions: the weights of a text are read off its values, and those of earlier calls are gone: give the text "
+                "output_attentions: weights are read off the values of a text, and those of earlier calls are gone: give the text "
                 "whole, in one call without a cache"
             )
         found = Attentions(self.backend)

@@ -54,8 +54,8 @@ class Attentions:
         for node, memory in head.graph.memories:
             if not memory.weighs_values:
                 raise ValueError(
-                    f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing divides, "
-                    "so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
+                    f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
+                    "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
         found = implied_weights(head, given, range(given.length), self._backend)
         self._layers.setdefault(layer, []).append(found.total().transpose(1, 2))

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from blocks.catalogue import PATTERNS
 from blocks.flow import Partial, Tokens
-from blocks.operation import Kind, Setting
-from blocks.part import State
+from blocks.operation import Kind, Port, Setting
+from blocks.part import Shown, State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
-from composer.graph.program import Around, Program, Value
+from composer.graph.program import Around, Modules, Program, Step, Value
 from composer.model.head import Head, without_autocast
 
 ROOM = 2**25
@@ -56,8 +56,8 @@ class Piece:
     """Some consecutive tokens of a call, gone through.
 
     values: what each node gives, by node and port, and the head's inputs. entering: the values as memories are given them,
-    B t K D. answers: of each memory, its answer as it computed it, B t H D; ``values`` has a copy that the read went on from. state:
-    after these tokens.
+    B t K D. answers: of each memory, its answer as it computed it, B t H D; ``values`` has a copy that the read went on from.
+    shown: what parts show of themselves, by node and name; of a piece without gradients. state: after these tokens.
     """
 
     columns: slice
@@ -65,6 +65,7 @@ class Piece:
     values: Mapping[Value, Any]
     entering: Tensor
     answers: Mapping[str, Tensor]
+    shown: Mapping[tuple[str, str], Shown]
     state: State
 
     def given(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
@@ -108,10 +109,13 @@ def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, b
                 values[SINKS, SINKS] = own.sinks
             values["value", "value"] = entering = own.value.detach().requires_grad_(gradients)
             answers: dict[str, Tensor] = {}
+            shown: dict[tuple[str, str], Shown] = {}
             carried: State = {}
             around = Around(own.tokens, state, head.place, in_place=False)
             for step in program.after:
                 step.run(head.parts, values, around, carried)
+                if not gradients:
+                    shown |= _shown_by(step, head.parts, values, around)
                 for node, port in _given_by(step):
                     if port.kind is Kind.VALUE:
                         entering = values[node, port.name].detach().requires_grad_(gradients)
@@ -121,10 +125,20 @@ def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, b
                         answers[node] = partial.output
                         values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_(gradients))
             state = state | carried
-            yield Piece(columns, own.tokens, values, entering, answers, state)
+            yield Piece(columns, own.tokens, values, entering, answers, shown, state)
 
 
-def _given_by(step: Any) -> Iterator[tuple[str, Any]]:
+def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], around: Around) -> dict[tuple[str, str], Shown]:
+    found: dict[tuple[str, str], Shown] = {}
+    for one in step.covers:
+        if one.node.part is not None and one.node.main:
+            inputs = one.inputs(values) | {port: values[value] for port, value in one.inside if value in values}
+            shown = parts[one.node.module](one.node.part.shows, one.call(around), inputs)
+            found |= {(one.node.name, name): what for name, what in shown.items()}
+    return found
+
+
+def _given_by(step: Step) -> Iterator[tuple[str, Port]]:
     for covered in step.covers:
         for port in covered.node.operation.gives:
             yield covered.node.name, port

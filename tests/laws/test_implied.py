@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocks.flow import Tokens, repeat_heads
+from blocks.flow import repeat_heads
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head
 from composer.model.implied import Implied, implied_weights
-from composer.model.watched import Given, pieces
+from composer.model.watched import Given
 from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, once, run
 from tests.laws.draw import random_heads
 

@@ -1,5 +1,5 @@
-"""`output_attentions=True` gives what each head attends to: a softmax student's weights are those that transformers computes for its
-source, padded or not, and any other's rows are its own memories', whose sums are 1. Where weights are no attention it is refused."""
+"""`output_attentions=True` gives what each head attends to: a softmax student's weights are those that transformers computes for
+its source, padded or not, and any other's are what its memories imply. Where weights are no attention it is refused."""
 
 from __future__ import annotations
 

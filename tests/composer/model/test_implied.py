@@ -1,4 +1,4 @@
-"""Implied weights against formulas written out, in pieces as in one call, with several documents in a row; and bounded in memory."""
+"""Implied weights against formulas written out, in pieces as in one call, by documents, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_of_a_full_memory_they_are_its_softmax() -> None:
 
 
 def test_of_a_state_they_are_its_features_products() -> None:
-    """φ(q)·φ(k)γ^(t-s) over their sum, φ = elu + 1; and of the delta rule the values' coefficients, one step after the other."""
+    """φ(q)·φ(k)γ^(t-s) over their sum, φ = elu + 1; γ the gate's decay."""
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
     head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
