@@ -63,3 +63,7 @@ class AblationError(ComposerError):
 
 class BenchError(ComposerError):
     """Models cannot be timed as asked, or something stands where the result would."""
+
+
+class InspectionError(ComposerError):
+    """A model cannot be looked into as asked, or something stands where the report would."""

@@ -18,7 +18,7 @@ FLOORS = (
     {"api"},
     {"__init__"},
     {"evaluation", "training"},
-    {"ablation", "benching"},
+    {"ablation", "benching", "inspection"},
     {"cli"},
     {"__main__"},
 )
