@@ -15,7 +15,7 @@ Numbers = np.ndarray[Any, Any]
 class Recalled:
     """How well a state gives stored values back when it is asked by their own keys. columns: after how many tokens. stored: pairs
     in it then, a mean over heads. error, cosine: columns × heads, means over what is stored: ‖v̂ - v‖ / ‖v‖, and that between v̂ and
-    v. ages: tokens since a pair fell in, bins up to these; error_by_age, cosine_by_age: ages × heads, at the end."""
+    v. ages: tokens since a pair was read, bins up to these; error_by_age, cosine_by_age: ages × heads, at the end."""
 
     columns: list[int]
     stored: list[float]
@@ -63,8 +63,8 @@ class HeadFindings:
 
     weights: by memory, the weight of each bin of tokens in the answers, heads × queries × bins; teacher: the teacher's likewise.
     shares: by memory, heads × queries. stands: by memory, of each head and query, the stretches of columns that it weighs, first
-    and last. error: how far the weighed values are from the answer. found, teacher_found: the weight on where the answers stand in the
-    text, heads × answers. half_lives: by gate, in tokens, heads or heads × channels. norms: by state, moments × heads, after
+    and last. error: how far the weighed values are from the answer. found, teacher_found: the weight on where the answers stand in
+    the text, heads × answers. half_lives: by gate, in tokens, heads or heads × channels. norms: by state, moments × heads, after
     ``norm_columns``.
     """
 
@@ -127,7 +127,7 @@ class Findings:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: numbers to five digits, and null where there is none."""
+    """As JSON has it: numbers to four digits, and null where there is none."""
     if is_dataclass(value):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, np.ndarray):
@@ -137,5 +137,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return (float(f"{value:.4g}") or 0) if math.isfinite(value) else None
     return value

@@ -48,7 +48,7 @@ def head_findings(
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        _watch(head, given.detached(), found, size, backend)
+        _watch(head, given.detached(), implied, found, size, backend)
     return found
 
 
@@ -60,11 +60,12 @@ def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbe
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _watch(head: Head, given: Given, found: HeadFindings, size: int, backend: str) -> None:
+def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size: int, backend: str) -> None:
     """What flows, and what the states hold, a piece after the other."""
     length = given.length
-    bounds = tuple(sorted({max(1, length * (index + 1) // MOMENTS) for index in range(MOMENTS)}))
-    stores = [Store(head, node) for node, memory in head.graph.memories if isinstance(memory, Recalls)]
+    every = max(1, len(implied.queries) // MOMENTS)
+    bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
+    stores = [Store(head, node, implied) for node, memory in head.graph.memories if isinstance(memory, Recalls)]
     flow = Flow()
     norms: dict[str, list[Numbers]] = {}
     last: Piece | None = None

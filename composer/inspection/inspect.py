@@ -126,7 +126,7 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
 
 
 def _teacher(folder: Path, options: InspectOptions) -> tuple[Any, str | None]:
-    """The model that a student is compared with, and its name. One that nobody names and that is gone is left out, if that is said."""
+    """What a student is compared with, and its name; None for what was built from nothing, or where nothing is to be compared."""
     from composer.training.teacher import open_teacher
     from composer.weights.record import read_record
 

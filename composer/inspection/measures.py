@@ -64,11 +64,9 @@ def mean_of(scores: Tensor, chosen: Tensor) -> Numbers:
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
 
-def spectrum(vectors: Tensor, there: Tensor | None = None, *, logarithm: bool = False) -> Spectrum:
-    """Of vectors E N F, or of their logarithms. there: which of them each head has, E N."""
+def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
+    """Of vectors E N F, or of their logarithms."""
     wide = vectors.double()
-    if there is not None:
-        wide = wide.masked_fill(~there[..., None], -math.inf if logarithm else 0.0)
     if logarithm:
         wide = (wide - wide.amax((0, 2), keepdim=True)).exp()
     values = torch.linalg.eigvalsh(torch.einsum("enf,eng->nfg", wide, wide)).flip(-1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""What has fallen into a state, and how much of it the state gives back."""
+"""What is in a state, and how much of it the state gives back."""
 
 from __future__ import annotations
 
@@ -6,61 +6,55 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Mapped, Pairs, repeat_heads
+from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
 from composer.inspection.findings import HeadFindings
 from composer.inspection.measures import Moment, Recalls, recalled, spectrum
 from composer.model.head import Head
+from composer.model.implied import Implied
 from composer.model.watched import Piece
 
 
 class Store:
-    """The pairs in one memory of features, as they fell in."""
+    """One memory of features beside all pairs of the text: it has those that weigh anything in its answer."""
 
-    def __init__(self, head: Head, node: Node) -> None:
-        self._node = node
-        self._edges = {edge.input: (edge.start, edge.output) for edge in head.graph.into(node.name)}
+    def __init__(self, head: Head, node: Node, implied: Implied) -> None:
+        self._node, self._heads = node, node.shape.state_heads
+        self._rows = {query: row for row, query in enumerate(implied.queries)}
+        self._weights = implied.own[node.name][0]
+        self._features = next((edge.start, edge.output) for edge in head.graph.into(node.name, "features"))
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._there: list[Tensor] = []
-        self._columns: list[Tensor] = []
         self._queries: list[Tensor] = []
         self._logarithm = False
         self._moments: list[Moment] = []
 
     def take(self, piece: Piece) -> None:
-        """The pairs that fall in during this piece."""
-        mapped: Mapped = piece.values[self._edges["features"]]
-        pairs: Pairs | None = piece.values[self._edges["pairs"]]
+        """The pairs of this piece as the memory sees them, whenever they fall in."""
+        mapped: Mapped = piece.values[self._features]
+        pairs: Pairs = piece.values[ALL, ALL]
         self._logarithm = mapped.logarithm
         self._queries.append(mapped.query[0])
-        if pairs is None or not pairs.key.shape[1]:
-            return
-        heads, present = self._node.shape.state_heads, pairs.present
-        there = present[0][:, None].expand(-1, heads) if present.dim() == 2 else repeat_heads(present, heads)[0]
-        some = there.any(1)
-        arrival = torch.arange(len(some)) if pairs.arrival is None else pairs.arrival[0]
-        self._columns.append((piece.columns.start + arrival)[some])
-        self._there.append(there[some])
-        self._keys.append(repeat_heads(mapped.key(pairs), heads)[0][some])
-        self._values.append(repeat_heads(pairs.value, heads)[0][some])
+        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0])
+        self._values.append(repeat_heads(pairs.value, self._heads)[0])
 
     def ask(self, piece: Piece) -> None:
-        """Ask the state, as it stands behind this piece, for all that is in it."""
+        """Ask the state, as it stands behind this piece, for all that is in it; the last token is one that was asked about."""
         memory, end = self._node.part, piece.columns.stop
         assert isinstance(memory, Recalls)
-        if not sum(map(len, self._keys)):
+        # Query heads that share a state have the same pairs in it; one may weigh a pair by 0 by chance.
+        there = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
+        if not there.any():
             return
         own = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
         back = memory.predict(torch.cat(self._keys)[None], own)[0]
-        age = end - 1 - torch.cat(self._columns)
-        self._moments.append(Moment(end, age, torch.cat(self._there), torch.cat(self._values).to(back.dtype), back))
+        age = end - 1 - torch.arange(end)
+        self._moments.append(Moment(end, age, there, torch.cat(self._values).to(back.dtype), back))
 
     def into(self, found: HeadFindings) -> None:
         """Write down what was seen."""
         name = self._node.name
+        found.spectra[f"query features of {name}"] = spectrum(torch.cat(self._queries), logarithm=self._logarithm)
+        found.spectra[f"key features of {name}"] = spectrum(torch.cat(self._keys), logarithm=self._logarithm)
         if self._moments:
             found.recalled[name] = recalled(self._moments)
-        found.spectra[f"query features of {name}"] = spectrum(torch.cat(self._queries), logarithm=self._logarithm)
-        if self._moments:
-            keys, there = torch.cat(self._keys), torch.cat(self._there)
-            found.spectra[f"key features of {name}"] = spectrum(keys, there, logarithm=self._logarithm)
