@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.numbers import read_numbers
+import composer
 from composer.cli.options import Backend, Json, RunsOn
-from composer.cli.screen import errors_alone, heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table
 from composer.errors import InspectionError
 from composer.graph.lowering import AUTO
-from composer.inspection.options import LENGTH, QUERIES, TASK, InspectOptions
+from composer.inspection.options import LENGTH, QUERIES, TASK
 from composer.spec.inherit import shown
 
 
@@ -22,10 +22,9 @@ def inspect(
     ],
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="A text of your own to look at the model on.")] = None,
     tasks: Annotated[
-        str | None,
-        typer.Option("--tasks", metavar="TASK", help=f"A task that writes the text, options behind it; left out, {TASK}."),
+        str | None, typer.Option(metavar="TASK", help=f"A task that writes the text, options behind it; left out, {TASK}.")
     ] = None,
-    length: Annotated[str, typer.Option(metavar="N", help="Tokens of the text at most: 1k is 1,024.")] = str(LENGTH),
+    length: Annotated[str, typer.Option(metavar="N", help="Tokens of the text at most; 1k is 1,024.")] = str(LENGTH),
     layers: Annotated[str | None, typer.Option(metavar="N,…", help="Layers to look at, from 0, or -1 for the last; all.")] = None,
     queries: Annotated[int, typer.Option(min=2, help="Tokens that are asked what they attend to, evenly spread.")] = QUERIES,
     teacher: Annotated[
@@ -39,30 +38,28 @@ def inspect(
     backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Look inside a model: what each head attends to, which memory answers, and what the states still know.
+    """Look inside a model: what heads attend to, and what states still know.
 
-    With OUT: a page (report.html), and a picture and its numbers for each question. Without it, a table is all.
+    Which memory answers, too, how fast gates forget, and how like the teacher each layer is.
+
+    With OUT: a page (report.html), and pictures with the numbers behind them. Without it, a table is all.
     """
-    (tokens,) = read_numbers(length, "--length", InspectionError) or (LENGTH,)
-    options = InspectOptions(
-        task=tasks,
+    found = composer.inspect(
+        model,
         text=None if text is None else _read(text),
-        length=tokens,
-        seed=seed,
+        tasks=tasks,
+        length=length,
         layers=_layers(layers),
         queries=queries,
         teacher=teacher,
         alone=alone,
+        seed=seed,
         device=device,
         backend=backend,
         out=out,
         force=force,
+        progress=False if as_json else lambda said: typer.echo(said, err=True),
     )
-    options.check()
-    errors_alone()
-    from composer.inspection.inspect import inspect as look
-
-    found = look(model, options, tell=None if as_json else lambda said: typer.echo(said, err=True))
     if as_json:
         from composer.inspection.findings import plain
 

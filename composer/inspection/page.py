@@ -7,22 +7,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-import composer
 from composer.inspection.findings import Findings
+from composer.versions import versions_of
 
+PACKAGES = ("attention-composer", "torch")
 CSS = """
 :root { color-scheme: light dark; --text: #1b1b1b; --back: #fcfcfc; --soft: #5a5a5a; --line: #d5d5d5; --mark: #b84a00; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e8e8e8; --back: #17181a; --soft: #a8a8a8; --line: #3a3c40; --mark: #ffa566; }
 }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 62rem; margin: 2rem auto;
-  padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 p.says, figcaption, .soft { color: var(--soft); }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; display: block; }
 figure { margin: 1rem 0; }
-table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
-.scroll { overflow-x: auto; } .text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; max-height: 14rem; overflow-y: auto;
+table { border-collapse: collapse; }
+td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+.scroll { overflow-x: auto; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; max-height: 14rem; overflow-y: auto;
   border: 1px solid var(--line); padding: .6rem; border-radius: 4px; }
 mark { background: none; color: var(--mark); font-weight: 700; text-decoration: underline; }
 nav a { color: inherit; margin-right: .8rem; white-space: nowrap; }
@@ -46,7 +49,8 @@ def page(found: Findings, shots: Sequence[Shot]) -> str:
     return "\n".join(
         (
             "<!doctype html>",
-            f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>',
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+            f"<title>{escape(title)}</title>",
             f"<style>{CSS}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
             *_about(found),
@@ -61,12 +65,12 @@ def _about(found: Findings) -> Iterator[str]:
     rows = [
         ("heads", found.spec),
         ("beside", found.teacher or "nothing"),
-        ("text", f"{found.text}, {len(found.tokens):,} tokens, of which {len(found.queries):,} were asked what they attend to"),
+        ("text", f"{found.text}, {len(found.tokens):,} tokens; {len(found.queries):,} were asked what they attend to"),
         (
             "weights times values",
             f"at most {max(head.error for head in found.heads):.1e} of the largest number from the heads' answers",
         ),
-        ("written by", f"compose {composer.__version__}"),
+        ("written by", ", ".join(f"{name} {version}" for name, version in versions_of(PACKAGES).items())),
     ]
     for who, answered in ((found.model, found.answered), (found.teacher, found.teacher_answered)):
         if answered is not None:
@@ -77,7 +81,8 @@ def _about(found: Findings) -> Iterator[str]:
     yield "</table></div>"
     marked = {column for places in found.found_at for column in places} | set(found.answers)
     words = (f"<mark>{escape(token)}</mark>" if column in marked else escape(token) for column, token in enumerate(found.tokens))
-    yield f'<p class="soft">The text, its answer and where that stands before underlined:</p><div class="text">{" ".join(words)}</div>'
+    yield '<p class="soft">The text; its answer, and where that stands before, underlined:</p>'
+    yield f'<div class="text">{" ".join(words)}</div>'
 
 
 def _figure(shot: Shot) -> Iterator[str]:

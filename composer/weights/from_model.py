@@ -71,7 +71,7 @@ def _tell_of_dropped(assignment: Assignment) -> None:
         lines = [f"  {len(names)} such as {names[0]}: {reason}" for reason, names in reasons.items()]
         text = "\n".join(["The model has heads of its own, and these parameters of them are not kept:", *lines])
         # At whoever asked `composer.build`.
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def assembled(

@@ -64,7 +64,7 @@ def answers(pyplot: Any, found: Findings) -> Picture:
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
     axis.set_xticks(places, [f"{head.layer}.{head.first + index}" for head, index in every], rotation=90 if len(every) > 16 else 0)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens: {_said(found)}", loc="left")
+    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}", loc="left")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
@@ -80,11 +80,8 @@ def answers(pyplot: Any, found: Findings) -> Picture:
 
 
 def _said(found: Findings) -> str:
-    said = []
-    for who, answered in ((found.model, found.answered), ("the teacher", found.teacher_answered)):
-        if answered is not None:
-            said.append(f"{who} has {sum(answered.right)} of {len(answered.right)} tokens of the answer right")
-    return "; ".join(said)
+    said = [(found.model, found.answered), ("teacher", found.teacher_answered)]
+    return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
 
 
 def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
@@ -123,7 +120,7 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
             axis.invert_yaxis() if place == 0 and row == 0 else None
             ticks(axis, found.queries)
             for column in {column for places in found.found_at for column in places}:
-                axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=4, clip_on=False)
+                axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=3, clip_on=False)
             if place % across == 0:
                 axis.set_ylabel("query at token")
             if place // across == down - 1 and row == rows - 1:
@@ -197,12 +194,9 @@ def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
         axis.set_title(f"head {layer}.{head.first + index}", loc="left")
     patches = [Patch(color=colour(index), label=name) for index, name in enumerate(names)]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
-    data = {
-        "layer": layer,
-        "queries": found.queries,
-        "heads": [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads],
-    }
-    says = "Which memory has the pair of each token (across) as a query (down) asks; of several that have it, the one with fewer pairs."
+    held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
+    data = {"layer": layer, "queries": found.queries, "heads": held_by}
+    says = "Which memory has the pair of each token (across) as a query (down) asks; of several, the one with fewer pairs."
     return Picture(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
 
 

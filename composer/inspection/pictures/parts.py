@@ -109,8 +109,8 @@ def likeness(pyplot: Any, found: Findings) -> Picture:
         "stream": stream,
     }
     says = (
-        "Where the conversion hurts: each layer's heads on the teacher's hidden states against the teacher's own, and, below on the "
-        "right, the hidden states of the student's own run, in which errors add up. Both on this text alone."
+        "Where the conversion hurts: each layer's heads on the teacher's hidden states against the teacher's own, and, below on "
+        "the right, the hidden states of the student's own run, in which errors add up. Both on this text alone."
     )
     return Picture("likeness", "How like the teacher", says, figure, data)
 

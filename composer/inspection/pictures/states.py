@@ -48,19 +48,21 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
             axis.set_ylim(bottom=0)
         row[0].set_title(_title(head, name), loc="left")
         row[0].set(xlabel="pairs stored", ylabel="error ‖v̂ - v‖ / ‖v‖")
-        row[1].set(xlabel="tokens since the pair was read (bins up to)", xscale="log")
+        row[1].set(xlabel="tokens since the pair was read, bins up to", xscale="log")
+        row[1].set_xticks(one.ages, [f"{age:,}" for age in one.ages])
+        row[1].minorticks_off()
     legend(figure, axes[0][0])
     data = [{"layer": head.layer, "head": head.name, "memory": name, "recall": one} for head, name, one in places]
     says = (
-        "Memory collisions: what a state gives back when it is asked by a stored pair's own key, over how many are stored and, at the "
-        "end of the text, over their age. 0: the value itself; 1 (dotted): as far off as an answer of nothing."
+        "Memory collisions: what a state gives back when it is asked by a stored pair's own key, over how many are stored and, "
+        "at the end of the text, over their age. 0: the value itself; 1 (dotted): as far off as an answer of nothing."
     )
     return Picture("recall", "What the states give back", says, figure, data)
 
 
 def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     """Eigenvalues of Gram matrices before and after maps and convolutions."""
-    figure, axes = panels(pyplot, len(heads), height=2.6, across=2, sharey=True)
+    figure, axes = panels(pyplot, len(heads), height=3.6, across=2, sharey=True)
     for place, (axis, head) in enumerate(zip(axes, heads, strict=True)):
         for index, (name, one) in enumerate(head.spectra.items()):
             shares = one.shares.mean(0)
@@ -74,7 +76,7 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
             )
         axis.set(yscale="log", xlabel="eigenvalue, the largest first", ylim=(1e-8, 1.5))
         axis.set_title(f"layer {head.layer}, {head.name}", loc="left")
-        axis.legend(loc="upper right")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
         if place % 2 == 0:
             axis.set_ylabel("share of the whole")
     data = [{"layer": head.layer, "head": head.name, "spectra": head.spectra} for head in heads]
@@ -112,8 +114,9 @@ def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     for axis, (head, name, one) in zip(axes, places, strict=True):
         for index, lives in enumerate(one):
             ordered = np.sort(finite(np.atleast_1d(lives)))
-            axis.plot(np.arange(len(ordered)) + (index if ordered.size == 1 else 0), ordered, color=colour(index), linestyle=line(index),
-                      marker="o" if ordered.size == 1 else None, label=f"head {index}")  # fmt: skip
+            at = np.arange(len(ordered)) + (index if ordered.size == 1 else 0)
+            mark = "o" if ordered.size == 1 else None
+            axis.plot(at, ordered, color=colour(index), linestyle=line(index), marker=mark, label=f"head {index}")
         single = one.ndim == 1 or one.shape[-1] == 1
         axis.set(yscale="log", xlabel="head" if single else "channel, the fastest first", ylabel="half-life (tokens)")
         axis.set_title(_title(head, name), loc="left")
