@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from composer.commands.ablation import ablate
     from composer.commands.bench import bench
     from composer.commands.evaluation import evaluate
+    from composer.commands.inspecting import inspect
     from composer.commands.parts import parts
     from composer.commands.selection import select
     from composer.commands.specs import check, code, diff, show
@@ -49,6 +50,7 @@ __all__ = [
     "expand",
     "explain",
     "generate",
+    "inspect",
     "load",
     "load_spec",
     "merge",
@@ -70,6 +72,7 @@ _ROOMS = {
     "commands.ablation": ["ablate"],
     "commands.bench": ["bench"],
     "commands.evaluation": ["evaluate"],
+    "commands.inspecting": ["inspect"],
     "commands.parts": ["parts"],
     "commands.selection": ["select"],
     "commands.specs": ["check", "code", "diff", "show"],

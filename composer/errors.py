@@ -77,6 +77,10 @@ class BenchError(ComposerError):
     """Models cannot be timed as asked, or something stands where the result would."""
 
 
+class InspectionError(ComposerError):
+    """A model cannot be looked into as asked, or something stands where the report would."""
+
+
 def in_words(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """The function, with what converters refuse as a ComposerError, too."""
 

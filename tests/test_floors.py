@@ -17,7 +17,7 @@ FLOORS = (
     {"data", "weights"},
     {"api", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching", "selection"},
+    {"ablation", "benching", "inspection", "selection"},
     {"commands"},
     {"__init__"},
     {"cli"},

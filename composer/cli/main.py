@@ -17,6 +17,7 @@ from composer.cli.distill import distill
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
+from composer.cli.inspect import inspect
 from composer.cli.merge import merge
 from composer.cli.new import new
 from composer.cli.parts import parts
@@ -92,6 +93,7 @@ COMMANDS = (
     parts,
     schema,
     explain,
+    inspect,
     generate,
     sample,
     verify,

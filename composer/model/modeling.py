@@ -136,6 +136,7 @@ class ComposedModel(ComposedPreTrainedModel):
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a 0 starts a
         new document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
         """
+        asked = passed.pop("output_attentions", None)
         self._check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -149,15 +150,29 @@ class ComposedModel(ComposedPreTrainedModel):
             "inputs_embeds": None,
             "input_ids" if inputs_embeds is None else "inputs_embeds": rows.inward(given),
         }
-        outputs = self._run(
-            Passed(rows.tokens, self.backend), **inputs, position_ids=rows.tokens.position, past_key_values=cache, **passed
-        )
+        passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
+        outputs = self._attended(rows, seen, passed) if asked else self._run(Passed(rows.tokens, self.backend), **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.turned:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+        return outputs
+
+    def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
+        """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
+        from composer.model.overheard import Attentions, overheard
+
+        if seen is not None:
+            raise ValueError(
+                "output_attentions: weights are read off the values of a text, and those of earlier calls are gone: give the text "
+                "whole, in one call without a cache"
+            )
+        found = Attentions(self.backend)
+        with overheard(self, found.hear):
+            outputs = self._run(Passed(rows.tokens, self.backend), **options)
+        outputs.attentions = found.by_layer(rows)
         return outputs
 
     def _run(self, passed: Passed, **options: Any) -> Any:
@@ -172,8 +187,6 @@ class ComposedModel(ComposedPreTrainedModel):
 
     def _check_passed(self, passed: dict[str, Any]) -> None:
         """Refuse what neither a composed model nor its host takes."""
-        if passed.pop("output_attentions", None):
-            raise ValueError("output_attentions: a composed head has no T × T attention matrix to return")
         for name in [name for name, value in passed.items() if value is None or name in PASSED_ON]:
             del passed[name]
         unknown = sorted(set(passed) - {"output_hidden_states", "output_router_logits"})

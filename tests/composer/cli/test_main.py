@@ -57,6 +57,7 @@ def test_the_commands() -> None:
         "eval",
         "explain",
         "generate",
+        "inspect",
         "merge",
         "new",
         "parts",
