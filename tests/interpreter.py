@@ -7,6 +7,9 @@ in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things 
 - a loop's variable is a number of Python where a compiled kernel has a tensor;
 - the functions of CUDA's mathematical library.
 
+Three things take most of its time, and are done once: the language is put in place for a process, not for each call of a
+function; a scan combines whole rows, not one number with another; and which type of NumPy's is which of Triton's is remembered.
+
 Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
 refuses would be tested by the one that answers in its place.
 """
@@ -14,9 +17,11 @@ refuses would be tested by the one that answers in its place.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +111,48 @@ LIBRARY = {
     "rsqrt": lambda numbers: 1 / numpy.sqrt(numbers),
     "tanh": numpy.tanh,
 }
+
+
+def _combined_row_by_row(self: interpreter.ScanOps, given: tuple[Any, ...]) -> list[Any]:
+    """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
+    found = [numpy.zeros_like(one.handle.data) for one in given]
+    before: tuple[Any, ...] = ()
+    for entry in range(given[0].handle.data.shape[self.axis]):
+        here = (*[slice(None)] * self.axis, entry)
+        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in given)
+        after = self.combine_fn.fn(*before, *row) if entry else row
+        for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
+            out[here] = one.handle.data.reshape(out[here].shape)
+        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, given, strict=True))
+    return [self.to_tensor(out, one.dtype) for out, one in zip(found, given, strict=True)]
+
+
+class _Stays:
+    """Of what has been put in place for as long as the process lives, nothing is taken back."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _stays(_: Any) -> _Stays:
+    return _Stays()
+
+
+def _of_numpy(kind: Any) -> numpy.dtype[Any]:
+    element = kind.scalar
+    return numpy.dtype(numpy.uint64) if element.is_ptr() else _of_element(element)
+
+
+@functools.cache
+def _of_element(kind: Any, known: Any = interpreter._get_np_dtype) -> numpy.dtype[Any]:
+    return known(kind)
+
+
 triton.runtime.driver.set_active(ProcessorDriver())
+interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+interpreter._patch_lang = _stays
+interpreter._get_np_dtype = _of_numpy
+interpreter.ScanOps.generic_scan = _combined_row_by_row
 interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
 for name, function in LIBRARY.items():
     setattr(libdevice, name, _elementwise(function))
