@@ -7,8 +7,8 @@ in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things 
 - a loop's variable is a number of Python where a compiled kernel has a tensor;
 - the functions of CUDA's mathematical library.
 
-Three things take most of its time, and are done once: the language is put in place for a process, not for each call of a
-function; a scan combines whole rows, not one number with another; and which type of NumPy's is which of Triton's is remembered.
+What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
+combines whole rows, not one number with another; what follows from a type is remembered: its shape, and which type of NumPy's it is.
 
 Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
 refuses would be tested by the one that answers in its place.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import math
 import os
 import sys
 import types
@@ -148,10 +149,34 @@ def _of_element(kind: Any, known: Any = interpreter._get_np_dtype) -> numpy.dtyp
     return known(kind)
 
 
+TYPES: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _block_type(self: tl.block_type, element_ty: Any, shape: Any, known: Any = tl.block_type.__init__) -> None:
+    """Of the same numbers in the same shape, its fields are the same, too."""
+    named = (element_ty.name, *[getattr(side, "value", side) for side in shape])
+    if named not in TYPES:
+        known(self, element_ty, shape)
+        TYPES[named] = {**vars(self), "sides": _sides(self.shape)}
+    vars(self).update(TYPES[named], element_ty=element_ty)
+
+
+def _sides(shape: Any) -> tuple[Any, Any]:
+    """A tensor's shape and its number of entries, as a kernel sees them."""
+    return tl.tuple([tl.constexpr(side) for side in shape]), tl.constexpr(math.prod(shape))
+
+
+def _tensor(self: tl.tensor, handle: Any, type: Any, alone: Any = _sides(())) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.sides if type.is_block() else alone
+
+
 triton.runtime.driver.set_active(ProcessorDriver())
 interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
 interpreter._patch_lang = _stays
 interpreter._get_np_dtype = _of_numpy
+tl.block_type.__init__ = _block_type
+tl.tensor.__init__ = _tensor
 interpreter.ScanOps.generic_scan = _combined_row_by_row
 interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
 for name, function in LIBRARY.items():
