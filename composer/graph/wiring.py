@@ -105,6 +105,7 @@ class _Wiring:
             self.draft.add(name, memory, own, self._path(name))
             self._connect(self.exact, name, "query")
             self._feed(name, "pairs")
+            self._gate(name, replace(shape, state_heads=shape.heads))
         weighing = memory.weighing(shape)
         if weighing is not None:
             self.draft.add(f"{name}.weight", memory, shape, None, module=name, operation=weighing)
@@ -118,17 +119,21 @@ class _Wiring:
             options = {"position": memory.turn, "scale": memory.features_as or scale}
             self.draft.add(f"{name}_features", mapping, shape, ("feature_map",), module="feature_map", options=options)
             self._connect(self.query, f"{name}_features", "query")
-        gate = memory.gates
-        if gate is not None and gate.rank_of_decay != "none":
-            self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
-            for port in gate.operation(shape).reads:
-                self.draft.connect(port.name, f"{name}_gate", port.name)
         self.draft.add(name, memory, shape, self._path(name))
         if mapping:
             self.draft.connect(f"{name}_features", name, "features")
         self._feed(name, "pairs")
-        if gate is not None and gate.rank_of_decay != "none":
-            self.draft.connect(f"{name}_gate", name, "decay")
+        self._gate(name, shape)
+
+    def _gate(self, name: str, shape: Shape) -> None:
+        """How fast a memory forgets, where it does."""
+        gate = self.memory[name].gates
+        if gate is None or gate.rank_of_decay == "none":
+            return
+        self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
+        for port in gate.operation(shape).reads:
+            self.draft.connect(port.name, f"{name}_gate", port.name)
+        self.draft.connect(f"{name}_gate", name, "decay")
 
     def _connect(self, start: tuple[str, str], end: str, to: str) -> None:
         """start: a node, and which of its outputs."""
