@@ -1,8 +1,11 @@
-"""Figures in words, as commands, pages and pictures have them."""
+"""Figures in words: what people read of sizes, counts and hashes, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+SHORT_HASH = 12
 
 
 def size(count: float) -> str:
@@ -40,3 +43,8 @@ def ranges(numbers: Sequence[int], to: str = " to ", comma: str = ", ") -> str:
         else:
             spans.append([number, number])
     return comma.join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)
+
+
+def short_hashes(text: str) -> str:
+    """Whole hashes are for programs."""
+    return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)

@@ -26,7 +26,7 @@ def main() -> None:
     if found is None:
         raise SystemExit("there is no Chromium here, which the pages are shown in")
     made = page()
-    address = launch(made, block=False)
+    address = launch(made)
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

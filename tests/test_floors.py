@@ -9,16 +9,17 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "tables", "versions", "words"},
+    {"errors", "files", "progress", "tables", "versions", "words"},
     {"devices", "locks", "trust"},
     {"graph"},
     {"spec"},
     {"drawing", "model", "tasks"},
-    {"data", "registration", "weights"},
-    {"api"},
+    {"data", "weights"},
+    {"api", "registration"},
+    {"evaluation", "training"},
+    {"ablation", "benching", "inspection", "selection", "viewing"},
+    {"commands"},
     {"__init__"},
-    {"evaluation", "training", "viewing"},
-    {"ablation", "benching"},
     {"cli"},
     {"__main__"},
 )

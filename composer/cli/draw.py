@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import composer
 from composer.cli.options import MaybeFrom, Revision, Set
-from composer.errors import ComposerError
-from composer.files import write_whole
 from converters.trunk import Dtype
-
-if TYPE_CHECKING:
-    from composer.drawing.picture import Picture
 
 
 def draw(
@@ -38,27 +33,7 @@ def draw(
     The picture has the graph of each head, with the bytes of its memories, and the map of layers. Without --from it is drawn on its
     own trunk or, where it has none, on the sizes of Llama-3.2-1B. It reads the source's config.json alone.
     """
-    check_svg(out)
-    found = composer.draw(spec, source, overrides=settings or (), revision=revision, sequence=seq, dtype=dtype)
-    if out is None:
-        typer.echo(found.svg, nl=False)
-    else:
-        save(found, out, force=force)
-
-
-def check_svg(out: Path | None) -> None:
-    """Raises ComposerError for a file of another kind."""
-    if out is not None and out.suffix != ".svg":
-        raise ComposerError(f"{out}: pictures are SVG; name a file that ends in .svg")
-
-
-def save(found: Picture, out: Path, *, force: bool, quiet: bool = False) -> None:
-    """Writes the picture and, unless ``quiet``, says so. Raises ComposerError."""
-    try:
-        write_whole(out, found.svg, replace=force)
-    except FileExistsError:
-        raise ComposerError(f"{out} is there already; --force replaces it, or choose another name") from None
-    except OSError as error:
-        raise ComposerError(f"{out} cannot be written: {error.strerror}") from None
-    if not quiet:
-        typer.echo(f"{out}  {found.width:.0f} × {found.height:.0f} pixels")
+    found = composer.draw(
+        spec, source, overrides=settings or (), revision=revision, sequence=seq, dtype=dtype, out=out, force=force
+    )
+    typer.echo(found.svg if out is None else f"{out}  {found.width:.0f} × {found.height:.0f} pixels\n", nl=False)

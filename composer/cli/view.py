@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import composer
 from composer.cli.options import MaybeFrom, Revision
-from composer.errors import SpecError
-from composer.spec.inherit import find_spec, not_found, shown
-from composer.spec.shipped import shipped_specs
-from composer.viewing.page import launch, made_with, page
-from composer.viewing.reading import MOST_TEXT, Place
-from composer.weights.dimensions import dimensions
-from composer.weights.sources import describe_model
-from converters.bounded import read_bytes
 
 
 def view(
@@ -34,28 +26,6 @@ def view(
     Its sizes are the source's, where one is named, and may be typed. The page is served on this machine alone, and takes Gradio:
     pip install 'attention-composer[view]'.
     """
-    made_with()
-    text, place = _opened(spec)
-    if source is not None:
-        place = Place(place.called, place.folder, dimensions(describe_model(source, revision).trunk))
-    made = page(text, place)
-    address = launch(made, port=port, open_browser=browser, block=False)
-    typer.echo(f"{address}  (Ctrl-C ends it)")
-    made.block_thread()
-
-
-def _opened(spec: str | None) -> tuple[str | None, Place]:
-    """The text, and where it stands: what a file extends is looked for beside it. Raises SpecError."""
-    if spec is None:
-        return None, Place()
-    path = find_spec(spec, Path())
-    if path is None:
-        raise SpecError(not_found(spec, Path()))
-    own = path not in shipped_specs().values()
-    try:
-        text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
-    except OSError as error:
-        raise SpecError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"{shown(path)}: not UTF-8: save the file in that encoding") from None
-    return text, Place(path.name, path.parent if own else None)
+    served = composer.view(spec, source, port=port, browser=browser, revision=revision)
+    typer.echo(f"{served.address}  (Ctrl-C ends it)")
+    served.wait()

@@ -92,14 +92,14 @@ def page(text: str | None = None, place: Place | None = None) -> Blocks:
     return made
 
 
-def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False, block: bool = True) -> str:
-    """Serves the page on this machine alone, and gives its address. block: until Ctrl-C. Raises ComposerError."""
+def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
+    """Serves the page on this machine alone, in threads of its own, and gives its address. Raises ComposerError."""
     try:
         _, address, _ = made.launch(
             server_name="127.0.0.1",
             server_port=port,
             inbrowser=open_browser,
-            prevent_thread_lock=not block,
+            prevent_thread_lock=True,
             quiet=True,
             share=False,
             **look(),

@@ -64,7 +64,8 @@ def test_mistakes(compose: Compose, teacher: Path) -> None:
         (["draw", "ablations/lawcat-rope"], "is a sweep of 2 specs"),
         (["draw", "lolcats", "--set", "head.memory.0.size=none"], "head.memory.0.size"),
         (["diff", "lolcats", "lola", "--draw", "both.pdf"], "pictures are SVG"),
-        (["diff", "lolcats", "lola", "--force"], "needs --draw"),
+        (["diff", "lolcats", "lola", "--force"], "none is named"),
+        (["draw", "lola", "--force"], "none is named"),
     ):
         result = compose(*arguments)
         assert result.exit_code == 2, arguments

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from composer.commands import viewing
 from composer.drawing.picture import TYPICAL
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
@@ -36,7 +37,7 @@ def address() -> Iterator[str]:
     """Of the page, served."""
     gradio_or_skip()
     made = page(None, Place(base=TYPICAL))
-    yield launch(made, block=False)
+    yield launch(made)
     made.close()
 
 
@@ -150,8 +151,7 @@ def test_without_gradio_it_says_what_to_do(compose: Compose, monkeypatch: pytest
         made_with()
 
 
-def test_mistakes_of_the_command(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("composer.cli.view.made_with", lambda: None)
+def test_mistakes_of_the_command(compose: Compose) -> None:  # noqa: F811
     Path("latin.yaml").write_bytes(b"compose: 1\nname: \xff\n")
     for arguments, expected in (
         (["nothing"], 'no file "nothing" here'),
@@ -168,20 +168,18 @@ def test_the_command_opens_a_file_with_the_sizes_of_its_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
-    teacher = ROOT / "examples" / "teacher"
-    monkeypatch.setattr("composer.cli.view.made_with", lambda: None)
-    monkeypatch.setattr("composer.cli.view.page", lambda text, place: seen.append((text, place)) or _Served())
-    monkeypatch.setattr("composer.cli.view.launch", lambda made, **options: seen.append(options) or "http://here/")
+    monkeypatch.setattr(viewing, "page", lambda text, place: seen.append((text, place)) or _Made())
+    monkeypatch.setattr(viewing, "launch", lambda made, **options: seen.append(options) or "http://here/")
     Path("mine.yaml").write_text(LOLCATS)
-    result = compose("view", "mine.yaml", "--from", teacher, "--no-browser", "--port", "7999")
+    result = compose("view", "mine.yaml", "--from", ROOT / "examples" / "teacher", "--no-browser", "--port", "7999")
     assert result.exit_code == 0, result.stderr
     assert "http://here/" in result.stdout
     (text, place), options = seen
     assert text == LOLCATS
     assert (place.called, place.folder, place.base.hidden_size) == ("mine.yaml", Path(), 128)
-    assert options == {"port": 7999, "open_browser": False, "block": False}
+    assert options == {"port": 7999, "open_browser": False}
 
 
-class _Served:
+class _Made:
     def block_thread(self) -> None:
         """Nothing is served."""
