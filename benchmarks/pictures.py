@@ -1,6 +1,6 @@
 """How long a picture takes: every shipped spec, and random heads of up to three memories. Prints milliseconds, the fastest of five.
 
-OMP_NUM_THREADS=1 python benchmarks/pictures.py
+PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/pictures.py
 """
 
 from __future__ import annotations
