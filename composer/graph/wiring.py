@@ -133,7 +133,9 @@ class _Wiring:
         self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
         for port in gate.operation(shape).reads:
             self.draft.connect(port.name, f"{name}_gate", port.name)
-        self.draft.connect(f"{name}_gate", name, "decay")
+        self.draft.connect(f"{name}_gate", name, "decay", output="decay")
+        if any(port.name == "step" for port in self.memory[name].inputs(shape)):
+            self.draft.connect(f"{name}_gate", name, "step", output="step")
 
     def _connect(self, start: tuple[str, str], end: str, to: str) -> None:
         """start: a node, and which of its outputs."""
