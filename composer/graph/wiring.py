@@ -124,6 +124,8 @@ class _Wiring:
             self.draft.connect(f"{name}_features", name, "features")
         self._feed(name, "pairs")
         self._gate(name, shape)
+        if any(port.name == "hidden" for port in memory.inputs(shape)):
+            self.draft.connect("hidden", name, "hidden")
 
     def _gate(self, name: str, shape: Shape) -> None:
         """How fast a memory forgets, where it does."""
