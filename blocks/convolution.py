@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
@@ -12,7 +12,7 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, kinds
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
 Input = Literal["q", "k", "v"]
@@ -83,6 +83,10 @@ class Convolution(Part):
     def state(self, shape: Shape) -> dict[str, Slot]:
         given = self._given(shape).items()
         return {name: Slot((self.kernel - 1, heads, shape.head_dim), "pairs") for name, heads in given}
+
+    def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
+        says = "weight of the current token, the last tap, and of those before it"
+        return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), says) for name, weight in parameters.items()}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         heads = self._given(shape) | ({"key": self.key_heads(shape)} if "k" in self.inputs else {})
