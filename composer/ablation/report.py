@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from blocks.part import Closed
 from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
+from composer.tables import Readable, Table, View
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
 TITLES: dict[ColumnKind, str] = {
@@ -67,7 +68,7 @@ class VariantReport(Closed):
     seconds: float
 
 
-class AblationReport(Closed):
+class AblationReport(Readable, Closed):
     """The whole ablation, with the request to repeat it with."""
 
     format: Literal[1] = 1
@@ -75,6 +76,13 @@ class AblationReport(Closed):
     columns: tuple[Column, ...]
     variants: tuple[VariantReport, ...]
     versions: dict[str, str]
+
+    def view(self) -> View:
+        from composer.ablation.table import cells, remarks
+
+        headers, rows = cells(self)
+        table = Table("", headers, tuple(rows), range(len(headers) - len(self.columns), len(headers)))
+        return View("", (table,), tuple(remarks(self)))
 
     @property
     def failed(self) -> bool:

@@ -8,9 +8,10 @@ import typer
 
 import composer
 from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecName
-from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
+from composer.cli.screen import heading, print_json, print_table
 from composer.graph.lowering import AUTO
 from composer.spec.explain import Explanation, GroupCost
+from composer.words import plural, quantity, ranges, ratio, short_hashes, size
 from converters.trunk import Dtype
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.screen import heading, without_bars
+import composer
+from composer.cli.screen import heading
 from composer.spec.inherit import shown
-from composer.weights.sources import open_model
 
 
 def merge(
@@ -20,10 +20,4 @@ def merge(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
-    open_model(model)  # a mistake is told before all that takes seconds to import
-    from composer.training.merge import merge_adapters
-
-    without_bars()
-    target = out if out is not None else Path(f"{model.resolve().name}-merged")
-    merge_adapters(model, target, force=force)
-    heading(f"Merged {shown(target)}")
+    heading(f"Merged {shown(composer.merge(model, out, force=force).out)}")

@@ -39,10 +39,14 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
 
 def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{one}\n" for one in note(report))
+
+
+def note(report: EvaluationReport) -> tuple[str, ...]:
+    """What the figures are means of; nothing where there are none."""
     counts = sorted({cell.samples for cell in report.cells if cell.failure is None})
     listed = " or ".join(f"{count:,}" for count in counts)
-    notes = f"\nMean ± standard error of {listed} samples, seed {report.setting.seed}.\n" if counts else ""
-    return "\n".join(table.markdown() for table in tables(report)) + notes
+    return (f"Mean ± standard error of {listed} samples, seed {report.setting.seed}.",) if counts else ()
 
 
 def said(cell: EvaluationCell) -> str:
