@@ -26,6 +26,8 @@ READY := $(VENV)/.ready
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
+# What is compiled of Python is kept, wherever the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 

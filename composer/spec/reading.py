@@ -6,6 +6,7 @@ PyYAML follows YAML 1.1, where ``1e-3`` is text and ``on`` is true. Anchors, tag
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -108,6 +109,7 @@ def read_spec(text: str, shown: str) -> SpecNode:
     return root
 
 
+@functools.lru_cache(maxsize=64)  # the variants of a sweep, and what they extend, are the same text again and again
 def read_text(text: str, shown: str) -> SpecNode:
     """Read the text of one spec, a mapping at its top. shown: what messages call it. Raises SpecError."""
     root = _Document(text, shown).read()
