@@ -38,7 +38,7 @@ def inspect(
     backend: Backend = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Look inside a model: what heads attend to, and what states still know.
+    """Look inside a model: what heads attend to, what states know.
 
     Which memory answers, too, how fast gates forget, and how like the teacher each layer is.
 
