@@ -15,10 +15,10 @@ def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> No
     exact = Moment(4, torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, dtype=torch.bool), value, value)
     mixed = Moment(4, exact.age, exact.there, value, value.mean(0, keepdim=True).expand_as(value))
     assert recalled([exact]).error.tolist() == [[0.0]]
-    assert recalled([exact]).ages == [1, 2, 4]
+    assert recalled([exact]).ages == [1, 2, 3, 4]
     wanted = math.sqrt(0.75**2 + 3 * 0.25**2)
     np.testing.assert_allclose(recalled([mixed]).error, wanted)
-    np.testing.assert_allclose(recalled([mixed]).cosine_by_age, np.full((3, 1), 0.5))
+    np.testing.assert_allclose(recalled([mixed]).cosine_by_age, np.full((4, 1), 0.5))
 
 
 def test_what_a_head_does_not_have_is_left_out() -> None:
