@@ -69,7 +69,7 @@ def inspect(
 
     heading(f"{found.model} on {found.text}, {len(found.tokens):,} tokens")
     headers, table = rows(found)
-    print_table(table, headers=headers, right=range(2, len(headers)))
+    print_table(table, headers=headers, right=range(2, len(headers)), wrap=False)
     if out is not None:
         typer.echo(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
 

@@ -113,7 +113,7 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
             raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
         _check_direction(model, "The model")
         teacher = None if options.teacher is None else _teacher_named(str(options.teacher), options)
-        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else str(options.teacher))
+        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(str(options.teacher)))
     from composer.evaluation.subjects import open_subjects
 
     (subject,) = open_subjects([os.fspath(model)])
@@ -141,7 +141,12 @@ def _teacher(folder: Path, options: InspectOptions) -> tuple[Any, str | None]:
         teacher = open_teacher(record, options.teacher)
     except (TrainingError, SourceError) as error:
         raise InspectionError(f"{error} To look at the student alone: --alone") from error
-    return teacher.load(options.device, options.backend), teacher.reference
+    return teacher.load(options.device, options.backend), _named(teacher.reference)
+
+
+def _named(reference: str) -> str:
+    """A folder by its own name: a report may be read elsewhere."""
+    return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
 def _teacher_named(reference: str, options: InspectOptions) -> Any:
