@@ -112,8 +112,8 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
         if tokenizer is None:
             raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
         _check_direction(model, "The model")
-        teacher = None if options.teacher is None else _teacher_named(str(options.teacher), options)
-        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(str(options.teacher)))
+        teacher = None if options.teacher is None else _teacher_named(options.teacher, options)
+        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(options.teacher or ""))
     from composer.evaluation.subjects import open_subjects
 
     (subject,) = open_subjects([os.fspath(model)])
