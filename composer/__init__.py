@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from composer.commands.evaluation import evaluate
     from composer.commands.inspecting import inspect
     from composer.commands.parts import parts
+    from composer.commands.selection import select
     from composer.commands.specs import check, code, diff, show
     from composer.commands.starting import new, schema
     from composer.commands.texts import generate, sample
@@ -57,6 +58,7 @@ __all__ = [
     "parts",
     "sample",
     "schema",
+    "select",
     "shipped_specs",
     "show",
     "train",
@@ -72,6 +74,7 @@ _ROOMS = {
     "commands.evaluation": ["evaluate"],
     "commands.inspecting": ["inspect"],
     "commands.parts": ["parts"],
+    "commands.selection": ["select"],
     "commands.specs": ["check", "code", "diff", "show"],
     "commands.starting": ["new", "schema"],
     "commands.texts": ["generate", "sample"],

@@ -70,17 +70,19 @@ def build(
 
     _check_dtype(dtype)
     source = _origin(source, fresh, revision)
+    loaded = loaded_spec(spec, overrides)
+    document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
         from composer.weights.fresh import build_fresh
 
-        made = build_fresh(resolve_spec(spec, None, overrides), dtype=dtype, seed=seed)
+        made = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
         made.set_backend(backend)
         return made
     if isinstance(source, (str, os.PathLike)):
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
+        resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
         opened = open_model(source, revision)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
@@ -96,8 +98,8 @@ def build(
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
         model = source if dtype is None else _turned(source, dtype)
-        resolved = resolve_spec(spec, dimensions(trunk_of(model)), overrides)
-    student = build_from_model(resolved, model, seed=seed, share=share)
+        resolved = resolve_spec(loaded, dimensions(trunk_of(model)))
+    student = build_from_model(resolved, model, seed=seed, share=share, spec_document=document, opened=opened)
     student.set_backend(backend)
     return student
 

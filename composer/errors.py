@@ -69,6 +69,10 @@ class AblationError(ComposerError):
     """Variants cannot be compared as asked, or where their results would stand something else does."""
 
 
+class SelectionError(ComposerError):
+    """Layers cannot be chosen as asked, or something stands where the result would."""
+
+
 class BenchError(ComposerError):
     """Models cannot be timed as asked, or something stands where the result would."""
 

@@ -24,6 +24,7 @@ from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
 from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
+from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.train import train
 from composer.cli.verify import verify
@@ -84,6 +85,7 @@ COMMANDS = (
     evaluate,
     bench,
     ablate,
+    select,
     new,
     check,
     show,

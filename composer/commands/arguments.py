@@ -23,7 +23,7 @@ def several(said: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
     """One or more of what is named, as text."""
     if said is None:
         return ()
-    return tuple(map(os.fspath, [said] if isinstance(said, str | os.PathLike) else said))
+    return tuple(os.fspath(one) for one in ([said] if isinstance(said, str | os.PathLike) else said))
 
 
 def path_of(said: Reference | None) -> Path | None:

@@ -45,8 +45,9 @@ def answers_on(said: SpecLike, size: Dimensions | None) -> Iterator[SpecCheck]:
         try:
             resolved = _resolved(one, size)
         except SpecError as error:
-            told = variant is not None and spec.vary is not None
-            yield _wrong(source, together([(variant, error)], spec.vary, told_apart=True) if told else error)
+            if variant is not None and spec.vary is not None:
+                error = together([(variant, error)], spec.vary, told_apart=True)
+            yield _wrong(source, error)
             continue
         yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
 

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
-from blocks.memories.recurrent import Recurrent
+from blocks.memories.base import Memory
 from blocks.part import Closed, Part
 from composer.errors import ComposerError
 from composer.spec.fields import is_model, kind_words
@@ -124,7 +124,7 @@ def _value(default: Any) -> Any:
 
 def _gates(part: type[Part]) -> str:
     """Of all gates, those that this memory can forget by."""
-    assert issubclass(part, Recurrent)
+    assert issubclass(part, Memory)
     return " | ".join(gates_of(part.decay_ranks))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -212,4 +213,8 @@ def _out(model: Reference, out: Reference | None, did: str) -> Path:
 
 
 def _warn(said: str) -> None:
-    warnings.warn(said, UserWarning, stacklevel=2)
+    """At the line that has called into this project."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("composer", "contextlib"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(said, UserWarning, stacklevel=level)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
+from composer.model.keepers import KEEPERS
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from composer.trust import code_in_adapter
@@ -38,6 +40,8 @@ class ComposedPreTrainedModel(PreTrainedModel):
     """Stands in front of any of a host's classes."""
 
     _is_stateful = True
+    _origin: Any = None
+    """What its keeper knows of where it comes from."""
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -51,6 +55,27 @@ class ComposedPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Head):
                 module._printed = backend
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
+        """As transformers has it; where the model comes from stays known."""
+        answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        for keeper in KEEPERS:
+            keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, _where(options))
+        return answer
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:
+        """As transformers has it, with the record of what the model is."""
+        super().save_pretrained(save_directory, is_main_process, **options)
+        if is_main_process:
+            for keeper in KEEPERS:
+                keeper.saved(self, Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
+        """What transformers sends to the Hub has the record, too."""
+        for keeper in KEEPERS:
+            keeper.saved(self, Path(working_dir))
+        return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @property
     def base(self) -> ComposedModel:
@@ -179,7 +204,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         ValueError where adapters would have some imported.
         """
         options["trust_remote_code"] = False
-        where = {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
+        where = _where(options)
         if cls is ComposedForCausalLM:
             config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
             from composer.model.classes import class_of
@@ -222,6 +247,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = new_cache(self.config)
         return False
+
+
+def _where(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
 def new_cache(config: Any) -> ComposedCache:
