@@ -69,6 +69,11 @@ def look(
     layers = _layers(options, len(resolved.layers))
     if max(text.ids) >= student.config.get_text_config().vocab_size:
         raise InspectionError("The tokenizer has tokens that the model has no embedding for: it is another model's.")
+    if teacher is not None and _sizes(teacher) != _sizes(student):
+        raise InspectionError(
+            f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "
+            "heads, key heads and channels, and the same vocabulary. Name the model that the student was built from."
+        )
     queries = text.queries(options.queries)
     if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
         raise InspectionError(
@@ -94,6 +99,12 @@ def look(
         found.teacher_answered, theirs = run.teacher(teacher, student)
         found.stream = stream_likeness(streams, theirs)
     return found
+
+
+def _sizes(model: Any) -> tuple[int, ...]:
+    size = model.config.resolved().dimensions
+    vocabulary = model.config.get_text_config().vocab_size
+    return size.layers, size.heads, size.key_heads, size.head_dim, size.hidden_size, vocabulary
 
 
 class _Opened:

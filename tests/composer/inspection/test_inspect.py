@@ -13,6 +13,7 @@ import pytest
 import composer
 from composer.errors import InspectionError, TaskError
 from composer.inspection.findings import Findings, plain
+from tests.checkpoints import llama
 from tests.composer.inspection.conftest import TEACHER, student
 
 PASSKEY: dict[str, Any] = {"tasks": "passkey,depth=0.2", "length": 128, "queries": 16}
@@ -151,9 +152,11 @@ def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> N
         composer.inspect(lola, **{"length": 64, "queries": 4, **options})
 
 
-def test_other_mistakes_are_told(tokenizer: Any, lola: Path) -> None:
+def test_other_mistakes_are_told(tokenizer: Any, lola: Path, tmp_path: Path) -> None:
     with pytest.raises(InspectionError, match="brings no tokenizer"):
         composer.inspect(student("lolcats"))
+    with pytest.raises(InspectionError, match="does not fit the model"):
+        composer.inspect(student("lolcats"), tokenizer=tokenizer, teacher=llama(tmp_path / "other"))
     with pytest.raises(InspectionError, match="bidirectional"):
         composer.inspect(student("latte-bidirectional"), tokenizer=tokenizer)
     with pytest.raises(InspectionError, match="is no composed language model"):
