@@ -125,6 +125,12 @@ def test_a_source_is_looked_at_as_it_is() -> None:
     found = composer.inspect(TEACHER, **PASSKEY)
     assert found.spec == "softmax"
     assert found.teacher is None
+    lines = str(found).splitlines()
+    assert lines[0] == "teacher on passkey,depth=0.2, 126 tokens"
+    assert [line.split()[:3] for line in lines[2:]] == [
+        [f"{layer}.{head}", "head", "100"] for layer in range(2) for head in range(4)
+    ]
+    assert found._repr_html_().count("<tr>") == 9
 
 
 def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
