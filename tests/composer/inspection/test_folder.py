@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from composer.errors import InspectionError
 from composer.inspection.folder import PAGE, SUMMARY
 from tests.composer.inspection.conftest import TEACHER
 
-QUICK = {"length": 96, "queries": 8}
+QUICK: dict[str, Any] = {"length": 96, "queries": 8}
 
 
 @pytest.fixture(scope="module")
