@@ -73,9 +73,9 @@ def bench(
         )
         read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
         open_models(named, BenchError)
-        from composer.benching.runner import bench as run
-
         with without_theirs(warnings=True):
+            from composer.benching.runner import bench as run
+
             return run(named, lengths, positions, options)
 
 
