@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import transformers
@@ -23,6 +23,7 @@ from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
+from composer.model.keepers import KEEPERS
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from composer.trust import code_in_adapter
@@ -30,22 +31,6 @@ from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_folder
 
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
 """What transformers' own loops pass to every causal model."""
-
-
-class Keeper(Protocol):
-    """Follows what is known of a model through memory, from the folder that it comes from to those that it is saved to."""
-
-    def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
-        """It comes from a folder, or from the Hub. where: options of ``from_pretrained``."""
-        ...
-
-    def saved(self, model: Any, folder: Path) -> None:
-        """Its config and its weights are in a folder now."""
-        ...
-
-
-KEEPERS: list[Keeper] = []
-"""Those that are told; rooms above put them here."""
 
 WHERE = ("revision", "token", "cache_dir", "local_files_only")
 """Options of ``from_pretrained`` that say where a model is, and so its adapters."""

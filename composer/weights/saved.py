@@ -19,7 +19,7 @@ from transformers.utils.hub import cached_file
 
 from composer.errors import BuildError, ComposerError
 from composer.files import write_whole
-from composer.model.modeling import KEEPERS
+from composer.model.keepers import KEEPERS
 from composer.weights.begun import Origin, values_at_first
 from composer.weights.beside import CONFIG
 from composer.weights.check import problems_of

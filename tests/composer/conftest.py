@@ -1,5 +1,5 @@
-"""A terminal that remembers what is on it. And pictures: they are drawn for the tests that look at one, and for one whole run of each
-kind; in the others a blank one is written."""
+"""A terminal that remembers what is on it. And pictures: they are drawn for the tests that look at one, and for one whole run of
+each kind; in the others a blank one is written."""
 
 from __future__ import annotations
 
