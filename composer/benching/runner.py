@@ -176,7 +176,8 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str, str]) -> TimedModelFacts:
-    parameters, facts = list(model.parameters()), dict(opened.facts(options.dtype))
+    parameters = list(model.parameters())
+    facts: dict[str, Any] = dict(opened.facts(options.dtype))
     return TimedModelFacts(
         **(facts | {"reference": built.get(opened.reference, opened.reference)}),
         parameters=sum(one.numel() for one in parameters),
