@@ -177,9 +177,9 @@ def _threads(count: int) -> Iterator[None]:
 
 def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str, str]) -> TimedModelFacts:
     parameters = list(model.parameters())
-    facts: dict[str, Any] = dict(opened.facts(options.dtype))
+    facts = opened.facts(options.dtype).model_copy(update={"reference": built.get(opened.reference, opened.reference)})
     return TimedModelFacts(
-        **(facts | {"reference": built.get(opened.reference, opened.reference)}),
+        **dict(facts),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),
         attention=COMPOSED if opened.source.is_composed else str(model.config._attn_implementation),
