@@ -15,6 +15,7 @@ from composer.spec.messages import spec_error
 from composer.spec.overrides import overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
+from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -75,6 +76,14 @@ def load_document(source: Source) -> SpecNode:
     if path is None:
         raise SpecError(not_found(str(source), Path()))
     return inherited(read_file(path, shown(path)), path.parent, (Spec,), (path,))
+
+
+def names_a_spec(said: str) -> bool:
+    """Whether a word is a spec's, and no folder's: a shipped one's, or a YAML file's, with the variant of a sweep or without."""
+    if Path(said).expanduser().is_dir():
+        return False
+    names = (said, said.rpartition(SEPARATOR)[0])
+    return any(name.removesuffix(".yaml") in shipped_specs() or (name.endswith(".yaml") and Path(name).is_file()) for name in names)
 
 
 def _split(source: Source) -> tuple[Source, str | None]:
