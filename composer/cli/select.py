@@ -44,7 +44,7 @@ def select(
     force: Annotated[bool, typer.Option("--force", help="Replace the selection in OUT; its student stays, if it fits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the layers whose own attention is worth most to a student, and write a spec that keeps them.
+    """Find the layers that should keep their own attention.
 
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.
