@@ -14,7 +14,7 @@ from composer.spec.inherit import find_spec, inherited, not_found, shown
 from composer.spec.messages import spec_error
 from composer.spec.overrides import overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
-from composer.spec.reading import read_file
+from composer.spec.reading import read_file, read_spec
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -37,6 +37,11 @@ def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
         return _overridden(document, overrides)
     except SpecError as error:
         raise together([(variant, error)], vary) from None
+
+
+def load_text(text: str, called: str, folder: Path) -> Spec:
+    """A spec from its text. called: how messages name it. folder: where the names that it extends start. Raises SpecError."""
+    return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
 def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:

@@ -93,6 +93,11 @@ def read_file(path: Path, shown: str) -> SpecNode:
         before = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
         raise SpecError(f"{Place(shown, line, column)}  not UTF-8: save the file in that encoding") from None
+    return read_spec(text, shown)
+
+
+def read_spec(text: str, shown: str) -> SpecNode:
+    """Read the text of one spec, which has to say its version. Raises SpecError; of a text that is no spec it shows nothing."""
     try:
         root = read_text(text, shown)
     except SpecError:

@@ -54,6 +54,7 @@ def test_the_commands() -> None:
         "check",
         "diff",
         "distill",
+        "draw",
         "eval",
         "explain",
         "generate",
@@ -63,9 +64,11 @@ def test_the_commands() -> None:
         "parts",
         "sample",
         "schema",
+        "select",
         "show",
         "train",
         "verify",
+        "view",
     ]
 
 
