@@ -11,6 +11,7 @@ from composer.errors import BuildError, GraphError
 from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.inherit import own_source
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
@@ -180,12 +181,14 @@ def explain(
 ) -> Explanation:
     """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
 
-    source: None takes the trunk of the spec's own.
+    source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
     """
     if sequence < 1:
         raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    source = own_source(spec) if source is None else source
     trunk = None if source is None else describe_model(source, revision).trunk
-    resolved = resolve_spec(spec, trunk and dimensions(trunk), overrides)
+    loaded = _loaded(spec, overrides)
+    resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
     kind = dtype or (trunk.dtype if trunk else "float32")
     if kind not in BYTES:
         raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')

@@ -14,6 +14,8 @@ from composer.errors import GraphError, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
+from composer.spec.inherit import own_source
+from composer.spec.layer_rules import named, unused
 from composer.spec.loading import load_spec, load_specs, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
@@ -29,7 +31,7 @@ MISTAKE = 2
 
 
 def check(
-    specs: Annotated[list[str], typer.Argument(help="YAML files, or names of shipped specs.")],
+    specs: Annotated[list[str], typer.Argument(help="YAML files, names of shipped specs, or folders of built models.")],
     source: MaybeFrom = None,
     revision: Revision = None,
     as_json: Json = False,
@@ -72,12 +74,18 @@ def _answers(name: str, size: Dimensions | None) -> Iterator[_Answer]:
         return
     for source, spec in specs.items():
         try:
-            resolved = _resolved(spec, size)
+            resolved = _resolved(spec, size or _own_size(name, spec))
         except SpecError as error:
             vary, variant = load_spec(name).vary, source.removeprefix(f"{name}{SEPARATOR}")
             yield _wrong(source, together([(variant, error)], vary, told_apart=True) if vary else error)
             continue
         yield _Answer(source, True, _said(spec), resolved.hash if resolved else None, ())
+
+
+def _own_size(name: str, spec: Spec) -> Dimensions | None:
+    """What it was resolved for, or, of a built model, what that one has."""
+    folder = own_source(name)
+    return spec.dimensions if folder is None else dimensions(describe_model(folder).trunk)
 
 
 def _wrong(name: str, error: SpecError) -> _Answer:
@@ -115,6 +123,9 @@ def _heads(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
 
 def check_alone(spec: Spec) -> None:
     """Check each head by itself, whatever the source. Raises GraphError."""
+    for name in spec.heads:
+        if not any(name in named(rule.use) for rule in spec.layers):
+            raise unused(spec, name, 0)
     for path, head in _heads(spec):
         _check_head(spec, path, head)
 

@@ -22,9 +22,8 @@ from composer.spec.sweep import refuse_sweep
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 
-Which = Annotated[
-    str, typer.Argument(help="A YAML file, a shipped spec, or a sweep's variant, as SWEEP:VARIANT.", show_default=False)
-]
+WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the folder of a built model."
+Which = Annotated[str, typer.Argument(help=WHICH, show_default=False)]
 
 
 def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revision = None, as_json: Json = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +12,8 @@ from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecNa
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
 from composer.graph.lowering import AUTO
 from composer.spec.explain import Explanation, GroupCost
+from composer.spec.inherit import own_source
+from composer.spec.loading import load_spec
 from converters.trunk import Dtype
 
 
@@ -31,7 +34,8 @@ def explain(
 
     Of each group of heads: parts, forms and why not faster ones, fresh parameters, bytes of state for one row of a batch,
     operations, and the compression against the source's KV cache. It reads the source's config.json alone; a spec with a trunk
-    of its own needs no source, and is compared with softmax attention in that trunk.
+    of its own needs no source, and is compared with softmax attention in that trunk; nor does a built model, or a spec that
+    `compose show SPEC --from SOURCE` has written.
     """
     answer = composer.explain(
         spec,
@@ -46,11 +50,15 @@ def explain(
     if as_json:
         print_json(answer.model_dump(mode="json"))
         return
-    heading(f"{answer.name} on {source or 'its own trunk'}")
+    heading(f"{answer.name} on {source or own_source(spec) or _of_its_own(spec, settings)}")
     typer.echo(short_hashes(f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}, spec {answer.hash}"))
     for group in answer.groups:
         _print_group(group)
     _print_model(answer)
+
+
+def _of_its_own(spec: str, settings: Sequence[str] | None) -> str:
+    return "its own trunk" if load_spec(spec, settings or ()).trunk else "the sizes that it was resolved for"
 
 
 def _print_group(group: GroupCost) -> None:

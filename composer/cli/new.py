@@ -11,6 +11,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
+from composer.cli.show import to_yaml
 from composer.errors import ComposerError, SpecError
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
@@ -23,7 +24,7 @@ HINT = "# For completion in your editor"
 
 def new(
     name: Annotated[str, typer.Argument(help="The new spec is NAME.yaml; NAME may be a path.")],
-    like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this file or shipped spec.")] = None,
+    like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this spec or built model.")] = None,
 ) -> None:
     """Write a commented spec to start from."""
     path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
@@ -95,7 +96,9 @@ def _like(like: str, path: Path) -> str:
     origin = find_spec(like, Path())
     if origin is None:
         raise SpecError(not_found(like, Path()))
-    load_spec(origin)
+    spec = load_spec(origin)
+    if origin.is_dir():
+        return f"# Begun as a copy of {like}.\n" + to_yaml(spec.model_dump(mode="json", exclude_unset=True) | {"name": path.stem})
     text = origin.read_text(encoding="utf-8-sig")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
     renamed = [re.sub(r"^name:\s*[\w-]+", f"name: {path.stem}", line) for line in lines]

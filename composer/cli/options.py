@@ -9,7 +9,10 @@ import typer
 
 from converters.trunk import Dtype
 
-SPEC = "A YAML file, or the name of a shipped spec (`compose show` lists them). One of a sweep is SWEEP:VARIANT."
+SPEC = (
+    "A YAML file, the name of a shipped spec (`compose show` lists them), or the folder of a built model. One of a sweep is "
+    "SWEEP:VARIANT."
+)
 SpecName = Annotated[str, typer.Argument(help=SPEC)]
 SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]

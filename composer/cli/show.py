@@ -20,6 +20,7 @@ from composer.graph.lowering import AUTO
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import expand, load_spec
+from composer.spec.locked import locked
 from composer.spec.shipped import shipped_specs
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
@@ -51,8 +52,8 @@ def show(
     """Print a spec as YAML, or the names of the shipped ones.
 
     It is printed after `extends` and --set, and says the same by itself. With --from, or with --fresh for a spec with a trunk of
-    its own, it is the resolved document: every default and every dimension, layer by layer, and in JSON its hash. With --code it
-    is what that document computes, as a listing.
+    its own, every default and every dimension is written out: a spec that leaves nothing to its source, and means the same on it.
+    In JSON that is the resolved document, layer by layer, with its hash. With --code it is what it computes, as a listing.
     """
     asked = {"--from": source is not None, "--fresh": fresh, "--set": settings, "--revision": revision is not None}
     asked |= {"--expand": expanded, "-o": out is not None, "--code": code}
@@ -125,6 +126,7 @@ def _text(spec: Spec, on: str | None, size: Dimensions | None, *, named: bool) -
     """The same as YAML; the hash, and the name where there are several, in a comment above it."""
     document = _document(spec, on, size)
     found = document.pop("hash", None)
+    document = document if found is None else locked(document)
     heading = f"# {spec.name} on {on}, resolved. Hash of what it means: {found}\n" if found else f"# {spec.name}\n"
     return (heading if found or named else "") + to_yaml(document)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from composer.errors import SpecError
+from composer.spec.built import is_built, read_built
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes
 
@@ -77,7 +78,10 @@ for _name, _pattern in _CORE.items():
 
 
 def read_file(path: Path, shown: str) -> SpecNode:
-    """Read one spec. shown: how messages name the file. Raises SpecError; of a file that is no spec it shows nothing."""
+    """Read one spec, or that of a built model. shown: how messages name the file. Raises SpecError; of a file that is no spec it
+    shows nothing."""
+    if is_built(path):
+        return read_built(path, shown)
     try:
         content = read_bytes(path, MOST_BYTES)
     except IsADirectoryError:
