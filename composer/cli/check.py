@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.cli.options import Json, MaybeFrom, Revision
+from composer.cli.options import Json, MaybeFrom, Revision, Set
 from composer.cli.screen import plural, print_json, print_table, short_hashes
-from composer.errors import GraphError, SpecError
+from composer.errors import GraphError, Mistake, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
@@ -33,6 +33,7 @@ MISTAKE = 2
 def check(
     specs: Annotated[list[str], typer.Argument(help="YAML files, names of shipped specs, or folders of built models.")],
     source: MaybeFrom = None,
+    settings: Set = None,
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +45,7 @@ def check(
     size = None
     if source is not None:
         size = dimensions(describe_model(source, revision).trunk)
-    answers = [answer for name in specs for answer in _answers(name, size)]
+    answers = [answer for name in specs for answer in _answers(name, settings or (), size)]
     wrong = [answer for answer in answers if not answer.ok]
     if as_json:
         print_json([asdict(answer) for answer in answers])
@@ -56,19 +57,19 @@ def check(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What became of one spec. hash: of what it means on its source or trunk, where there is one. mistakes: a line each."""
+    """What became of one spec. hash: of what it means on its source or trunk, where there is one."""
 
     spec: str
     ok: bool
     says: str
     hash: str | None
-    mistakes: tuple[str, ...]
+    mistakes: tuple[Mistake, ...]
 
 
-def _answers(name: str, size: Dimensions | None) -> Iterator[_Answer]:
+def _answers(name: str, settings: Sequence[str], size: Dimensions | None) -> Iterator[_Answer]:
     """One, or of a sweep one a variant."""
     try:
-        specs = load_specs(name)
+        specs = load_specs(name, settings)
     except SpecError as error:
         yield _wrong(name, error)
         return
@@ -89,7 +90,7 @@ def _own_size(name: str, spec: Spec) -> Dimensions | None:
 
 
 def _wrong(name: str, error: SpecError) -> _Answer:
-    return _Answer(name, False, "", None, tuple(str(error).splitlines()))
+    return _Answer(name, False, "", None, error.mistakes)
 
 
 def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer]) -> None:
@@ -98,7 +99,7 @@ def _print(answers: Sequence[_Answer], wrong: Sequence[_Answer]) -> None:
         rows = [("ok", one.spec, *([short_hashes(one.hash)] if one.hash else []), one.says) for one in good]
         print_table(rows, indent=0, wrap=False)
     if wrong:
-        typer.echo("\n".join(line for answer in wrong for line in answer.mistakes), err=True)
+        typer.echo("\n".join(str(mistake) for answer in wrong for mistake in answer.mistakes), err=True)
         typer.echo(f"{plural(len(wrong), 'spec')} of {len(answers)} cannot be used", err=True)
     elif not all(answer.hash for answer in answers):
         typer.echo("Layers and sizes are checked against a source: --from SOURCE")
@@ -123,11 +124,11 @@ def _heads(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
 
 def check_alone(spec: Spec) -> None:
     """Check each head by itself, whatever the source. Raises GraphError."""
+    for path, head in _heads(spec):
+        _check_head(spec, path, head)
     for name in spec.heads:
         if not any(name in named(rule.use) for rule in spec.layers):
             raise unused(spec, name, 0)
-    for path, head in _heads(spec):
-        _check_head(spec, path, head)
 
 
 def _check_head(spec: Spec, path: Path, head: HeadSpec) -> None:

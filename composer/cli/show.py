@@ -24,6 +24,7 @@ from composer.spec.locked import locked
 from composer.spec.shipped import shipped_specs
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
+from converters.bounded import lost_link
 from converters.trunk import Dtype
 
 WIDTH = 100
@@ -137,6 +138,8 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
     taken = [str(path) for path in files if path.exists()]
     if taken:
         raise ComposerError(f"{', '.join(taken)}: there already; choose another folder, or remove what stands there")
+    if lost := lost_link(folder):
+        raise ComposerError(f"{lost}; choose another folder, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, (name, spec) in files.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer.errors import SpecError
 from composer.spec.locked import locked
-from composer.spec.places import Place, SpecNode, from_plain
+from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
 from converters.composed import RECORD, SPEC_KEYS
 
@@ -35,7 +35,7 @@ def read_built(folder: Path, shown: str) -> SpecNode:
         file, document = CONFIG, _resolved(folder)
     place = Place(os.path.join(shown, file))
     if not isinstance(document, Mapping):
-        raise SpecError(f"{place}: damaged, or of another version: it says nowhere what the model's heads are")
+        raise SpecError(at(place, (), "damaged, or of another version: it says nowhere what the model's heads are"))
     return from_plain(document, place=place)
 
 

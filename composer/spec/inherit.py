@@ -11,6 +11,7 @@ from composer.spec.fields import Alternatives, parts, under
 from composer.spec.places import SpecNode, at, brief, nearest
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
+from converters.bounded import lost_link
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
@@ -109,6 +110,8 @@ def own_source(said: object) -> Path | None:
 
 def not_found(said: str, folder: Path) -> str:
     """Say that there is no such spec, and which comes nearest."""
+    if lost := lost_link(folder / said):
+        return lost
     if os.path.isdir(folder / said):
         return f"{brief(said)} is a folder, and no built model; a spec is one YAML file, or a model that was built from one"
     shipped = list(shipped_specs())

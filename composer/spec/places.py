@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import Path, SpecError
+from composer.errors import Mistake, Path, SpecError
 
 Scalar = str | int | float | bool | None
 
@@ -90,10 +90,10 @@ def dotted(path: Path) -> str:
     return text
 
 
-def at(place: Place | None, path: Path, message: str) -> str:
-    """``file:line:column  path: message``, without the parts that are not known."""
-    spot = f"{dotted(path)}: {message}" if path else message
-    return f"{place}  {spot}" if place else spot
+def at(place: Place | None, path: Path, message: str) -> Mistake:
+    """What is wrong there."""
+    where = dotted(path) or None
+    return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
 
 def brief(value: object) -> str:
