@@ -2,12 +2,12 @@
 # make test    the tests
 # make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
 # make check   formatting, lint, types
-# make docs    write anew what follows from the parts: the README's table of them, and specs/schema.json
+# make docs    write anew what follows from the parts: the tables in docs/, and specs/schema.json
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
 # make gpu     what needs a CUDA device
-# Each makes the virtual environment first, where it is not there or out of date. PYTHON=, VENV= and WORKERS= (of the tests)
-# override.
+# Each makes the virtual environment first, where it is not there or out of date, with what it needs: demo installs the product, the
+# others what tests and checks need as well. PYTHON=, VENV= and WORKERS= (of the tests) override.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,11 +16,12 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ ?= 600
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
+PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
 .PHONY: demo test fuzz check docs evidence oldest gpu clean
 
-demo: $(READY)
+demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
 test: $(READY)
@@ -59,7 +60,15 @@ clean:
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # The pin of torch in constraints.txt keeps the resolver from newer builds, which bring gigabytes along.
-$(READY): pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+$(PRODUCT): pyproject.toml constraints.txt
+	@echo "Installing Composer into $(VENV): torch, transformers and what they need, a minute or a few."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
+	touch $@
+
+$(READY): $(PRODUCT)
+	@echo "Installing what the tests and checks need: Triton, flash-linear-attention, lm-eval, Ray, pyright, ruff and pytest."
+	$(PIP) -e '.[dev]'
 	touch $@

@@ -1,4 +1,4 @@
-"""Every part there is, by role and kind. ``compose parts``, the JSON schema, the README's table and the laws read this list.
+"""Every part there is, by role and kind. ``compose parts``, the JSON schema, the page of parts and the laws read this list.
 
 A new part adds its line to the union of its role (in the role's own ``__init__`` or file) and is everywhere from then on.
 """

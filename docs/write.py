@@ -1,4 +1,4 @@
-"""Writes what follows from the catalogues: the README's table of parts, the table of tasks, that of kernels, and the JSON schema.
+"""Writes what follows from the catalogues: the tables of parts, of tasks and of kernels, and the JSON schema.
 ``make docs``."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[1]
-README, TASK_TABLE, SCHEMA = ROOT / "README.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
+PART_TABLE, TASK_TABLE, SCHEMA = ROOT / "docs" / "parts.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
@@ -27,13 +27,13 @@ LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_d
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
-def readme(text: str) -> str:
-    """The README with the table that the catalogue says; all else as it is."""
+def parts(text: str) -> str:
+    """The page of parts with the table that the catalogue says; all else as it is."""
     bar = r"\|"
     rows = [
         f"| {role} | `{kind}` | {part.equation.replace('|', bar)} |\n"
-        for role, parts in CATALOGUE.items()
-        for kind, part in parts.items()
+        for role, kinds in CATALOGUE.items()
+        for kind, part in kinds.items()
     ]
     return with_rows(text, HEADER, rows)
 
@@ -74,7 +74,7 @@ def schema() -> str:
 
 
 def main() -> None:
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PART_TABLE.write_text(parts(PART_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")

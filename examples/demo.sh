@@ -5,7 +5,6 @@ cd "$(dirname "$0")/.."
 out=${OUT:-build-output}
 teacher=${TEACHER:-examples/teacher}
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-short=(--set recipe.transfer.steps=40 --set recipe.transfer.batch=8 --set recipe.finetune.steps=80 --set recipe.finetune.batch=8)
 
 run() {
     local argument
@@ -18,10 +17,10 @@ run() {
 }
 
 for spec in lawcat lolcats; do
-    run compose build "examples/$spec-small.yaml" --from "$teacher" -o "$out/$spec" --force
-    run compose explain "examples/$spec-small.yaml" --from "$teacher" --seq 4096
+    run compose build "examples/$spec-quick.yaml" --from "$teacher" -o "$out/$spec" --force
+    run compose explain "examples/$spec-quick.yaml" --from "$teacher" --seq 4096
     run compose generate "$out/$spec" --prompt "once upon a time" --max-new-tokens 24
-    run compose distill "$out/$spec" --data stories,samples=1000 "${short[@]}" -o "$out/$spec-distilled" --force
+    run compose distill "$out/$spec" --data stories,samples=1000 -o "$out/$spec-distilled" --force
     run compose verify "$out/$spec-distilled"
     run compose generate "$out/$spec-distilled" --prompt "once upon a time" --max-new-tokens 24
 done

@@ -50,7 +50,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖"), ("memory", "strided", "every | s")])
 def test_a_part_is_added_as_the_page_says(copy: Path, role: str, kind: str, equation: str) -> None:
-    assert f"| {role} | `{kind}` |" in (copy / "README.md").read_text(encoding="utf-8")
+    assert f"| {role} | `{kind}` |" in (copy / "docs" / "parts.md").read_text(encoding="utf-8")
     assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
     describe = f"from composer.cli.main import app; app(['parts', '{kind}'], standalone_mode=False)"
     assert equation in ran(copy, "-c", describe)

@@ -1,44 +1,66 @@
-"""The README's table of parts is the catalogue, and its Python runs."""
+"""The README is short, its commands run as they are typed, in order, in a fresh folder, and so do its YAML and its Python."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from blocks.catalogue import CATALOGUE
-from docs.write import readme
+import composer
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ELSEWHERE = {"pip install .", "make demo", "make test"}
+"""What sets up and tests a clone, which this test would do within itself."""
 
 
-def test_the_table_of_parts_is_the_catalogue() -> None:
-    rows = re.findall(r"^\| ([a-z ]+) \| `([a-z0-9_]+)` \| (.+) \|$", README, re.MULTILINE)
-    parts = [(role, kind, part.equation.replace("|", r"\|")) for role, kinds in CATALOGUE.items() for kind, part in kinds.items()]
-    stale = rows != parts
-    assert not stale, "the README's table is not that of the parts as they are: write it anew with `make docs`"
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_table_is_written_out_of_the_catalogue() -> None:
-    first, second = [line for line in README.splitlines(keepends=True) if line.startswith("| gate | ")][:2]
-    assert readme(README.replace(first, "").replace(second, "| gate | `gone` | nothing |\n")) == readme(README)
+def fresh(tmp_path: Path) -> Path:
+    """A folder with what commands name, and nothing that they make."""
+    for name in ("examples", "specs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_commands_run_as_typed(tmp_path: Path) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    typed = [line for line in lines if line.partition(" #")[0].strip() not in ELSEWHERE]
+    assert len(lines) - len(typed) == len(ELSEWHERE)
+    assert sum(line.startswith("compose ") for line in typed) == len(typed) >= 9
+    script = f'set -euo pipefail\ncompose() {{ "{sys.executable}" -m composer "$@"; }}\n' + "\n".join(typed)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(["bash", "-c", script], cwd=fresh(tmp_path), env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    scores = re.search(r"^ *lawcat-distilled +(\d\.\d+) ± \S+ +(\d\.\d+)", ran.stdout, re.MULTILINE)
+    assert scores, ran.stdout
+    assert float(scores[2]) < 0.8, "the student should read on where its teacher, at 1.0, does not"
+
+
+def test_its_pages_are_there() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README))
+    assert not [path for path in sorted(linked) if not (ROOT / path).exists()]
 
 
 def test_the_yaml_is_the_shipped_spec() -> None:
-    import composer
-
-    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    written = ROOT / "specs" / "lawcat.yaml"
-    import yaml
-
-    assert composer.load_spec(yaml.safe_load(block)).head == composer.load_spec(written).head
+    (block,) = blocks("yaml")
+    assert composer.load_spec(yaml.safe_load(block)).head == composer.load_spec(ROOT / "specs" / "lawcat.yaml").head
 
 
 def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    monkeypatch.chdir(fresh(tmp_path))
     exec(compile(code, "README.md", "exec"), {})
     assert (tmp_path / "build-output" / "wide" / "config.json").is_file()

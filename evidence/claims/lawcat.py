@@ -33,7 +33,7 @@ CLAIMS = (
             at_most("LoLCATs is at 0.1 or less at four times", Place(LOLCATS, X4), 0.1),
         ),
         "Training is short here. With four times as much of it (`examples/distill_small.sh`, one seed) LAWCAT keeps 1.00 and "
-        "0.99 at twice and four times the training length, LoLCATs 0.16 and 0.07, as the README shows.",
+        "0.99 at twice and four times the training length, LoLCATs 0.16 and 0.07, as docs/evaluation.md shows.",
     ),
     Claim(
         "Without normalisation LAWCAT fails beyond the training length",

@@ -1,0 +1,23 @@
+"""The page of parts is the catalogue."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from blocks.catalogue import CATALOGUE
+from docs.write import parts
+
+PAGE = (Path(__file__).parents[1] / "docs" / "parts.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_parts_is_the_catalogue() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| `([a-z0-9_]+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    found = [(role, kind, part.equation.replace("|", r"\|")) for role, kinds in CATALOGUE.items() for kind, part in kinds.items()]
+    stale = rows != found
+    assert not stale, "docs/parts.md is not the table of the parts as they are: write it anew with `make docs`"
+
+
+def test_the_table_is_written_out_of_the_catalogue() -> None:
+    first, second = [line for line in PAGE.splitlines(keepends=True) if line.startswith("| gate | ")][:2]
+    assert parts(PAGE.replace(first, "").replace(second, "| gate | `gone` | nothing |\n")) == parts(PAGE)
