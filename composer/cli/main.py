@@ -24,6 +24,7 @@ from composer.cli.sample import sample
 from composer.cli.schema import schema
 from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
 from composer.cli.show import show
+from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.errors import ComposerError, Stopped
@@ -88,6 +89,7 @@ COMMANDS = (
     show,
     diff,
     parts,
+    tasks,
     schema,
     explain,
     generate,
