@@ -101,14 +101,14 @@ def ablate(
 
 
 def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
-    from composer.ablation.table import cells, remarks
+    from composer.ablation.table import cells, figures_in, remarks
 
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
     headers, rows = cells(report)
     heading(f"Ablation {shown(out)}")
-    print_table(rows, headers=headers, right=range(len(headers) - len(report.columns), len(headers)), wrap=False)
+    print_table(rows, headers=headers, right=figures_in(report), wrap=False)
     for remark in remarks(report):
         typer.echo(f"  {remark}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import composer
-from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE, ablate
+from composer.ablation.ablate import REPORT, STEPS, TABLE, ablate
 from composer.ablation.plan import AblationStep, Request
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
