@@ -30,7 +30,7 @@ def ablate(
     workers: Start = one_process,
     tell: OnStep | None = None,
 ) -> AblationReport:
-    """Builds, trains and scores each variant with each seed, and writes ``report.json``, ``table.md`` and pictures to ``out``, and each
+    """Builds, trains and scores each variant with each seed. Writes ``report.json``, ``table.md`` and pictures to ``out``, and each
     variant's model to ``out/variants``.
 
     The figures of each step stay in ``out/steps``, under a hash of all that decides them: a call that was stopped continues, and

@@ -12,7 +12,8 @@ from composer.files import whole
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
 BARS, TEACHER = "#0072B2", "#D55E00"
-"""Two of Okabe and Ito's colours, which all eyes tell apart."""
+COLOURS, MARKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442"), "os^Dv*P"
+"""Okabe and Ito's, which all eyes tell apart."""
 LOG_FROM = 20
 """Where the largest figure is so many times the smallest, an axis is logarithmic."""
 
@@ -27,7 +28,7 @@ def draw_all(report: AblationReport, folder: Path) -> None:
 
 
 def draw(report: AblationReport, target: Path) -> None:
-    """Each column as a row of bars, a variant each, with its spread, and the teacher as a line; nothing where there is no figure."""
+    """Each column as a row of bars, a variant each, with its spread, and the teacher as a line; nothing where nothing was found."""
     if not report.columns:
         return
     pyplot, names = _pyplot(), [variant.name for variant in report.variants]
@@ -97,14 +98,13 @@ def _grid(report: AblationReport, target: Path) -> bool:
         means = np.array([[np.nan if one is None else one.mean for one in row] for row in found])
         positive = means[np.isfinite(means)]
         log = column.kind != "score" and positive.size > 0 and positive.min() > 0 and positive.max() > LOG_FROM * positive.min()
-        norm = pyplot.matplotlib.colors.LogNorm() if log else None
+        colours = pyplot.matplotlib.colors
+        norm = colours.LogNorm() if log else colours.Normalize(0, 1) if column.kind == "score" else None
         image = axis.imshow(means, cmap="cividis", norm=norm, aspect="auto")
         for row, figures in enumerate(found):
             for cell, one in enumerate(figures):
-                shade = image.norm(means[row, cell]) if one is not None else 1.0
-                axis.text(
-                    cell, row, said(one), ha="center", va="center", color="white" if shade < 0.6 else "black", fontsize="small"
-                )
+                ink = "white" if one is not None and image.norm(means[row, cell]) < 0.5 else "black"
+                axis.text(cell, row, said(one), ha="center", va="center", color=ink, fontsize="small")
         axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=20 if len(second) > 3 else 0)
         axis.set_yticks(range(len(first)), [_label(value) for value in first])
         axis.set(xlabel=across, ylabel=down)
@@ -123,28 +123,34 @@ def _over_state(report: AblationReport, target: Path) -> bool:
     if len(sizes) < 2 or not columns:
         return False
     pyplot = _pyplot()
-    figure, axes = pyplot.subplots(len(columns), 1, figsize=(7, 3.4 * len(columns)), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        len(columns),
+        1,
+        figsize=(8.5, max(3.2, 0.25 * len(report.variants) + 1) * len(columns)),
+        squeeze=False,
+        layout="constrained",
+    )
     for axis, column in zip(axes[:, 0], columns, strict=True):
-        for variant in report.variants:
+        for place, variant in enumerate(report.variants):
             one = variant.figures.get(column.title)
             if one is None or not variant.state_bytes:
                 continue
-            axis.errorbar(variant.state_bytes / 1024, one.mean, yerr=one.spread, marker="o", color=BARS, capsize=3)
-            axis.annotate(
-                variant.name, (variant.state_bytes / 1024, one.mean), xytext=(5, 5), textcoords="offset points", fontsize="small"
-            )
+            look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
+            spread = {"yerr": one.spread, "capsize": 3, "linestyle": "none", "label": variant.name}
+            axis.errorbar(variant.state_bytes / 1024, one.mean, **look, **spread)
         caches = {variant.kv_cache_bytes for variant in report.variants if variant.kv_cache_bytes}
         teacher = teacher_on(report, column)
         if len(caches) == 1:
             axis.axvline(next(iter(caches)) / 1024, color=TEACHER, linestyle=":", label="softmax attention's cache")
         if teacher is not None:
             axis.axhline(teacher, color=TEACHER, linestyle="--", label=f"teacher, {number(teacher)}")
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize="small")
+        axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False)
+        if column.kind == "score":
+            axis.set_ylim(-0.05, 1.05)
         length = f" at {report.state_length:,} tokens" if report.state_length else ""
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
-        axis.margins(x=0.2, y=0.15)
+        axis.margins(x=0.2)
         axis.set(xlabel=f"state of one text{length}, KiB", ylabel=_titled(column))
     _save(pyplot, figure, target)
     return True

@@ -32,6 +32,12 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def at_once(what: str, *, quiet: bool) -> None:
+    """A line on the screen before all that takes seconds to import; a file of what is told needs none."""
+    if not quiet and on_terminal():
+        typer.echo(f"{what} …", err=True)
+
+
 @contextmanager
 def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], None]]:
     """A bar for each name that is shown, with these columns. stay: whether they are still there afterwards."""
@@ -78,9 +84,9 @@ def watching(
 
 
 @contextmanager
-def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A callback that takes a file's name, its bytes that are done, and its bytes; None where stderr is no terminal."""
-    if not on_terminal():
+def file_bars(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A callback that takes a file's name, its bytes that are done, and its bytes; None where ``quiet``, or stderr no terminal."""
+    if quiet or not on_terminal():
         yield None
         return
     with bars("name", "bar", "bytes", "speed") as show:
@@ -88,9 +94,9 @@ def file_bars(what: str) -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
     """A callback for each of ``total`` things that is done."""
-    if not on_terminal():
+    if quiet or not on_terminal():
         yield lambda: None
         return
     with bars("name", "bar", "count", "left") as show:

@@ -26,6 +26,7 @@ Backend = Annotated[
     typer.Option("--backend", help="auto takes each part's fastest form; reference is the definition, torch runs anywhere."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; warnings and results are printed all the same.")]
 Data = Annotated[
     list[str],
     typer.Option(
