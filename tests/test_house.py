@@ -7,15 +7,12 @@ import importlib
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import blocks
-import composer
 from blocks.catalogue import CATALOGUE
 from blocks.part import Part
 from composer.cli.main import app
@@ -237,51 +234,6 @@ def test_the_readme_shows_commands_that_exist() -> None:
     assert made <= targets
     assert {"build", "generate"} <= said
     assert {"demo", "test"} <= made
-
-
-def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp_path: Path, tiny_source: Path) -> None:
-    commands = [
-        ["check", "lawcat", "lolcats", "--from", str(tiny_source)],
-        ["show", "lolcats", "--from", str(tiny_source)],
-        ["show", "ablations/lawcat-rope", "--expand", "--from", str(tiny_source)],
-        ["diff", "lawcat", "lolcats", "--from", str(tiny_source)],
-        ["explain", "lawcat", "--from", str(tiny_source)],
-        ["new", str(tmp_path / "mine")],
-        ["parts", "hedgehog"],
-        ["schema"],
-        ["build", "--help"],
-    ]
-    composer.build_folder("softmax", ROOT / "examples" / "teacher", tmp_path / "built")
-    refused = [
-        ["distill", str(tiny_source), "--data", "texts"],
-        ["distill", str(tmp_path / "built"), "--data", "texts"],
-        ["train", str(tmp_path / "built"), "--data", "texts"],
-        ["build", "nothing", "--from", str(tiny_source)],
-        ["build", "lawcat", "--from", str(tmp_path / "nowhere")],
-        ["generate", str(tmp_path / "nowhere"), "--prompt", "Once"],
-        ["eval", str(tmp_path / "nowhere"), "--tasks", "passkey", "--lengths", "128"],
-        ["eval", str(tmp_path / "built"), "--tasks", "nothing"],
-        ["bench", str(tmp_path / "nowhere"), "--prefill", "1k"],
-        ["merge", str(tmp_path / "nowhere")],
-        ["sample", str(tmp_path / "nowhere"), "-o", str(tmp_path / "texts")],
-        ["verify", str(tmp_path / "nowhere")],
-    ]
-    script = (
-        "import json, sys\nfrom typer.testing import CliRunner\nfrom composer.cli.main import app\n"
-        "codes = [CliRunner().invoke(app, command).exit_code for command in json.loads(sys.argv[1])]\n"
-        "print(json.dumps([codes, sorted({'torch', 'transformers'} & set(sys.modules))]))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(commands + refused)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    codes, heavy = json.loads(run.stdout)
-    assert codes == [0] * len(commands) + [2] * len(refused)
-    assert heavy == []
 
 
 FORBIDDEN = {

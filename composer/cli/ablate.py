@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer.cli import bars
-from composer.cli.bars import Shown
+from composer.cli.bars import Shown, at_once
 from composer.cli.numbers import read_numbers
-from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, RunsOn, Set, Text
+from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, Text
 from composer.cli.screen import errors_alone, heading, print_json, print_table
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.errors import AblationError
 from composer.spec.inherit import shown
 
@@ -60,6 +60,7 @@ def ablate(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: its address, auto, or local to start one here.")
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Build, train and score every variant of a sweep.
@@ -72,6 +73,8 @@ def ablate(
         raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
     if ray is not None and jobs is not None:
         raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
+    check_references((*(data or ()), *(held_out or ())))
+    at_once("Planning the variants", quiet=quiet or as_json)
     from composer.ablation.ablate import ablate as run
     from composer.ablation.plan import Request
 
@@ -93,7 +96,7 @@ def ablate(
         autocast=bfloat16,
     )
     workers = _workers(jobs, ray, device)
-    with watching(quiet=as_json) as tell:
+    with watching(quiet=quiet or as_json) as tell:
         report = run(specs, request, out, overrides=settings or (), workers=workers, tell=tell)
     _print(report, out, as_json=as_json)
     if report.failed:

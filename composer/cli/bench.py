@@ -11,9 +11,9 @@ import typer
 
 from composer.benching.options import REPEATS, STEPS, BenchOptions, read_workloads
 from composer.cli import bars
-from composer.cli.bars import Shown
+from composer.cli.bars import Shown, at_once
 from composer.cli.numbers import read_numbers
-from composer.cli.options import Backend, Json, RunsOn, WeightsDtype
+from composer.cli.options import Backend, Json, Quiet, RunsOn, WeightsDtype
 from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO
@@ -52,6 +52,7 @@ def bench(
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report, tables and plots.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bench in OUT.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Time the prefill and the decode of models, side by side.
@@ -62,7 +63,7 @@ def bench(
     lengths = read_numbers(prefill, "--prefill", BenchError)
     positions = read_numbers(decode, "--decode", BenchError)
     rows = read_numbers(batch, "--batch", BenchError)
-    with watching(quiet=as_json) as watch:
+    with watching(quiet=quiet or as_json) as watch:
         options = BenchOptions(
             batches=rows,
             repeats=repeats,
@@ -79,6 +80,7 @@ def bench(
         )
         read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
         open_models(models, BenchError)
+        at_once("Reading the models", quiet=quiet or as_json)
         errors_alone()
         from composer.benching.runner import bench as run
 

@@ -12,7 +12,7 @@ import typer
 
 import composer
 from composer.cli.bars import file_bars
-from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.options import Json, MaybeFrom, Quiet, Revision, Set, SpecName
 from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, short_hashes, size
 from composer.spec.inherit import shown
 from converters.coverage import Shaped
@@ -58,6 +58,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
     revision: Revision = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Build a model: the source's weights, the spec's heads.
@@ -65,7 +66,7 @@ def build(
     With --fresh there is no source: the spec says its trunk, too, and all of it is random. The folder appears whole or not at
     all, and transformers loads it.
     """
-    with file_bars("writing") as moved:
+    with file_bars("writing", quiet=quiet) as moved:
         report = composer.build_folder(
             spec,
             source,

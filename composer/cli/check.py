@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.cli.options import Json, MaybeFrom, Revision, Set
+from composer.cli.options import Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import plural, print_json, print_table, short_hashes
 from composer.errors import GraphError, Mistake, SpecError
 from composer.graph.composition import HeadSpec
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 ANY = Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=1e4)
 """Stands in for a source that is not named: no rule that a head breaks here depends on these sizes."""
 MISTAKE = 2
+SPECS = "YAML files, names of shipped specs, or folders of built models."
 
 
 def check(
-    specs: Annotated[list[str], typer.Argument(help="YAML files, names of shipped specs, or folders of built models.")],
+    specs: Annotated[
+        list[str],
+        typer.Argument(help=SPECS, autocompletion=complete_spec),
+    ],
     source: MaybeFrom = None,
     settings: Set = None,
     revision: Revision = None,

@@ -10,7 +10,7 @@ import typer
 
 from composer.api import resolve_spec
 from composer.cli.check import check_alone
-from composer.cli.options import Json, MaybeFrom, Revision
+from composer.cli.options import Json, MaybeFrom, Revision, complete_spec
 from composer.cli.screen import heading, print_json, print_table, ranges, short_hashes
 from composer.cli.show import as_written
 from composer.errors import GraphError
@@ -23,7 +23,7 @@ from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 
 WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the folder of a built model."
-Which = Annotated[str, typer.Argument(help=WHICH, show_default=False)]
+Which = Annotated[str, typer.Argument(help=WHICH, show_default=False, autocompletion=complete_spec)]
 
 
 def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revision = None, as_json: Json = False) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer.cli import bars
-from composer.cli.bars import Shown
+from composer.cli.bars import Shown, at_once
 from composer.cli.numbers import read_numbers
-from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
+from composer.cli.options import Babi, Backend, Haystack, Json, Quiet, RunsOn, Text, WeightsDtype
 from composer.cli.screen import errors_alone, heading, print_json, print_table
 from composer.errors import EvaluationError
 from composer.evaluation.arguments import read_lengths, read_tasks
@@ -64,6 +64,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FOLDER", help="With --lm-eval: a folder with tasks of your own.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the evaluation in OUT.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Score models on tasks at several lengths.
@@ -73,7 +74,7 @@ def evaluate(
     """
     if include_path is not None and harness is None:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
-    with watching(quiet=as_json) as watch:
+    with watching(quiet=quiet or as_json) as watch:
         options = EvaluationOptions(
             samples=samples,
             seed=seed,
@@ -94,6 +95,7 @@ def evaluate(
         if read_tasks(tasks or (), options):  # a mistake is told before all that takes seconds to import
             read_lengths(sizes)
         open_models(models, EvaluationError)
+        at_once("Reading the models and their tasks", quiet=quiet or as_json)
         errors_alone()
         from composer.evaluation.runner import evaluate as run
 

@@ -53,7 +53,6 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     help="Linear-attention language models made out of pretrained transformers, one YAML file a head.",
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from composer.cli.bars import at_once
+from composer.cli.options import Quiet
 from composer.cli.screen import heading, without_bars
 from composer.spec.inherit import shown
 from composer.weights.sources import open_model
@@ -18,9 +20,11 @@ def merge(
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-merged.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
     open_model(model)  # a mistake is told before all that takes seconds to import
+    at_once(f"Merging {model}", quiet=quiet)
     from composer.training.merge import merge_adapters
 
     without_bars()

@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
+from composer.spec.shipped import shipped_specs
 from converters.trunk import Dtype
 
 SPEC = (
     "A YAML file, the name of a shipped spec (`compose show` lists them), or the folder of a built model. One of a sweep is "
     "SWEEP:VARIANT."
 )
-SpecName = Annotated[str, typer.Argument(help=SPEC)]
+
+
+def complete_spec(incomplete: str) -> list[str]:
+    """The shipped specs that begin so; files are the shell's own affair."""
+    return [name for name in shipped_specs() if name.startswith(incomplete)]
+
+
+SpecName = Annotated[str, typer.Argument(help=SPEC, autocompletion=complete_spec)]
 SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[

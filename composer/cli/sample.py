@@ -10,8 +10,8 @@ from typing import IO, Annotated
 
 import typer
 
-from composer.cli.bars import counting
-from composer.cli.options import SOURCE, RunsOn
+from composer.cli.bars import at_once, counting
+from composer.cli.options import SOURCE, Quiet, RunsOn
 from composer.cli.screen import heading, without_bars
 from composer.devices import check_device
 from composer.errors import DataError
@@ -32,6 +32,7 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Let a model write texts to train its student on.
 
@@ -41,6 +42,7 @@ def sample(
         raise DataError(f"{shown(out)} is a folder; say a file, such as {shown(out / 'texts.jsonl')}")
     _check_free(out, force=force)
     describe_model(model)  # a mistake is told before all that takes seconds to import
+    at_once(f"Reading {model}", quiet=quiet)
     check_device(device)
     from composer.data.sampling import sample_texts
     from composer.training.rows import tokenizer_of
@@ -50,7 +52,7 @@ def sample(
     source = open_language_model(model)
     tokenizer = tokenizer_of(source.source.folder)
     loaded = source.load(device)
-    with _made(out, force=force) as stream, counting("texts", texts) as taken:
+    with _made(out, force=force) as stream, counting("texts", texts, quiet=quiet) as taken:
         written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
         for text in written:
             stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

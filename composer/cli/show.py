@@ -12,7 +12,7 @@ import yaml
 
 from composer.api import resolve_spec
 from composer.cli.code import print_code
-from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
+from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.files import write_whole
@@ -33,7 +33,7 @@ _LEAVES = 3
 
 
 def show(
-    spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: the shipped ones, by name.")] = None,
+    spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: their names.", autocompletion=complete_spec)] = None,
     source: MaybeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on its own trunk, as `build --fresh` does.")] = False,
     settings: Set = None,

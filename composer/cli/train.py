@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.bars import training_steps
+from composer.cli.bars import at_once, training_steps
 from composer.cli.distill import print_run
 from composer.cli.options import (
     Anew,
@@ -20,13 +20,14 @@ from composer.cli.options import (
     HeldShare,
     Interval,
     Json,
+    Quiet,
     Resume,
     RunsOn,
     Set,
     Strict,
 )
 from composer.cli.screen import one_voice, without_bars
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 
@@ -51,6 +52,7 @@ def train(
     resume: Resume = False,
     force: Anew = False,
     strict: Strict = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train a model that was built from nothing.
@@ -64,12 +66,14 @@ def train(
 
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         stage_from_nothing(read_student(model, settings or ()))
+        check_references((*data, *(held_out or ())))
+        at_once(f"Training {model}", quiet=quiet or as_json)
     from composer.training.run import TrainingOptions
     from composer.training.scratch import train as run
 
     without_bars()
     target = out if out is not None else Path(f"{model.resolve().name}-trained")
-    with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
+    with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         options = TrainingOptions(
             data=data,
             held_out=held_out or (),

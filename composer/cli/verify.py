@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from composer.cli.bars import file_bars
-from composer.cli.options import Json
+from composer.cli.options import Json, Quiet
 from composer.cli.screen import heading, plural, print_json, print_table, short_hashes
 
 MISMATCH = 1
@@ -16,6 +16,7 @@ MISMATCH = 1
 
 def verify(
     model: Annotated[Path, typer.Argument(help="A folder that `compose build` has written.")],
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Check a built model against its record.
@@ -25,7 +26,7 @@ def verify(
     """
     from composer.weights.verify import verify as checks_of
 
-    with file_bars("reading") as moved:
+    with file_bars("reading", quiet=quiet) as moved:
         report = checks_of(model, moved)
     if as_json:
         print_json({**report.model_dump(mode="json"), "ok": report.ok})

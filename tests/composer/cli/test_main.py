@@ -63,6 +63,7 @@ def test_the_commands() -> None:
         "sample",
         "schema",
         "show",
+        "tasks",
         "train",
         "verify",
     ]
