@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -41,17 +40,6 @@ TEXTS = sorted(
 SIZE = Dimensions(hidden_size=64, layers=4, heads=8, key_heads=4, head_dim=8, rope_theta=1e4)
 LONGEST_FILE = 300
 LONGEST_LINE = 132
-
-
-@pytest.fixture
-def tiny_source(tmp_path: Path) -> Path:
-    """As much of a model as reading, resolving and explaining a spec takes: its config."""
-    folder = tmp_path / "source"
-    folder.mkdir()
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
-    config = {"model_type": "llama", **sizes, "num_key_value_heads": 4, "hidden_act": "silu", "dtype": "float32"}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def named(path: Path) -> str:

@@ -7,9 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import composer
 
 ROOT = Path(composer.__file__).parents[1]
+
+
+@pytest.fixture
+def tiny_source(tmp_path: Path) -> Path:
+    """As much of a model as reading, resolving and explaining a spec takes: its config."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config = {"model_type": "llama", **sizes, "num_key_value_heads": 4, "hidden_act": "silu", "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp_path: Path, tiny_source: Path) -> None:
