@@ -13,6 +13,7 @@ from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
 from blocks.positions import POSITIONS, PositionConfig
+from blocks.qk_norms import QUERY_KEY_NORMS, QueryKeyNormConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
 from blocks.scores import SCORES, ScoreConfig
@@ -28,6 +29,7 @@ __all__ = [
     "MixerConfig",
     "OutputConfig",
     "PositionConfig",
+    "QueryKeyNormConfig",
     "RateConfig",
     "ReadConfig",
     "ScoreConfig",
@@ -36,6 +38,7 @@ __all__ = [
 
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "mix input": MIXERS,
+    "qk norm": QUERY_KEY_NORMS,
     "position": POSITIONS,
     "value position": VALUE_POSITIONS,
     "convolution": CONVOLUTIONS,

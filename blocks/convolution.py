@@ -2,64 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from blocks import initialise
 from blocks.flow import Tokens
-from blocks.legend import Float, Shape, Tensor
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Slot, State, bare, kinds
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, kinds
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
-Input = Literal["q", "k"]
+Input = Literal["q", "k", "v"]
+NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
 class Convolution(Part):
     """Depthwise: each coordinate of each head is a weighted sum of itself over the last ``kernel`` tokens of its document.
 
-    Feeds the features only: exact memories see the raw queries and keys. Starts as the identity.
+    Queries and keys feed the features only: exact memories see them raw. Values there is one of, so convolved ones are what every
+    memory holds. Starts as the identity, but for the activation.
     """
 
     role: ClassVar[str] = "convolution"
-    equation: ClassVar[str] = "q̃_t = Σ_δ w_δ ⊙ q_{t-δ}, 0 ≤ δ < kernel (k̃ likewise)"
-    source: ClassVar[str] = "LAWCAT, section 4.1 (r = kernel - 1)"
+    equation: ClassVar[str] = "q̃_t = act(Σ_δ w_δ ⊙ q_{t-δ}), 0 ≤ δ < kernel (k̃ and ṽ likewise)"
+    source: ClassVar[str] = (
+        "LAWCAT, section 4.1 (r = kernel - 1); with values and SiLU: Yang et al. 2024, arXiv:2412.06464, section 3.4"
+    )
     kind: Literal["causal"] = "causal"
     kernel: PositiveInt = 4
     """Taps, the current token included."""
     inputs: Annotated[tuple[Input, ...], Field(min_length=1)] = ("q", "k")
     """What is convolved."""
+    activation: Literal["none", "silu"] = "none"
+    """act, of all that is convolved."""
     share: Literal["none", "qk"] = "none"
     """qk: one filter for queries and keys."""
     per: Per = "query_head"
-    """Whose filters the keys have: one a query head or one a key head. Queries have one a query head, unless shared."""
+    """Whose filters the keys have: one a query head or one a key head. Queries have one a query head, unless shared; values one
+    a key head."""
 
     @field_validator("inputs")
     @classmethod
     def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
         if len(set(inputs)) < len(inputs):
             raise ValueError("names an input twice")
-        return tuple(sorted(inputs, reverse=True))
+        return tuple(sorted(inputs, key=list(NAMES).index))
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> Self:
-        (first, *others) = self.inputs
-        if self.share == "qk" and not others:
-            raise FieldError(f"one filter for q and k, and `inputs` has {first} alone: remove `share`, or convolve both", "share")
+        said = " and ".join(self.inputs) + (" alone" if len(self.inputs) == 1 else "")
+        if self.share == "qk" and not {"q", "k"} <= set(self.inputs):
+            raise FieldError(f"one filter for q and k, and `inputs` has {said}: remove `share`, or convolve both", "share")
         if self.per == "key_head" and "k" not in self.inputs:
-            raise FieldError("says whose filters the keys have, and `inputs` has q alone: remove `per`, or convolve k, too", "per")
+            raise FieldError(f"says whose filters the keys have, and `inputs` has {said}: remove `per`, or convolve k, too", "per")
         return self
 
     def key_heads(self, shape: Shape) -> int:
         """Heads of the convolved keys."""
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
+    def _given(self, shape: Shape) -> dict[str, int]:
+        """What is convolved, and the heads that it comes in with."""
+        heads = {"q": shape.heads, "k": shape.key_heads, "v": shape.key_heads}
+        return {NAMES[name]: heads[name] for name in self.inputs}
+
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         own = shape.heads if self.per == "query_head" else shape.key_heads
         rows = {"weight": own} if self.share == "qk" else {"query": shape.heads, "key": own}
-        used = {"weight", *({"q": "query", "k": "key"}[name] for name in self.inputs)}
+        rows["value"] = shape.key_heads
+        used = {"weight", *self._given(shape)}
         return {
             name: Fresh((heads, shape.head_dim, self.kernel), initialise.current_token)
             for name, heads in rows.items()
@@ -67,19 +81,24 @@ class Convolution(Part):
         }
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        heads = {"q": ("query", shape.heads), "k": ("key", shape.key_heads)}
-        slots = (heads[name] for name in self.inputs)
-        return {name: Slot((self.kernel - 1, count, shape.head_dim), "pairs") for name, count in slots}
+        given = self._given(shape).items()
+        return {name: Slot((self.kernel - 1, heads, shape.head_dim), "pairs") for name, heads in given}
+
+    def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
+        says = "weight of the current token, the last tap, and of those before it"
+        return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), says) for name, weight in parameters.items()}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        heads = {"q": shape.heads, "k": self.key_heads(shape)}
-        return 2 * self.kernel * shape.head_dim * sum(heads[name] for name in self.inputs)
+        heads = self._given(shape) | ({"key": self.key_heads(shape)} if "k" in self.inputs else {})
+        return 2 * self.kernel * shape.head_dim * sum(heads.values())
 
     def operation(self, shape: Shape) -> Operation:
         size = shape.head_dim
+        query = Port("query", Kind.QUERY, shape.heads, size)
+        value = (Port("value", Kind.VALUE, shape.key_heads, size),) if "v" in self.inputs else ()
         return Operation(
-            reads=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, shape.key_heads, size)),
-            gives=(Port("query", Kind.QUERY, shape.heads, size), Port("key", Kind.KEY, self.key_heads(shape), size)),
+            reads=(query, Port("key", Kind.KEY, shape.key_heads, size), *value),
+            gives=(query, Port("key", Kind.KEY, self.key_heads(shape), size), *value),
             forms=(
                 Form(
                     FLA,
@@ -96,27 +115,30 @@ class Convolution(Part):
         )
 
     def _run(
-        self, parameters: Parameters, call: Call, *, query: Tensor, key: Tensor, filtering: Filtering
-    ) -> tuple[tuple[Tensor, Tensor], State]:
-        query, key, state = self.convolve(parameters, query, key, call.tokens, call.state, filtering)
-        return (query, key), state
+        self, parameters: Parameters, call: Call, *, filtering: Filtering, **given: Tensor
+    ) -> tuple[tuple[Tensor, ...], State]:
+        outputs, state = self.convolve(parameters, given, call.tokens, call.state, filtering)
+        return tuple(outputs.values()), state
 
     def convolve(
         self,
         parameters: Parameters,
-        query: Float[Tensor, "B T H D"],
-        key: Float[Tensor, "B T K D"],
+        given: Mapping[str, Float[Tensor, "B T _ D"]],
         tokens: Tokens,
         state: State,
         filtering: Filtering = filtered,
-    ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T N D"], State]:
-        """Return the convolved queries and keys (H or K heads), and the inputs that the next call still needs."""
-        outputs, carried = {"query": query, "key": key}, {}
+    ) -> tuple[dict[str, Float[Tensor, "B T _ D"]], State]:
+        """Return queries, keys and values, those that are to be convolved, and the inputs that the next call still needs.
+
+        given: by their names, query H heads, key and value K; convolved keys have H or K heads.
+        """
+        outputs, carried = dict(given), {}
         for name in state:
-            weight = parameters.get("weight", parameters.get(name))
-            assert weight is not None
+            weight = parameters[name if name in parameters else "weight"]
             outputs[name], carried[name] = filtering(outputs[name], weight, tokens, state[name])
-        return outputs["query"], outputs["key"], carried
+            if self.activation == "silu":
+                outputs[name] = torch.nn.functional.silu(outputs[name])
+        return outputs, carried
 
 
 ConvolutionConfig = Annotated[Convolution, BeforeValidator(bare)]

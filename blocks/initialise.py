@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -33,6 +34,18 @@ def _sigmoid_power(tensor: Tensor, generator: torch.Generator | None, *, low: fl
     tensor.copy_(-torch.expm1(-drawn.log() / power).log())
 
 
+def _log_uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
+    drawn = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device).uniform_(low, high, generator=generator)
+    tensor.copy_(drawn.log())
+
+
+def _softplus_log_uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
+    drawn = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+    drawn = drawn.uniform_(math.log(low), math.log(high), generator=generator).exp()
+    # softplus⁻¹(y) = log(eʸ - 1)
+    tensor.copy_(drawn + torch.log(-torch.expm1(-drawn)))
+
+
 def constant(value: float) -> Fill:
     """Every entry is ``value``."""
     return partial(_constant, value=value)
@@ -46,6 +59,16 @@ def normal(fan_in: int) -> Fill:
 def sigmoid_power(low: float, high: float, power: float) -> Fill:
     """σ(entry) ** ``power`` is uniform between ``low`` and ``high``, 0 < low < high < 1."""
     return partial(_sigmoid_power, low=low, high=high, power=power)
+
+
+def logarithm_of_uniform(low: float, high: float) -> Fill:
+    """exp(entry) is uniform between ``low`` and ``high``, 0 < low < high."""
+    return partial(_log_uniform, low=low, high=high)
+
+
+def softplus_log_uniform(low: float, high: float) -> Fill:
+    """log softplus(entry) is uniform between those of ``low`` and ``high``, 0 < low < high."""
+    return partial(_softplus_log_uniform, low=low, high=high)
 
 
 identity: Fill = _identity

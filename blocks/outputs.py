@@ -1,4 +1,4 @@
-"""What becomes of a head's answer before the output projection: a norm of each head, and a gate of the hidden state."""
+"""What becomes of a head's answer before the output projection: a norm, and a gate of the hidden state."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
 """Where swish is 1, and sigmoid 0.98: a gate starts open."""
 
 
-class Norm(Part):
-    """RMSNorm over the coordinates of each head, with one weight a coordinate."""
+class Output(Part):
+    """Something done to each token's answer, which may look at the token's hidden state."""
 
     role: ClassVar[str] = "output"
-    equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w"
-    source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621, eq. 8 (one norm a head); Zhang & Sennrich 2019, arXiv:1910.07467"
-    incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
-    kind: Literal["norm"] = "norm"
-    epsilon: PositiveFloat = 1e-5
-    """Added to the mean square."""
-
-    def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        return {"weight": Fresh((shape.head_dim,), initialise.constant(1.0))}
+    normalises: ClassVar[bool]
+    """The answer's own size is taken out of it."""
 
     def operation(self, shape: Shape) -> Operation:
         answer = Port("output", Kind.OUTPUT, shape.heads, shape.head_dim)
@@ -38,14 +31,70 @@ class Norm(Part):
     def _run(self, parameters: Parameters, call: Call, *, output: Tensor, hidden: Tensor) -> tuple[tuple[Tensor], State]:
         return (self.finish(parameters, output, hidden),), {}
 
+    def finish(
+        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H D"]:
+        """What goes into the output projection."""
+        raise NotImplementedError
+
+
+class Norm(Output):
+    """RMSNorm over the coordinates of each head, with one weight a coordinate, or over those of all heads together."""
+
+    equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w"
+    source: ClassVar[str] = (
+        "Sun et al. 2023, arXiv:2307.08621, eq. 8 (one norm a head); Zhang & Sennrich 2019, arXiv:1910.07467; "
+        "over all heads: Chen et al. 2026, arXiv:2601.22156 (HypeNet), as in its code"
+    )
+    normalises: ClassVar[bool] = True
+    incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
+    kind: Literal["norm"] = "norm"
+    epsilon: PositiveFloat = 1e-5
+    """Added to the mean square."""
+    over: Literal["head", "heads"] = "head"
+    """head: each head by itself, with weights that the heads share. heads: the group's heads as one, each with its own weights."""
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        columns = shape.head_dim if self.over == "head" else shape.heads * shape.head_dim
+        return {"weight": Fresh((columns,), initialise.constant(1.0))}
+
     def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * shape.heads * shape.head_dim
 
     def finish(
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
-        """Normalise each head's answer, in the accumulating dtype."""
-        return rms_norm(output, parameters["weight"], self.epsilon)
+        """Normalise, in the accumulating dtype."""
+        if self.over == "head":
+            return rms_norm(output, parameters["weight"], self.epsilon)
+        return rms_norm(output.flatten(2), parameters["weight"], self.epsilon).view(output.shape)
+
+
+class OutputGate(Output):
+    """The answer as it is, times an activation of the hidden state: one gate a coordinate, on any head. It starts open."""
+
+    equation: ClassVar[str] = "ô_t = o_t ⊙ act(x_t W + b), W: C × (heads · D), or of a rank"
+    source: ClassVar[str] = (
+        "Qiu et al. 2025, arXiv:2505.06708 (after softmax attention); Chen et al. 2026, arXiv:2601.22156 (HypeNet)"
+    )
+    normalises: ClassVar[bool] = False
+    kind: Literal["gate"] = "gate"
+    activation: Literal["swish", "sigmoid"] = "sigmoid"
+    """act."""
+    rank: PositiveInt | Literal["full"] = "full"
+    """full: one matrix; a number: two, through that many columns."""
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        return gate_parameters(shape, self.activation, self.rank)
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return gate_flops(shape, self.rank)
+
+    def finish(
+        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H D"]:
+        """Open and close each coordinate."""
+        return output * opening(parameters, hidden, self.activation).view(output.shape).to(output.dtype)
 
 
 class GatedNorm(Norm):
@@ -60,32 +109,46 @@ class GatedNorm(Norm):
     """full: one matrix; a number: two, through that many columns."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        width, columns = shape.hidden_size, shape.heads * shape.head_dim
-        open_ = ONE_OF_SWISH if self.activation == "swish" else NEARLY_ONE_OF_SIGMOID
-        fresh = super().parameters(shape) | {"gate_bias": Fresh((columns,), initialise.constant(open_))}
-        nothing = initialise.constant(0.0)
-        if self.rank == "full":
-            return fresh | {"gate": Fresh((columns, width), nothing)}
-        down = Fresh((self.rank, width), initialise.normal(width))
-        return fresh | {"gate_down": down, "gate_up": Fresh((columns, self.rank), nothing)}
+        return super().parameters(shape) | gate_parameters(shape, self.activation, self.rank)
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        width, columns = shape.hidden_size, shape.heads * shape.head_dim
-        gate = width * columns if self.rank == "full" else self.rank * (width + columns)
-        return super().flops(shape, tokens) + 2 * gate + 2 * columns
+        return super().flops(shape, tokens) + gate_flops(shape, self.rank)
 
     def finish(
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
         """Normalise, then open and close each coordinate."""
-        bias, last = parameters["gate_bias"], parameters["gate" if self.rank == "full" else "gate_up"]
-        hidden = hidden.to(bias.dtype)
-        if self.rank != "full":
-            hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
-        logits = torch.nn.functional.linear(hidden, last, bias).view(output.shape)
-        gate = torch.nn.functional.silu(logits) if self.activation == "swish" else logits.sigmoid()
+        gate = opening(parameters, hidden, self.activation).view(output.shape)
         return super().finish(parameters, output, hidden) * gate.to(output.dtype)
 
 
-OutputConfig = Annotated[Norm | GatedNorm, Field(discriminator="kind"), BeforeValidator(bare)]
+def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:
+    """Those of a gate of the hidden state, one a coordinate, that starts open."""
+    width, columns = shape.hidden_size, shape.heads * shape.head_dim
+    open_ = ONE_OF_SWISH if activation == "swish" else NEARLY_ONE_OF_SIGMOID
+    nothing = initialise.constant(0.0)
+    fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))}
+    if rank == "full":
+        return fresh | {"gate": Fresh((columns, width), nothing)}
+    down = Fresh((rank, width), initialise.normal(width))
+    return fresh | {"gate_down": down, "gate_up": Fresh((columns, rank), nothing)}
+
+
+def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
+    """Of its products, its activation and what it multiplies."""
+    width, columns = shape.hidden_size, shape.heads * shape.head_dim
+    return 2 * (width * columns if rank == "full" else rank * (width + columns)) + 2 * columns
+
+
+def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: str) -> Float[Tensor, "B T columns"]:
+    """How far each coordinate is open."""
+    bias = parameters["gate_bias"]
+    hidden = hidden.to(bias.dtype)
+    if "gate_down" in parameters:
+        hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
+    logits = torch.nn.functional.linear(hidden, parameters["gate_up" if "gate_down" in parameters else "gate"], bias)
+    return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+
+
+OutputConfig = Annotated[Norm | OutputGate | GatedNorm, Field(discriminator="kind"), BeforeValidator(bare)]
 OUTPUTS = kinds(OutputConfig)

@@ -19,7 +19,7 @@ from blocks.legend import Shape, Tensor
 if TYPE_CHECKING:
     import torch
 
-    from blocks.operation import Operation
+    from blocks.operation import Call, Operation
 
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
@@ -80,6 +80,18 @@ class Slot:
         return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Something that a part shows of itself: numbers, what their axes are, and what they say.
+
+    Where the first axis is "token", the batch rows come before it; where it is not, the numbers follow from the parameters alone.
+    """
+
+    numbers: torch.Tensor
+    axes: tuple[str, ...]
+    says: str
+
+
 class Part(Closed):
     """Base of every part in the catalogue. ``kind`` names it in a spec."""
 
@@ -100,6 +112,10 @@ class Part(Closed):
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """The tensors that are handed from call to call, by name, for one batch row."""
+        return {}
+
+    def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
+        """What it can show of itself on these inputs, by name, beside what it gives: for people who look into a model."""
         return {}
 
     def flops(self, shape: Shape, tokens: int) -> int:

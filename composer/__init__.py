@@ -2,32 +2,101 @@
 
     import composer
 
-    spec = composer.load_spec("lawcat")
-    model = composer.build(spec, "meta-llama/Llama-3.2-1B")
-    print(composer.explain(spec, "meta-llama/Llama-3.2-1B"))
+    print(composer.explain("lawcat", "meta-llama/Llama-3.2-1B"))
+    built = composer.build_folder("lawcat", "meta-llama/Llama-3.2-1B", "mine")
+    composer.distil(built.out, "texts.jsonl", "mine-distilled")
+    composer.evaluate(["meta-llama/Llama-3.2-1B", "mine-distilled"], "passkey", "512,4k")
 
-Importing it registers the models with transformers' Auto classes, and imports neither transformers nor torch.
+What ``compose`` does, each function does: ``dir(composer)`` lists them. They print nothing; what they return shows itself, as text
+and in notebooks. A user's mistake raises ``ComposerError``. Importing it registers the models with transformers' Auto classes, and
+imports neither transformers nor torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from composer import registration
 
 if TYPE_CHECKING:
     from composer.api import build, build_folder, explain, load, load_spec
+    from composer.commands.ablation import ablate
+    from composer.commands.bench import bench
+    from composer.commands.evaluation import evaluate
+    from composer.commands.inspecting import inspect
+    from composer.commands.parts import parts
+    from composer.commands.selection import select
+    from composer.commands.specs import check, code, diff, show
+    from composer.commands.starting import new, schema
+    from composer.commands.texts import generate, sample
+    from composer.commands.training import distil, merge, train
+    from composer.commands.verifying import verify
+    from composer.errors import ComposerError
+    from composer.spec.loading import expand
+    from composer.spec.shipped import shipped_specs
 
-__all__ = ["build", "build_folder", "explain", "load", "load_spec"]
+__all__ = [
+    "ComposerError",
+    "ablate",
+    "bench",
+    "build",
+    "build_folder",
+    "check",
+    "code",
+    "diff",
+    "distil",
+    "evaluate",
+    "expand",
+    "explain",
+    "generate",
+    "inspect",
+    "load",
+    "load_spec",
+    "merge",
+    "new",
+    "parts",
+    "sample",
+    "schema",
+    "select",
+    "shipped_specs",
+    "show",
+    "train",
+    "verify",
+]
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "errors": ["ComposerError"],
+    "api": ["build", "build_folder", "explain", "load", "load_spec"],
+    "commands.ablation": ["ablate"],
+    "commands.bench": ["bench"],
+    "commands.evaluation": ["evaluate"],
+    "commands.inspecting": ["inspect"],
+    "commands.parts": ["parts"],
+    "commands.selection": ["select"],
+    "commands.specs": ["check", "code", "diff", "show"],
+    "commands.starting": ["new", "schema"],
+    "commands.texts": ["generate", "sample"],
+    "commands.training": ["distil", "merge", "train"],
+    "commands.verifying": ["verify"],
+    "spec.loading": ["expand"],
+    "spec.shipped": ["shipped_specs"],
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_AS_COMMANDS = {"distill": "distil", "eval": "evaluate"}
+"""What the command line calls them."""
 
 registration.register()
 
 
 def __getattr__(name: str) -> Any:
     # The functions come at their first use, so that the command line can answer Ctrl-C from its first moment.
-    if name not in __all__:
+    own = _AS_COMMANDS.get(name, name)
+    if own not in _ROOM_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    from composer import api
+    return getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
 
-    return getattr(api, name)
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.errors import BuildError, GraphError
+from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
+from composer.progress import Shown, told_of, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.inherit import own_source
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
-__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec"]
+__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "loaded_spec", "resolve_spec"]
 
 SpecLike = Spec | str | Path | Mapping[str, Any]
 """A spec, the path of one, the name of a shipped one, or what stands in one."""
@@ -39,13 +40,14 @@ def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Sequence[st
 
     Raises SpecError with file, line and path.
     """
-    loaded = _loaded(spec, overrides)
+    loaded = loaded_spec(spec, overrides)
     try:
         return resolve(loaded, size)
     except GraphError as error:
         raise locate(error, loaded) from error
 
 
+@in_words
 def build(
     spec: SpecLike,
     source: str | os.PathLike[str] | PreTrainedModel | None = None,
@@ -67,25 +69,29 @@ def build(
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
+    _check_dtype(dtype)
     source = _origin(source, fresh, revision)
+    loaded = loaded_spec(spec, overrides)
+    document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
         from composer.weights.fresh import build_fresh
 
-        made = build_fresh(resolve_spec(spec, None, overrides), dtype=dtype, seed=seed)
+        made = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
         made.set_backend(backend)
         return made
     if isinstance(source, (str, os.PathLike)):
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        resolved = resolve_spec(spec, dimensions(describe_model(source, revision).trunk), overrides)
+        resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
         opened = open_model(source, revision)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         kind = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         try:
-            model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
+            with without_theirs():
+                model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
         share = True
@@ -93,12 +99,13 @@ def build(
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
         model = source if dtype is None else _turned(source, dtype)
-        resolved = resolve_spec(spec, dimensions(trunk_of(model)), overrides)
-    student = build_from_model(resolved, model, seed=seed, share=share)
+        resolved = resolve_spec(loaded, dimensions(trunk_of(model)))
+    student = build_from_model(resolved, model, seed=seed, share=share, spec_document=document, opened=opened)
     student.set_backend(backend)
     return student
 
 
+@in_words
 def build_folder(
     spec: SpecLike,
     source: str | os.PathLike[str] | None = None,
@@ -114,7 +121,7 @@ def build_folder(
     hash_contents: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     lolcats: Sequence[str | os.PathLike[str]] = (),
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
@@ -123,51 +130,58 @@ def build_folder(
     tokenizer: a folder or a model of the Hub whose tokenizer then comes along. copy: give it bytes of its own instead of links
     to the source's files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force:
     replace what stands there. dry_run: plan and check only. lolcats: checkpoints of LoLCATs' (pickles of tensors) that stand on
-    the source: trained heads, and adapters, which are merged. Raises SpecError, SourceError or BuildError.
+    the source: trained heads, and adapters, which are merged. progress: True shows a bar; or what is to be called with a file's
+    name, the bytes of it that are there, and all of its bytes. Raises SpecError, SourceError or BuildError.
+
+        composer.build_folder("lawcat", "teacher", "lawcat-mine")
     """
     from composer.weights.build import build_folder as write_folder
 
+    _check_dtype(dtype)
     source = _origin(source, fresh, revision)
-    loaded = _loaded(spec, overrides)
+    loaded = loaded_spec(spec, overrides)
     if source is None and lolcats:
         raise BuildError("LoLCATs' checkpoints (--lolcats) stand on a model: name it with --from")
     if source is None:
         from composer.weights.fresh import build_fresh_folder
         from composer.weights.tokenizer import open_tokenizer
 
-        return build_fresh_folder(
-            resolve_spec(loaded, None),
-            default_output(loaded.name, None) if out is None else out,
-            spec_document=loaded.model_dump(mode="json", exclude_unset=True),
-            dtype=dtype,
-            seed=seed,
-            tokenizer=None if tokenizer is None else open_tokenizer(tokenizer),
-            force=force,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        with told_of(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+            return build_fresh_folder(
+                resolve_spec(loaded, None),
+                default_output(loaded.name, None) if out is None else out,
+                spec_document=loaded.model_dump(mode="json", exclude_unset=True),
+                dtype=dtype,
+                seed=seed,
+                tokenizer=None if tokenizer is None else open_tokenizer(tokenizer),
+                force=force,
+                dry_run=dry_run,
+                progress=moved,
+            )
     if tokenizer is not None:
         raise BuildError(
             "a source brings its own tokenizer: leave `tokenizer` (--tokenizer) out, it is for what is built from nothing"
         )
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
     opened = open_model(source, revision)
-    return write_folder(
-        resolved,
-        opened,
-        default_output(loaded.name, opened) if out is None else out,
-        spec_document=loaded.model_dump(mode="json", exclude_unset=True),
-        dtype=dtype,
-        seed=seed,
-        copy=copy,
-        hash_contents=hash_contents,
-        force=force,
-        dry_run=dry_run,
-        progress=progress,
-        lolcats=lolcats,
-    )
+    with told_of(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+        return write_folder(
+            resolved,
+            opened,
+            default_output(loaded.name, opened) if out is None else out,
+            spec_document=loaded.model_dump(mode="json", exclude_unset=True),
+            dtype=dtype,
+            seed=seed,
+            copy=copy,
+            hash_contents=hash_contents,
+            force=force,
+            dry_run=dry_run,
+            progress=moved,
+            lolcats=lolcats,
+        )
 
 
+@in_words
 def explain(
     spec: SpecLike,
     source: str | os.PathLike[str] | None = None,
@@ -187,14 +201,14 @@ def explain(
         raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
     source = own_source(spec) if source is None else source
     trunk = None if source is None else describe_model(source, revision).trunk
-    loaded = _loaded(spec, overrides)
+    loaded = loaded_spec(spec, overrides)
     resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
+    _check_dtype(dtype)
     kind = dtype or (trunk.dtype if trunk else "float32")
-    if kind not in BYTES:
-        raise BuildError(f'there is no dtype "{kind}"; there are {", ".join(BYTES)}')
     return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind)
 
 
+@in_words
 def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
@@ -202,7 +216,18 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
     """
     from composer.weights.loading import load_model
 
-    return load_model(Path(folder), dtype, device, backend)
+    _check_dtype(dtype)
+    with without_theirs():
+        return load_model(Path(folder), dtype, device, backend)
+
+
+def _check_dtype(said: str | None) -> None:
+    if said is not None and said not in BYTES:
+        raise BuildError(f'there is no dtype "{said}"; there are {", ".join(BYTES)}')
+
+
+def _written(name: str, done: int, total: int) -> Shown:
+    return Shown(f"writing {name}", done, total)
 
 
 def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:
@@ -218,7 +243,8 @@ def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin 
     return source
 
 
-def _loaded(spec: SpecLike, overrides: Sequence[str]) -> Spec:
+def loaded_spec(spec: SpecLike, overrides: Sequence[str]) -> Spec:
+    """The spec with its overrides. Raises SpecError."""
     if not isinstance(spec, Spec):
         return load_spec(spec, overrides)
     if overrides:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
+from converters.errors import ConverterError
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 Path = tuple[str | int, ...]
 """Where in a document: keys and indexes, from its top."""
 
@@ -84,5 +91,26 @@ class AblationError(ComposerError):
     """Variants cannot be compared as asked, or where their results would stand something else does."""
 
 
+class SelectionError(ComposerError):
+    """Layers cannot be chosen as asked, or something stands where the result would."""
+
+
 class BenchError(ComposerError):
     """Models cannot be timed as asked, or something stands where the result would."""
+
+
+class InspectionError(ComposerError):
+    """A model cannot be looked into as asked, or something stands where the report would."""
+
+
+def in_words(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """The function, with what converters refuse as a ComposerError, too."""
+
+    @wraps(function)
+    def told(*arguments: Asked.args, **options: Asked.kwargs) -> Answer:
+        try:
+            return function(*arguments, **options)
+        except ConverterError as error:
+            raise SourceError(str(error)) from error
+
+    return told

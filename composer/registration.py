@@ -26,7 +26,9 @@ class _Asked(type):
     def _configuration(cls) -> Any:
         """The configuration itself, registered in its name's place; its models come with it."""
         from composer.model.classes import configuration_for
+        from composer.weights.saved import keep_records
 
+        keep_records()
         own = configuration_for(cls.model_type)
         sys.modules[AUTO].AutoConfig.register(cls.model_type, own, exist_ok=True)
         return own

@@ -1,9 +1,16 @@
-"""Tables of reports, and how Markdown writes them."""
+"""Tables of reports, as Markdown, plain text and HTML write them, and objects whose ``repr`` is such tables."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNBOUNDED = 10_000
+"""Columns of a screen on which nothing wraps."""
 
 
 class Table(NamedTuple):
@@ -18,6 +25,56 @@ class Table(NamedTuple):
         """With its title above it."""
         return f"### {self.title}\n\n{markdown_table(self.headers, self.rows, self.figures)}\n"
 
+    def text(self) -> str:
+        """For a terminal, its title above it."""
+        lines = text_table(self.rows, headers=self.headers, right=self.figures)
+        return f"{self.title}\n{lines}" if self.title else lines
+
+    def html(self) -> str:
+        """For a notebook, its title above it."""
+        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        head = f"<thead>{_html_row(self.headers, self.figures, 'th')}</thead>" if any(self.headers) else ""
+        body = "".join(_html_row(row, self.figures, "td") for row in self.rows)
+        return f"<table>{title}{head}<tbody>{body}</tbody></table>"
+
+
+class View(NamedTuple):
+    """What people see of an object: a title, tables, text as it stands, and notes below."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    verbatim: str = ""
+
+    def text(self) -> str:
+        """For a terminal: blocks with an empty line between them."""
+        blocks = [self.title, self.verbatim, *(table.text() for table in self.tables), "\n".join(self.notes)]
+        return "\n\n".join(block.rstrip("\n") for block in blocks if block)
+
+    def html(self) -> str:
+        """For a notebook; nothing in it is markup but what stands here."""
+        title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
+        verbatim = f"<pre>{escape(self.verbatim)}</pre>" if self.verbatim else ""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<div>{title}{verbatim}{''.join(table.html() for table in self.tables)}{notes}</div>"
+
+
+class Readable:
+    """An object that shows itself to people: as text wherever it is printed, as HTML in a notebook."""
+
+    def view(self) -> View:
+        """What is shown."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.view().text()
+
+    def __str__(self) -> str:
+        return self.view().text()
+
+    def _repr_html_(self) -> str:
+        return self.view().html()
+
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], figures: Container[int] = ()) -> str:
     """A line for the headers, one below them, and one for each row."""
@@ -25,5 +82,49 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], figure
     return "\n".join(map(_line, (headers, ruler, *rows)))
 
 
+def text_table(
+    rows: Iterable[Sequence[str]],
+    *,
+    headers: Sequence[str] = (),
+    right: Container[int] = (),
+    indent: int = 2,
+    screen: Console | None = None,
+) -> str:
+    """Columns without lines. Only the last one wraps, at the width of ``screen``; without one, none does. right: the columns of
+    figures."""
+    from rich import console
+    from rich.padding import Padding
+    from rich.table import Table as Columns
+
+    rows = [tuple(row) for row in rows]
+    columns = max((len(row) for row in (headers, *rows)), default=0)
+    table = Columns(box=None, show_header=any(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index in range(columns):
+        last = index == columns - 1
+        table.add_column(
+            headers[index] if headers else "",
+            justify="right" if index in right else "left",
+            no_wrap=not last,
+            overflow="fold",
+            min_width=None if last else max((len(row[index]) for row in (headers, *rows) if row), default=0),
+        )
+    for row in rows:
+        table.add_row(*row)
+    if screen is None:
+        screen = console.Console(
+            highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False, force_jupyter=False
+        )
+        screen.width = UNBOUNDED
+    with screen.capture() as captured:
+        screen.print(Padding(table, (0, 0, 0, indent)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
+    sides = ("right" if column in figures else "left" for column in range(len(cells)))
+    made = (f'<{kind} style="text-align: {side}">{escape(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True))
+    return f"<tr>{''.join(made)}</tr>"

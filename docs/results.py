@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
+from composer.selection.report import Selection
 from composer.spec.explain import Explanation
 from composer.spec.resolve import Resolved
 from composer.training.run import TrainingReport
@@ -31,7 +32,9 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "eval": ("", EvaluationReport),
     "explain": ("", Explanation),
     "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
+    "inspect": ("the numbers of the page, as `inspection.json` has them", None),
     "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
+    "select": ("", Selection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
     "tasks": ("a list, one a task", ("name", "scored", "description", "source", "options")),
     "train": ("", TrainingReport),
@@ -60,8 +63,8 @@ INTRODUCTION = """\
 What commands print with `--json`, and the JSON that they write. `make docs` writes this page out of the schemas, which refuse what
 they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
 that; shares are 0 to 1; sizes are bytes, times seconds. What a command refuses goes to stderr as text, with exit code 2; `compose
-check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line` and `column` (from 1) and `path`, such
-as `head.memory[0].size`.
+check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line` and `column` (from 1) and `path`, as in
+`head.memory[0].size`.
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py. make gpu: 0
@@ -14,6 +16,18 @@ from hypothesis import HealthCheck, settings
 
 from tests.shapes import check_shapes
 
+try:
+    import triton  # noqa: F401
+except ImportError:  # it is for Linux alone
+    TRITON = False
+else:
+    TRITON = True
+
+ON_TRITON = re.compile(
+    r"^(from|import) (tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels)|blocks\.kernels|triton|fla)\b",
+    re.MULTILINE,
+)
+"""What tests of kernels import."""
 LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
@@ -35,6 +49,17 @@ os.fsync = _not_waited_for
 def one_seed() -> None:
     """The same random tensors whatever ran before."""
     torch.manual_seed(0)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without Triton there is no interpreter of kernels, and their tests are left out."""
+    if TRITON or collection_path.suffix != ".py":
+        return None
+    return True if ON_TRITON.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_report_header() -> str | None:
+    return None if TRITON else "Triton is not installed: tests of kernels in its interpreter are left out"
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,9 @@ in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things 
 - a loop's variable is a number of Python where a compiled kernel has a tensor;
 - the functions of CUDA's mathematical library.
 
+What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
+combines whole rows, not one number with another; what follows from a type is remembered: its shape, and which type of NumPy's it is.
+
 Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
 refuses would be tested by the one that answers in its place.
 """
@@ -14,9 +17,12 @@ refuses would be tested by the one that answers in its place.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import math
 import os
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +112,72 @@ LIBRARY = {
     "rsqrt": lambda numbers: 1 / numpy.sqrt(numbers),
     "tanh": numpy.tanh,
 }
+
+
+def _combined_row_by_row(self: interpreter.ScanOps, given: tuple[Any, ...]) -> list[Any]:
+    """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
+    found = [numpy.zeros_like(one.handle.data) for one in given]
+    before: tuple[Any, ...] = ()
+    for entry in range(given[0].handle.data.shape[self.axis]):
+        here = (*[slice(None)] * self.axis, entry)
+        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in given)
+        after = self.combine_fn.fn(*before, *row) if entry else row
+        for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
+            out[here] = one.handle.data.reshape(out[here].shape)
+        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, given, strict=True))
+    return [self.to_tensor(out, one.dtype) for out, one in zip(found, given, strict=True)]
+
+
+class _Stays:
+    """Of what has been put in place for as long as the process lives, nothing is taken back."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _stays(_: Any) -> _Stays:
+    return _Stays()
+
+
+def _of_numpy(kind: Any) -> numpy.dtype[Any]:
+    element = kind.scalar
+    return numpy.dtype(numpy.uint64) if element.is_ptr() else _of_element(element)
+
+
+@functools.cache
+def _of_element(kind: Any, known: Any = interpreter._get_np_dtype) -> numpy.dtype[Any]:
+    return known(kind)
+
+
+TYPES: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _block_type(self: tl.block_type, element_ty: Any, shape: Any, known: Any = tl.block_type.__init__) -> None:
+    """Of the same numbers in the same shape, its fields are the same, too."""
+    named = (element_ty.name, *[getattr(side, "value", side) for side in shape])
+    if named not in TYPES:
+        known(self, element_ty, shape)
+        TYPES[named] = {**vars(self), "sides": _sides(self.shape)}
+    vars(self).update(TYPES[named], element_ty=element_ty)
+
+
+def _sides(shape: Any) -> tuple[Any, Any]:
+    """A tensor's shape and its number of entries, as a kernel sees them."""
+    return tl.tuple([tl.constexpr(side) for side in shape]), tl.constexpr(math.prod(shape))
+
+
+def _tensor(self: tl.tensor, handle: Any, type: Any, alone: Any = _sides(())) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.sides if type.is_block() else alone
+
+
 triton.runtime.driver.set_active(ProcessorDriver())
+interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+interpreter._patch_lang = _stays
+interpreter._get_np_dtype = _of_numpy
+tl.block_type.__init__ = _block_type
+tl.tensor.__init__ = _tensor
+interpreter.ScanOps.generic_scan = _combined_row_by_row
 interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
 for name, function in LIBRARY.items():
     setattr(libdevice, name, _elementwise(function))

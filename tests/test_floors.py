@@ -9,16 +9,17 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "tables", "versions"},
+    {"errors", "files", "progress", "tables", "versions", "words"},
     {"devices", "locks", "trust"},
     {"graph"},
     {"spec"},
     {"model", "tasks"},
-    {"data", "registration", "weights"},
-    {"api"},
-    {"__init__"},
+    {"data", "weights"},
+    {"api", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching"},
+    {"ablation", "benching", "inspection", "selection"},
+    {"commands"},
+    {"__init__"},
     {"cli"},
     {"__main__"},
 )

@@ -84,6 +84,18 @@ def test_weights_of_lolcats_fit(spec: str) -> None:
     assert ours == theirs
 
 
+@pytest.mark.parametrize("name", ["gdn-hybrid", "kda-hybrid", "hypenet"])
+def test_hybrids_keep_the_last_of_every_four_layers(name: str) -> None:
+    spec = on(name, LLAMA_1B)
+    grows = [any(memory.grows for group in layer for memory in spec.heads[group.head].memory) for layer in spec.layers]
+    assert grows == [False, False, False, True] * 4
+
+
+def test_what_hybrids_keep_is_the_sources_own() -> None:
+    kept = on("gdn-hybrid", LLAMA_1B).heads["source"]
+    assert kept == on("softmax", LLAMA_1B).heads["head"]
+
+
 def test_lola_is_not_trained() -> None:
     assert load_spec("lolcats").recipe is not None
     assert load_spec("lola").recipe is None

@@ -13,10 +13,13 @@ from blocks.gates.constant import Constant
 from blocks.gates.from_key import FromKey
 from blocks.gates.head import PerHead
 from blocks.gates.none import NoGate
+from blocks.gates.slopes import Slopes
+from blocks.gates.softplus import Softplus
+from blocks.gates.softplus_channel import SoftplusChannel
 from blocks.part import bare, kinds
 
 GateConfig = Annotated[
-    NoGate | Constant | PerHead | PerChannel | FromKey,
+    NoGate | Constant | Slopes | PerHead | PerChannel | Softplus | SoftplusChannel | FromKey,
     Field(discriminator="kind"),
     BeforeValidator(bare),
 ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Shape, Tensor
+from blocks import initialise
+from blocks.flow import accumulating, affine
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, State
+from blocks.part import Fresh, Parameters, Part, State
 
 DecayRank = Literal["none", "head", "channel"]
+MatrixRank = int | Literal["full"]
 
 
 class Gate(Part):
@@ -47,3 +50,27 @@ class Gate(Part):
         inputs: what the gate reads, hidden states B T C in most of them.
         """
         raise NotImplementedError
+
+
+def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
+    """The matrices from hidden states to so many logits: one, or two through ``rank`` columns."""
+    if rank == "full":
+        return {"weight": Fresh((columns, width), initialise.normal(width))}
+    return {
+        "down": Fresh((rank, width), initialise.normal(width)),
+        "up": Fresh((columns, rank), initialise.normal(rank)),
+    }
+
+
+def logits(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T columns"]:
+    """x W + b through those matrices, in the accumulating dtype."""
+    kind = accumulating(hidden.dtype)
+    if "weight" in parameters:
+        return affine(hidden, parameters["weight"], parameters["bias"], kind)
+    down = parameters["down"]
+    return affine(torch.nn.functional.linear(hidden.to(down.dtype), down), parameters["up"], parameters["bias"], kind)
+
+
+def flops_of_matrices(width: int, columns: int, rank: MatrixRank) -> int:
+    """What they take a token."""
+    return 2 * width * columns if rank == "full" else 2 * rank * (width + columns)

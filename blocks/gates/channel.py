@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import accumulating, affine, repeat_heads
-from blocks.gates.base import DecayRank, Gate
+from blocks.flow import repeat_heads
+from blocks.gates.base import DecayRank, Gate, flops_of_matrices, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
 
@@ -40,25 +40,15 @@ class PerChannel(Gate):
         return (shape.heads if self.per == "query_head" else shape.key_heads) * shape.features
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        width, columns = shape.hidden_size, self.columns(shape)
-        bias = {"bias": Fresh((columns,), initialise.constant(self.bias), precise=True)}
-        if self.rank == "full":
-            return {"weight": Fresh((columns, width), initialise.normal(width))} | bias
-        return {
-            "down": Fresh((self.rank, width), initialise.normal(width)),
-            "up": Fresh((columns, self.rank), initialise.normal(self.rank)),
-        } | bias
+        columns = self.columns(shape)
+        bias = Fresh((columns,), initialise.constant(self.bias), precise=True)
+        return matrices(shape.hidden_size, columns, self.rank) | {"bias": bias}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        width, columns = shape.hidden_size, self.columns(shape)
-        return 2 * width * columns if self.rank == "full" else 2 * self.rank * (width + columns)
+        return flops_of_matrices(shape.hidden_size, self.columns(shape), self.rank)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        kind, bias = accumulating(hidden.dtype), parameters["bias"]
-        last = parameters["weight" if self.rank == "full" else "up"]
-        if self.rank != "full":
-            hidden = torch.nn.functional.linear(hidden.to(last.dtype), parameters["down"])
-        # In place: what a product or a sigmoid's logarithm has made is nobody else's, and has no other use.
-        decay = torch.nn.functional.logsigmoid(affine(hidden, last, bias, kind)).div_(self.temperature)
+        # In place: what a sigmoid's logarithm has made is nobody else's, and has no other use.
+        decay = torch.nn.functional.logsigmoid(logits(parameters, hidden)).div_(self.temperature)
         decay = decay.view(*decay.shape[:2], -1, shape.features)
         return repeat_heads(decay, shape.state_heads)

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.flow import accumulating
+from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Slot, State
@@ -24,6 +25,8 @@ LOLCATS_FACTOR = math.log(0.1 / 0.9)
 """LoLCATs starts its window factors at σ = 0.1."""
 
 
+FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
+"""What the rank of a gate's decay means."""
 Path = tuple[str | int, ...]
 
 
@@ -47,6 +50,8 @@ class Memory(Part):
     """Each query head holds pairs of its own."""
     features_as: ClassVar[Literal["unit"] | None] = None
     """unit: features of length 1, whatever the map. None: as they are, exponential ones by their logarithms."""
+    decay_ranks: ClassVar[frozenset[str]] = frozenset()
+    """The ranks of decay that it can forget by, where it has a gate."""
     takes_several: ClassVar[bool] = False
     """Several pairs may fall into it at one token."""
     to_have_mass: ClassVar[str] = ""
@@ -70,7 +75,14 @@ class Memory(Part):
 
     def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
         """What is wrong with its own parts and with the feature map above it, and where in the memory it is said."""
-        return iter(())
+        gate = self.gates
+        if gate is not None and gate.rank_of_decay not in self.decay_ranks:
+            fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
+            yield (
+                f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}, which a `{self.kind}` memory "  # pyright: ignore
+                f"cannot; it takes {fitting}",
+                ("gate",),
+            )
 
     def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
         """What is wrong with what stands around it: the memory that feeds it, and those that it feeds, by name.

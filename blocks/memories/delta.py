@@ -17,14 +17,19 @@ from blocks.recurrences.delta.chunked import CHUNK
 
 
 class Delta(Recurrent):
-    """S_t = α_t (I - β u uᵀ) S_{t-1} + β uᵀ v of the pair that falls at t, read by w_t; u and w are features of length 1.
+    """S_t = (I - β u uᵀ) D_t S_{t-1} + β uᵀ v of the pair that falls at t, read by w_t; u and w are features of length 1.
+
+    D_t is what the gate leaves of each feature, one number a head or one a feature.
 
     What the state already answers to a key is taken out before the new value goes in. The answer is a raw numerator: there is
     no mass. A vector of features that is 0 writes and reads nothing.
     """
 
-    equation: ClassVar[str] = "S_t = α_t (I - β_t u_t u_tᵀ) S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
-    source: ClassVar[str] = "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated)"
+    equation: ClassVar[str] = "S_t = (I - β_t u_t u_tᵀ) D_t S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
+    source: ClassVar[str] = (
+        "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated); "
+        "a decay for each feature: Kimi team 2025, arXiv:2510.26692"
+    )
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
     incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     kind: Literal["delta"] = "delta"
@@ -41,8 +46,12 @@ class Delta(Recurrent):
         return delta.FORMS
 
     def named(self, form: Form, shape: Shape) -> str:
-        gated = self.gate.rank_of_decay != "none"
-        return form.says.split(" or ")[0] if form.backend == FLA and gated else form.says
+        if form.backend != FLA:
+            return form.says
+        first, *others, by_feature = form.says.split(" or ")
+        if self.gate.rank_of_decay == "channel":
+            return by_feature
+        return first if self.gate.rank_of_decay == "head" else " or ".join((first, *others))
 
     @property
     def _travels_as(self) -> str:

@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from blocks.flow import Pairs, Partial, all_there
+from pydantic import Field
+
+from blocks.flow import Pairs, Partial, accumulating, all_there
+from blocks.gates import GateConfig
+from blocks.gates.base import Gate
+from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Setting
+from blocks.memories.fading import Fading, fading
+from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, native, native_fits
+from blocks.softmax import dense, native, native_fits, single
 
 
 class Full(Memory):
-    """Softmax over every pair of the document. Nothing falls out, and the state grows by one pair a token."""
+    """Softmax over every pair of the document. Nothing falls out, and the state grows by one pair a token.
 
-    equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t"
-    source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, eq. 1"
+    With a ``gate`` each pair's logit falls by what the gate takes at every token after the pair came in: the Forgetting
+    Transformer, and, with ``slopes``, ALiBi.
+    """
+
+    equation: ClassVar[str] = "o_t = Σ_s softmax_s(ℓ_t q_t·k_s / √D + Σ_{s<u≤t} log α_u) v_s, s ≤ t; ℓ_t = 1, or log(t + a) / log a"
+    source: ClassVar[str] = (
+        "Vaswani et al. 2017, arXiv:1706.03762, eq. 1; gate: Lin et al. 2025, arXiv:2503.02130; "
+        "length_scale: Chen et al. 2026, arXiv:2601.22156 (HypeNet), as in its code"
+    )
+    incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
+    decay_ranks: ClassVar[frozenset[str]] = frozenset({"none", "head"})
     bounded: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     grows: ClassVar[bool] = True
     reads: ClassVar[Kind] = Kind.PAIRS
     kind: Literal["full"] = "full"
+    gate: GateConfig = NoGate()
+    """How fast pairs fade: log α, one number a head."""
+    length_scale: Annotated[float, Field(gt=1)] | None = None
+    """a of ℓ_t, t a token's position: logits grow with the logarithm of the length. Left out: they do not."""
+
+    @property
+    def gates(self) -> Gate:
+        return self.gate
+
+    @property
+    def fades(self) -> bool:
+        """Whether its pairs do."""
+        return self.gate.rank_of_decay != "none"
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        return (*super().inputs(shape), Port("decay", Kind.DECAY, shape.heads, 1, needed=False))
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """The empty state."""
@@ -31,48 +64,70 @@ class Full(Memory):
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
         """Keys are kept rotated."""
         pair = (tokens, shape.key_heads, shape.head_dim)
-        return {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
+        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
+        return slots | ({"faded": Slot((tokens, shape.heads), "state")} if self.fades else {})
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
+        blocks = Form(TORCH, "blocks of 512 queries", self.answer)
+        if self.fades:
+            step = Form(TORCH, "one query against all pairs", partial(self.answer_one, attention=single), unbroken, decode=True)
+            return (Form(REFERENCE, "all pairs, masked", self.answer), step, blocks)
+        one = partial(self.answer_one, attention=native)
         return (
             Form(REFERENCE, "all pairs, masked", self.answer),
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", self.answer_one, native_fits, decode=True),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", one, native_fits, decode=True),
             Form(TORCH, "scaled_dot_product_attention", partial(self.answer, native=True), _native_fits),
-            Form(TORCH, "blocks of 512 queries", self.answer),
+            blocks,
         )
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 4 * (tokens + 1) * shape.heads * shape.head_dim
+        return (tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        return 2 * (tokens + 1) * shape.heads * shape.head_dim
+        return (tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades) // 2
 
     def answer(
-        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, native: bool = False
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        query: Float[Tensor, "B T H D"],
+        pairs: Pairs,
+        decay: Float[Tensor, "B T H"] | None = None,
+        native: bool = False,
     ) -> tuple[tuple[Partial], State]:
         """Answer the queries. native: by PyTorch's own attention, which gives no mass, and wants a pair from every token."""
         turn, tokens, state = self.turn, call.tokens, call.state
-        query = call.turn(query, turn)
+        query = self._asked(query, call)
         earlier = state["key"].shape[1]
         key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
+        faded = self._faded(call, decay)
         if native:
             answer = Partial(self._native(query, key, value, position, call, earlier), lse=None)
         else:
-            answer = dense(query, key, value, self._visible(position, call, earlier), call.shape.softcap)
+            falling = None if faded is None else faded.at
+            answer = dense(query, key, value, self._visible(position, call, earlier), call.shape.softcap, falling)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
-        return (answer,), {"key": key, "value": value, "position": position}
+        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def answer_one(
-        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        query: Float[Tensor, "B 1 H D"],
+        pairs: Pairs,
+        decay: Float[Tensor, "B 1 H"] | None = None,
+        attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """The same for one token of the document that the state belongs to."""
         key, value = _grown(call.state["key"], pairs.turned(self.turn)), _grown(call.state["value"], pairs.value)
@@ -82,8 +137,23 @@ class Full(Memory):
             seen = position.masked_fill(position <= call.tokens.position - window, -1)
         elif pairs.of is not None and pairs.of.once(("all",), lambda: all_there(position)):
             seen = None
-        answer = native(call.turn(query, self.turn), key, value, seen)
-        return (answer,), {"key": key, "value": value, "position": position}
+        faded = self._faded(call, decay)
+        # Of the only token all pairs are as faded as they will be handed on.
+        hiding = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
+        answer = attention(self._asked(query, call), key, value, seen, hiding, call.shape.softcap)
+        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
+
+    def _asked(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
+        """The queries, turned, and as much longer as the text is long."""
+        query = call.turn(query, self.turn)
+        if self.length_scale is None:
+            return query
+        kind = accumulating(query.dtype)
+        scale = (call.tokens.position.to(kind) + self.length_scale).log() / math.log(self.length_scale)
+        return (query.to(kind) * scale[..., None, None]).to(query.dtype)
+
+    def _faded(self, call: Call, decay: Tensor | None) -> Fading | None:
+        return None if decay is None else fading(call.state["faded"], decay, call.tokens)
 
     def _visible(self, position: Tensor, call: Call, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
@@ -110,8 +180,10 @@ class Full(Memory):
         )
         return output.transpose(1, 2).to(dtype)
 
-    def problem_both_ways(self) -> None:
-        return None
+    def problem_both_ways(self) -> str | None:
+        if self.fades:
+            return "a `full` memory with a gate forgets as time passes, which only looks back"
+        return None if self.length_scale is None else "a `length_scale` counts the tokens before, which only looks back"
 
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
@@ -128,6 +200,10 @@ class Full(Memory):
 def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Float[Tensor, "B S K D"]:
     """Entries, and behind them the call's; those of a key head stand together in memory, as attention goes through them."""
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
+
+
+def _carried(faded: Fading | None) -> State:
+    return {} if faded is None else {"faded": faded.left()}
 
 
 def _native_fits(setting: Setting) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
@@ -14,7 +14,7 @@ from blocks.flow import Partial, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
-from blocks.part import Fresh, Parameters, Slot, State
+from blocks.part import Fresh, Parameters, Shown, Slot, State
 from blocks.recurrences import additive, cumulative_fla, fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
@@ -181,6 +181,10 @@ class Latents(Memory):
             output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
             output = output.unflatten(1, value.shape[:2]).squeeze(0)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), {}
+
+    def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
+        query, _ = self._logits(parameters, inputs["hidden"], call)
+        return {"p(l|t)": Shown(query.softmax(-1), ("token", "head", "latent"), "how much each token asks each latent")}
 
     def _logits(
         self, parameters: Parameters, inputs: Tensor, call: Call

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from blocks.flow import Features, Mapped, Pairs, Partial
-from blocks.gates import GateConfig, gates_of
+from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory, Path
+from blocks.memories.base import Memory
 from blocks.memories.looks import Looks
 from blocks.operation import EVERY, Call, Form, Kind, Port
 from blocks.part import Parameters, State
 from blocks.timeline import timeline
-
-if TYPE_CHECKING:
-    from blocks.feature_maps.base import FeatureMap
-
-FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
-"""What the rank of a gate's decay means."""
 
 
 class Recurrent(Memory):
@@ -31,8 +24,6 @@ class Recurrent(Memory):
     bounded: ClassVar[bool] = False
     reads: ClassVar[Kind] = Kind.FEATURES
     takes_several: ClassVar[bool] = True
-    decay_ranks: ClassVar[frozenset[str]]
-    """The ranks of decay that its recurrence has."""
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     gate: GateConfig = NoGate()
     """How fast it forgets."""
@@ -44,15 +35,6 @@ class Recurrent(Memory):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         """The 2D features of D values that LoLA's state has, whatever the map."""
         return shape.head_dim
-
-    def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
-        if self.gate.rank_of_decay not in self.decay_ranks:
-            fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
-            yield (
-                f"the gate `{self.gate.kind}` forgets {FORGETS[self.gate.rank_of_decay]}, which a `{self.kind}` memory "  # pyright: ignore
-                f"cannot; it takes {fitting}",
-                ("gate",),
-            )
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         width = shape.features if self.gate.rank_of_decay == "channel" else 1

@@ -22,7 +22,7 @@ class Stabilised:
     """What the recurrence takes instead, what its outputs are multiplied by (``log_scale``, B T H), and the last M (B N F)."""
 
     query: Float[Tensor, "B T H F"]
-    key: Float[Tensor, "B T N F"] | None
+    key: Float[Tensor, "B E N F"] | None
     log_decay: Float[Tensor, "B T N F"]
     log_scale: Float[Tensor, "B T H"]
     maximum: Float[Tensor, "B N F"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from blocks.flow import Partial, accumulating
 from blocks.legend import Bool, Float, Tensor, torch
@@ -18,10 +19,12 @@ def dense(
     value: Float[Tensor, "B S K D"],
     visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"],
     softcap: float | None = None,
+    falling: Callable[[slice], Tensor] | None = None,
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: the same for all heads, or one a key head. softcap: see ``capped``.
+    visible: the same for all heads, or one a key head. softcap: see ``capped``. falling: of some queries, what is added to their
+    logits, B H t S.
     """
     kind = accumulating(query.dtype)
     grouped = query.to(kind).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
@@ -32,7 +35,10 @@ def dense(
         rows = grouped[:, :, start : start + ROWS]
         seen = visible[:, :, start : start + ROWS, None]
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
-        weights, lse, largest = masked_softmax(capped(logits, softcap), seen)
+        logits = capped(logits, softcap)
+        if falling is not None:
+            logits = logits + falling(slice(start, start + ROWS)).unflatten(1, (key.shape[2], -1)).transpose(2, 3)
+        weights, lse, largest = masked_softmax(logits, seen)
         outputs.append((weights.flatten(2, 3) @ values).unflatten(2, rows.shape[2:4]))
         masses.append(lse)
         maxima.append(largest)

@@ -4,7 +4,8 @@
     key       B S K D
     value     B S K D
     position  B S, or B S K where each key head has pairs of its own: -1 where there is none. None: each is a pair
-    hiding    B 1 1 S: what is added to the logits, -inf for pairs that the query does not reach. None: it reaches all
+    hiding    B 1 1 S, or B K Q S of Q query heads a key head: what is added to the logits, -inf for pairs that the query does not
+              reach. None: it reaches all
     softcap   see ``capped``
 
 Where there is no pair, the output is 0 and the lse -inf.
@@ -25,7 +26,7 @@ def single(
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
     position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
-    hiding: Float[Tensor, "B 1 1 S"] | None = None,
+    hiding: Float[Tensor, "B 1 1 S"] | Float[Tensor, "B K Q S"] | None = None,
     softcap: float | None = None,
 ) -> Partial:
     """Softmax over the pairs."""

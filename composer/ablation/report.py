@@ -14,6 +14,7 @@ from blocks.part import Closed
 from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
 from composer.spec.explain import Explanation
+from composer.tables import Readable, Table, View
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
 TITLES: dict[ColumnKind, str] = {
@@ -76,7 +77,7 @@ class VariantReport(Closed):
     """What softmax attention would keep in its place."""
 
 
-class AblationReport(Closed):
+class AblationReport(Readable, Closed):
     """The whole ablation, with the request to repeat it with."""
 
     format: Literal[1] = 1
@@ -86,6 +87,13 @@ class AblationReport(Closed):
     versions: dict[str, str]
     state_length: int | None = None
     """Tokens of the texts whose state is told: as many as the longest that the variants are scored on; None where they differ."""
+
+    def view(self) -> View:
+        from composer.ablation.table import cells, figures_in, remarks
+
+        headers, rows = cells(self)
+        table = Table("", headers, tuple(rows), figures_in(self))
+        return View("", (table,), tuple(remarks(self)))
 
     @property
     def failed(self) -> bool:

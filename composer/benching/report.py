@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
+from composer.tables import Readable, View
 from composer.weights.opened import OpenedFacts
 
 Phase = Literal["prefill", "decode"]
@@ -93,13 +94,18 @@ class BenchSetting(Closed):
     versions: dict[str, str]
 
 
-class BenchReport(Closed):
+class BenchReport(Readable, Closed):
     """The whole bench, as ``bench.json`` has it. remarks: what happened that no cell says."""
 
     format: Literal[1] = 1
     setting: BenchSetting
     cells: tuple[BenchCell, ...]
     remarks: tuple[str, ...] = ()
+
+    def view(self) -> View:
+        from composer.benching.table import remarks, tables
+
+        return View("", tuple(tables(self)), tuple(remarks(self)))
 
     def cell(self, model: str, kind: Phase, length: int, batch: int = 1) -> BenchCell:
         """Raises KeyError."""

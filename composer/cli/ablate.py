@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import composer
 from composer.cli import bars
-from composer.cli.bars import Shown, at_once
-from composer.cli.numbers import read_numbers
+from composer.cli.bars import at_once
 from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, Text
-from composer.cli.screen import errors_alone, heading, print_json, print_table
-from composer.data.loading import SHARE, check_references
-from composer.errors import AblationError
+from composer.cli.screen import heading, print_json, print_table
+from composer.commands.ablation import bar_of, said_of
+from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
-    from composer.ablation.runner import OnStep, Start
+    from composer.ablation.runner import OnStep
     from composer.ablation.steps import Figures
 
 FAILED = 1
@@ -68,67 +67,48 @@ def ablate(
     Each step is named by all that decides its result, and runs once: variants that begin alike share their first steps, and the
     same call again continues one that was stopped. Where a variant fails, the others still run; the exit code is then 1.
     """
-    if (source is None) != fresh:
-        both = " One of the two, not both." if fresh else ""
-        raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
-    if ray is not None and jobs is not None:
-        raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
-    check_references((*(data or ()), *(held_out or ())))
     at_once("Planning the variants", quiet=quiet or as_json)
-    from composer.ablation.ablate import ablate as run
-    from composer.ablation.plan import Request
-
-    errors_alone()
-    files = {name: path for name, path in (("text", text), ("haystack", haystack), ("babi", babi)) if path is not None}
-    request = Request(
-        source=source,
-        data=tuple(data or ()),
-        held_out=tuple(held_out or ()),
-        share=share,
-        teacher=teacher,
-        tasks=tuple(tasks or ()),
-        lengths=tuple(dict.fromkeys(read_numbers(lengths, "--lengths", AblationError))),
-        samples=samples,
-        seeds=tuple(dict.fromkeys(read_numbers(seeds, "--seeds", AblationError, thousands=False))),
-        tokenizer=tokenizer,
-        files=files,
-        device=device,
-        autocast=bfloat16,
-    )
-    workers = _workers(jobs, ray, device)
     with watching(quiet=quiet or as_json) as tell:
-        report = run(specs, request, out, overrides=settings or (), workers=workers, tell=tell)
+        report = composer.ablate(
+            specs,
+            source,
+            out=out,
+            fresh=fresh,
+            tokenizer=tokenizer,
+            data=data or (),
+            held_out=held_out or (),
+            share=share,
+            teacher=teacher,
+            tasks=tasks or (),
+            lengths=() if lengths is None else lengths,
+            samples=samples,
+            seeds=seeds,
+            text=text,
+            haystack=haystack,
+            babi=babi,
+            overrides=settings or (),
+            device=device,
+            bfloat16=bfloat16,
+            jobs=1 if jobs is None and ray is not None else jobs,
+            ray=ray,
+            progress=tell or False,
+        )
     _print(report, out, as_json=as_json)
     if report.failed:
         raise typer.Exit(FAILED)
 
 
 def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
-    from composer.ablation.table import cells, figures_in, remarks
+    from composer.ablation.table import cells, remarks
 
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
     headers, rows = cells(report)
     heading(f"Ablation {shown(out)}")
-    print_table(rows, headers=headers, right=figures_in(report), wrap=False)
+    print_table(rows, headers=headers, right=range(len(headers) - len(report.columns), len(headers)), wrap=False)
     for remark in remarks(report):
         typer.echo(f"  {remark}")
-
-
-def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
-    """Raises AblationError where there is no Ray, and ComposerError where this machine has no such device."""
-    from composer.ablation.runner import one_process, processes
-
-    if ray is not None:
-        from composer.ablation.cluster import ray_workers
-
-        return ray_workers(ray, gpus=0 if device == "cpu" else 1)
-    from composer.devices import check_device
-
-    check_device(device)
-    count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
-    return one_process if count == 1 else processes(count)
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
@@ -138,7 +118,7 @@ def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
         "count",
         "elapsed",
         "text",
-        bar=lambda step, figures, done, total: Shown("steps", done, total, None if step is None else _ended(step, figures)),
+        bar=bar_of,
         line=_line,
         quiet=quiet,
     )
@@ -146,11 +126,6 @@ def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
 
 def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
-        typer.echo(f"{done}/{total}  {_ended(step, figures)}", err=True)
+        typer.echo(f"{done}/{total}  {said_of(step, figures)}", err=True)
     elif done:
         typer.echo(f"{done}/{total}  found done", err=True)
-
-
-def _ended(step: AblationStep, figures: Figures) -> str:
-    how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
-    return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"

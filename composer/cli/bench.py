@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer.benching.options import REPEATS, STEPS, BenchOptions, read_workloads
+import composer
+from composer.benching.options import REPEATS, STEPS
 from composer.cli import bars
-from composer.cli.bars import Shown, at_once
-from composer.cli.numbers import read_numbers
+from composer.cli.bars import at_once
 from composer.cli.options import Backend, Json, Quiet, RunsOn, WeightsDtype
-from composer.cli.screen import errors_alone, heading, print_json, print_table
-from composer.errors import BenchError
+from composer.cli.screen import heading, print_json, print_table
+from composer.commands.bench import bar_of
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
-from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.benching.options import BenchProgress
@@ -60,31 +59,25 @@ def bench(
     All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. Times
     of different hours do not compare, so a bench is a single run: one that was interrupted leaves nothing, and starts anew.
     """
-    lengths = read_numbers(prefill, "--prefill", BenchError)
-    positions = read_numbers(decode, "--decode", BenchError)
-    rows = read_numbers(batch, "--batch", BenchError)
+    at_once("Reading the models", quiet=quiet or as_json)
     with watching(quiet=quiet or as_json) as watch:
-        options = BenchOptions(
-            batches=rows,
+        report = composer.bench(
+            models,
+            prefill=() if prefill is None else prefill,
+            decode=() if decode is None else decode,
+            batch=batch,
             repeats=repeats,
             steps=steps,
-            seed=seed,
-            threads=threads,
+            memory=memory,
             device=device,
+            threads=threads,
             dtype=dtype,
             backend=backend,
-            memory=memory,
+            seed=seed,
             out=out,
             force=force,
-            watch=watch,
+            progress=watch or False,
         )
-        read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
-        open_models(models, BenchError)
-        at_once("Reading the models", quiet=quiet or as_json)
-        errors_alone()
-        from composer.benching.runner import bench as run
-
-        report = run(models, lengths, positions, options)
     _print(report, out, as_json=as_json)
 
 
@@ -113,7 +106,7 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress],
         "bar",
         "count",
         "elapsed",
-        bar=lambda progress: Shown("cells", progress.done, progress.total, progress.what),
+        bar=bar_of,
         line=lambda progress: typer.echo(f"{progress.done}/{progress.total}  {progress.what}", err=True),
         quiet=quiet,
     )

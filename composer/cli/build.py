@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import composer
-from composer.cli.bars import file_bars
 from composer.cli.options import Json, MaybeFrom, Quiet, Revision, Set, SpecName
-from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, short_hashes, size
+from composer.cli.screen import heading, print_json, print_table
 from composer.spec.inherit import shown
+from composer.words import plural, quantity, ranges, short_hashes, size
 from converters.coverage import Shaped
 from converters.trunk import Dtype
 
@@ -66,24 +66,23 @@ def build(
     With --fresh there is no source: the spec says its trunk, too, and all of it is random. The folder appears whole or not at
     all, and transformers loads it.
     """
-    with file_bars("writing", quiet=quiet) as moved:
-        report = composer.build_folder(
-            spec,
-            source,
-            out,
-            fresh=fresh,
-            tokenizer=tokenizer,
-            overrides=settings or (),
-            revision=revision,
-            dtype=dtype,
-            seed=seed,
-            copy=copy,
-            hash_contents=hash_contents,
-            force=force,
-            dry_run=dry_run,
-            progress=moved,
-            lolcats=lolcats or (),
-        )
+    report = composer.build_folder(
+        spec,
+        source,
+        out,
+        fresh=fresh,
+        tokenizer=tokenizer,
+        overrides=settings or (),
+        revision=revision,
+        dtype=dtype,
+        seed=seed,
+        copy=copy,
+        hash_contents=hash_contents,
+        force=force,
+        dry_run=dry_run,
+        progress=not quiet,
+        lolcats=lolcats or (),
+    )
     if as_json:
         print_json(report.model_dump(mode="json"))
         return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+import composer
 from composer.cli.bars import at_once, training_steps
 from composer.cli.options import (
     Anew,
@@ -25,8 +26,8 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import heading, one_voice, print_json, print_table, quantity, without_bars
-from composer.data.loading import SHARE, check_references
+from composer.cli.screen import heading, one_voice, print_json, print_table
+from composer.data.loading import SHARE
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -72,62 +73,51 @@ def distill(
 
     Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
+    at_once(f"Distilling {model}", quiet=quiet or as_json)
     from composer.training.student import read_student, stages_of
 
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         asked = read_student(model, settings or ())
         stages_of(asked.record, asked.recipe, stage)
-        check_references((*data, *(held_out or ())))
-        at_once(f"Distilling {model}", quiet=quiet or as_json)
-    from composer.training.distill import distill as run
-    from composer.training.run import TrainingOptions
-
-    without_bars()
-    target = out if out is not None else Path(f"{model.resolve().name}-distilled")
     with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
-        options = TrainingOptions(
-            data=data,
+        report = composer.distil(
+            model,
+            data,
+            out,
             held_out=held_out or (),
             share=share,
             held_out_rows=held_rows,
             teacher=teacher,
+            stage=stage,
+            overrides=settings or (),
             seed=seed,
             device=device,
             backend=backend,
-            autocast=bfloat16,
+            bfloat16=bfloat16,
             gradient_checkpointing=checkpointing,
+            stream=stream,
+            merge=merge,
             checkpoint_seconds=interval,
             resume=resume,
             force=force,
             strict=strict,
-            stream=stream,
-            merge=merge,
-            watch=watch,
+            progress=watch or False,
             tell=lambda said: typer.echo(said, err=True),
         )
-        report = run(model, target, options, which=stage, overrides=settings or ())
     if speaks:
         print_run(report, "Distilled", as_json=as_json)
 
 
 def print_run(report: TrainingReport, did: str, *, as_json: bool) -> None:
     """Losses before and after, and where the log is."""
+    from composer.training.table import losses, remarks
+
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
     heading(f"{did} {shown(report.out)}")
-    rows = [
-        (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
-        for outcome in report.stages
-        for name, before in outcome.before.items()
-    ]
-    if rows:
-        print_table(rows, headers=("stage", "of", "before", "after"), right=(2, 3))
-    for outcome in report.stages:
-        typer.echo(f"  {outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s")
-    if report.loss is not None and report.teacher_loss is not None:
-        typer.echo(f"  The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
-    if not rows:
-        typer.echo("  Nothing was held out, so nothing was evaluated: it is what the last step made.")
-    judged = "Losses are of held-out rows. " if rows else ""
-    typer.echo(f"  {judged}Log and curve: {shown(report.out / 'training')}")
+    table = losses(report)
+    if table.rows:
+        print_table(table.rows, headers=table.headers, right=table.figures)
+    for remark in remarks(report):
+        typer.echo(f"  {remark}")

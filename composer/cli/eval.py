@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import composer
 from composer.cli import bars
-from composer.cli.bars import Shown, at_once
-from composer.cli.numbers import read_numbers
+from composer.cli.bars import at_once
 from composer.cli.options import Babi, Backend, Haystack, Json, Quiet, RunsOn, Text, WeightsDtype
-from composer.cli.screen import errors_alone, heading, print_json, print_table
-from composer.errors import EvaluationError
-from composer.evaluation.arguments import read_lengths, read_tasks
-from composer.evaluation.options import BATCH_TOKENS, SAMPLES, EvaluationOptions
+from composer.cli.screen import heading, print_json, print_table
+from composer.commands.evaluation import bar_of, cell_of
+from composer.evaluation.options import BATCH_TOKENS, SAMPLES
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
-from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
     from composer.evaluation.options import EvaluationProgress
@@ -72,10 +70,12 @@ def evaluate(
     Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.
     Without OUT nothing is written.
     """
-    if include_path is not None and harness is None:
-        raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
+    at_once("Reading the models and their tasks", quiet=quiet or as_json)
     with watching(quiet=quiet or as_json) as watch:
-        options = EvaluationOptions(
+        report = composer.evaluate(
+            models,
+            tasks or (),
+            () if lengths is None else lengths,
             samples=samples,
             seed=seed,
             out=out,
@@ -86,20 +86,11 @@ def evaluate(
             dtype=dtype,
             backend=backend,
             batch_tokens=batch_tokens,
-            harness=tuple(name for part in (harness or "").split(",") if (name := part.strip())),
+            lm_eval=harness or (),
             include_path=include_path,
             force=force,
-            watch=watch,
+            progress=watch or False,
         )
-        sizes = read_numbers(lengths, "--lengths", EvaluationError)
-        if read_tasks(tasks or (), options):  # a mistake is told before all that takes seconds to import
-            read_lengths(sizes)
-        open_models(models, EvaluationError)
-        at_once("Reading the models and their tasks", quiet=quiet or as_json)
-        errors_alone()
-        from composer.evaluation.runner import evaluate as run
-
-        report = run(models, tasks or (), sizes, options)
     print_report(report, out, as_json=as_json)
 
 
@@ -127,18 +118,14 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgr
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)
-            typer.echo(f"{_cell(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
+            typer.echo(f"{cell_of(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
 
     return bars.watching(
         "text",
         "bar",
         "count",
         "left",
-        bar=lambda progress: Shown("samples", progress.done, progress.total, _cell(progress)),
+        bar=bar_of,
         line=line,
         quiet=quiet,
     )
-
-
-def _cell(progress: EvaluationProgress) -> str:
-    return f"{progress.model}  {progress.task}  {progress.length:,}"

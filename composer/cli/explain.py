@@ -9,11 +9,12 @@ import typer
 
 import composer
 from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecName
-from composer.cli.screen import heading, plural, print_json, print_table, quantity, ranges, ratio, short_hashes, size
+from composer.cli.screen import heading, print_json, print_table
 from composer.graph.lowering import AUTO
 from composer.spec.explain import Explanation, GroupCost
 from composer.spec.inherit import own_source
 from composer.spec.loading import load_spec
+from composer.words import plural, quantity, ranges, ratio, short_hashes, size
 from converters.trunk import Dtype
 
 
@@ -34,8 +35,7 @@ def explain(
 
     Of each group of heads: parts, forms and why not faster ones, fresh parameters, bytes of state for one row of a batch,
     operations, and the compression against the source's KV cache. It reads the source's config.json alone; a spec with a trunk
-    of its own needs no source, and is compared with softmax attention in that trunk; nor does a built model, or a spec that
-    `compose show SPEC --from SOURCE` has written.
+    of its own needs no source, and is compared with softmax attention in that trunk.
     """
     answer = composer.explain(
         spec,

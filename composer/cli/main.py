@@ -17,12 +17,14 @@ from composer.cli.distill import distill
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
+from composer.cli.inspect import inspect
 from composer.cli.merge import merge
 from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
 from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
+from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
 from composer.cli.train import train
@@ -83,6 +85,7 @@ COMMANDS = (
     evaluate,
     bench,
     ablate,
+    select,
     new,
     check,
     show,
@@ -91,6 +94,7 @@ COMMANDS = (
     tasks,
     schema,
     explain,
+    inspect,
     generate,
     sample,
     verify,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+import composer
 from composer.cli.bars import at_once
 from composer.cli.options import Quiet
-from composer.cli.screen import heading, without_bars
+from composer.cli.screen import heading
 from composer.spec.inherit import shown
-from composer.weights.sources import open_model
 
 
 def merge(
@@ -23,11 +23,5 @@ def merge(
     quiet: Quiet = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
-    open_model(model)  # a mistake is told before all that takes seconds to import
     at_once(f"Merging {model}", quiet=quiet)
-    from composer.training.merge import merge_adapters
-
-    without_bars()
-    target = out if out is not None else Path(f"{model.resolve().name}-merged")
-    merge_adapters(model, target, force=force)
-    heading(f"Merged {shown(target)}")
+    heading(f"Merged {shown(composer.merge(model, out, force=force).out)}")

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from blocks.catalogue import CATALOGUE
-from composer.cli.show import to_yaml
-from composer.errors import ComposerError, SpecError
-from composer.spec.document import Name
-from composer.spec.inherit import find_spec, not_found, shown
-from composer.spec.loading import load_spec
-
-SCHEMA = "schema.json"
-EDITORS = "# yaml-language-server:"
-HINT = "# For completion in your editor"
+import composer
 
 
 def new(
@@ -27,90 +14,5 @@ def new(
     like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this spec or built model.")] = None,
 ) -> None:
     """Write a commented spec to start from."""
-    path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
-    try:
-        TypeAdapter(Name).validate_python(path.stem)
-    except ValidationError:
-        wanted = "a name has lower-case letters, digits, - and _, a letter first"
-        raise ComposerError(f'no spec can be called "{path.stem}": {wanted}') from None
-    text = _like(like, path) if like is not None else template(path.stem)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(f"{_schema(path.parent)}{text}")
-    except FileExistsError:
-        raise ComposerError(f"{path} is there already; choose another name, or remove it") from None
-    except OSError as error:
-        raise ComposerError(f"{path} cannot be written: {error.strerror}") from None
+    path = composer.new(name, like)
     typer.echo(f"Wrote {path}. Next: compose check {path}")
-
-
-def template(name: str) -> str:
-    """A spec with every key of a head, and what else each could say."""
-
-    def kinds(role: str) -> str:
-        return ", ".join(CATALOGUE[role])
-
-    return f"""\
-# What this head is, and what is new about it, in a sentence or two.
-# Parts, their equations and their fields: compose parts, compose parts NAME.
-compose: 1                      # version of the document; its defaults never change
-name: {name}
-# paper: arXiv:…
-# direction: bidirectional      # every token sees those after it, too: an encoder, which writes no text
-
-head:
-  position: rope                # {kinds("position")}; a memory may have its own
-  # mix_input: rglru            # {kinds("mix input")}: what latents and weights of the token see
-  # conv: {{kernel: 4}}           # over the tokens, before the feature map
-  feature_map: hedgehog         # {kinds("feature map")}
-  memory:                       # {kinds("memory")}; top to bottom: pairs fall from one into the next
-    - {{kind: window, size: 64, weight: learned}}
-    - {{kind: state, gate: none}} # gates: {kinds("gate")}
-  # flow: parallel              # every memory sees every pair; or `graph:`, a list of edges such as window -> state
-  read: shared                  # {kinds("read")}
-  # output: norm                # {kinds("output")}
-
-# Other layers, other heads: name them, and say where they go.
-# heads:
-#   exact: {{memory: [full]}}
-# layers:
-#   - {{at: [0, -1], use: exact}}             # a layer, a list, a range such as 0:8:2, or all
-#   - {{at: 1, use: [{{head: exact, heads: 4}}, {{head: head, heads: 28}}]}}    # groups of query heads inside one layer
-
-# How it is trained; no part of what the spec means.
-# recipe:
-#   transfer: {{lr: 1e-2, epochs: 2}}
-#   finetune: {{lora: {{rank: 8, alpha: 16, targets: [q, k, v, o]}}, lr: 1e-4, epochs: 2}}
-"""
-
-
-def _schema(folder: Path) -> str:
-    """The line that editors look for, where the schema lies beside the spec; else how to bring it there."""
-    if (folder / SCHEMA).is_file():
-        return f"{EDITORS} $schema={SCHEMA}\n"
-    return f"{HINT}, run `compose schema > {SCHEMA}` here and put on top: {EDITORS} $schema={SCHEMA}\n"
-
-
-def _like(like: str, path: Path) -> str:
-    """The other spec's text, comments and all, under the new name; what it extends is found from the new place, too."""
-    origin = find_spec(like, Path())
-    if origin is None:
-        raise SpecError(not_found(like, Path()))
-    spec = load_spec(origin)
-    if origin.is_dir():
-        return f"# Begun as a copy of {like}.\n" + to_yaml(spec.model_dump(mode="json", exclude_unset=True) | {"name": path.stem})
-    text = origin.read_text(encoding="utf-8-sig")
-    lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
-    renamed = [re.sub(r"^name:\s*[\w-]+", f"name: {path.stem}", line) for line in lines]
-    if renamed == lines:
-        raise ComposerError(f"{shown(origin)} does not say its name on a line of its own; write `extends: {like}` by hand")
-    return "\n".join([f"# Begun as a copy of {like}.", *(_moved(line, origin, path) for line in renamed)]) + "\n"
-
-
-def _moved(line: str, origin: Path, path: Path) -> str:
-    """A line that extends a file beside the other spec, as seen from the new one."""
-    found = re.match(r"^extends:\s*([^\s#]+)", line)
-    if found is None:
-        return line
-    base = origin.parent / found[1].strip("'\"")
-    return line.replace(found[1], os.path.relpath(base, path.parent), 1) if base.is_file() else line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from composer.errors import ComposerError
+from composer.tables import UNBOUNDED, text_table
 from converters import hub
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns where no terminal says otherwise."""
 WIDEST = 120
-UNBOUNDED = 10_000
-SHORT_HASH = 12
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
 HEARD = 10.0
@@ -85,71 +83,10 @@ def print_table(
     wrap: bool = True,
 ) -> None:
     """Columns without lines. Only the last one wraps, and that only where ``wrap``. right: the columns of figures."""
-    from rich.padding import Padding
-    from rich.table import Table
-
-    rows = [tuple(row) for row in rows]
-    columns = max((len(row) for row in (headers, *rows)), default=0)
-    table = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index in range(columns):
-        last = index == columns - 1
-        table.add_column(
-            headers[index] if headers else "",
-            justify="right" if index in right else "left",
-            no_wrap=not last,
-            overflow="fold",
-            min_width=None if last else max((len(row[index]) for row in (headers, *rows) if row), default=0),
-        )
-    for row in rows:
-        table.add_row(*row)
     screen = console()
     if not wrap:
         screen.width = UNBOUNDED
-    with screen.capture() as captured:
-        screen.print(Padding(table, (0, 0, 0, indent)))
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def size(count: float) -> str:
-    """Bytes in words: 1.5 KiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def quantity(count: float) -> str:
-    """A number in words: 1.5 million."""
-    for unit, scale in ((" billion", 1e9), (" million", 1e6)):
-        if abs(count) >= scale:
-            return f"{count / scale:.2f}{unit}"
-    return f"{count:,.0f}"
-
-
-def ratio(factor: float) -> str:
-    """How many times as small: 19.5×."""
-    return f"{factor:,.2f}×" if factor < 10 else f"{factor:,.1f}×" if factor < 1000 else f"{factor:,.0f}×"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-def ranges(numbers: Sequence[int], to: str = " to ", comma: str = ", ") -> str:
-    """0 to 3, 6."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return comma.join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)
-
-
-def short_hashes(text: str) -> str:
-    """Whole hashes are for --json."""
-    return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)
+    typer.echo(text_table(rows, headers=headers, right=right, indent=indent, screen=screen))
 
 
 def without_bars() -> None:

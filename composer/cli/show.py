@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-import yaml
 
-from composer.api import resolve_spec
-from composer.cli.code import print_code
+import composer
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.lowering import AUTO
-from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
-from composer.spec.loading import expand, load_spec
-from composer.spec.locked import locked
+from composer.spec.loading import expand
 from composer.spec.shipped import shipped_specs
-from composer.weights.dimensions import dimensions
-from composer.weights.sources import describe_model
+from composer.spec.writing import to_yaml
 from converters.bounded import lost_link
 from converters.trunk import Dtype
 
-WIDTH = 100
-_LEAVES = 3
-"""Mappings of at most so many plain values stand on one line."""
+if TYPE_CHECKING:
+    from composer.commands.specs import ShownSpec
 
 
 def show(
@@ -66,27 +59,49 @@ def show(
         _list_shipped(as_json)
         return
     _check(asked)
-    on = "its own trunk" if fresh else source
-    trunk = None if source is None else describe_model(source, revision).trunk
-    size = None if trunk is None else dimensions(trunk)
     if code:
-        kind = dtype or (trunk.dtype if trunk else "float32")
-        resolved = resolve_spec(load_spec(spec, settings or ()), size)
-        print_code(resolved, str(on), backend=backend or AUTO, device=device or "cpu", dtype=kind, as_json=as_json)
+        found = composer.code(
+            spec,
+            source,
+            fresh=fresh,
+            overrides=settings or (),
+            revision=revision,
+            backend=backend or AUTO,
+            device=device or "cpu",
+            dtype=dtype,
+        )
+        if as_json:
+            print_json([one.model_dump(mode="json") for one in found.heads])
+        else:
+            typer.echo(found.text)
         return
-    specs = expand(spec, settings or ()) if expanded else {}
     if not expanded:
-        _print_one(load_spec(spec, settings or ()), on, size, as_json)
-    elif out is not None:
+        _print_one(composer.show(spec, source, fresh=fresh, overrides=settings or (), revision=revision), as_json)
+        return
+    specs = expand(spec, settings or ())
+    if out is not None:
         files = _write(spec, specs, out)
         if as_json:
             print_json(files)
         else:
             typer.echo("\n".join(files))
-    elif as_json:
-        print_json({name: _document(variant, on, size) for name, variant in specs.items()})
+        return
+    variants = {name: composer.show(one, source, fresh=fresh, revision=revision) for name, one in specs.items()}
+    if as_json:
+        print_json({name: _document(one) for name, one in variants.items()})
     else:
-        typer.echo("---\n".join(_text(variant, on, size, named=True) for variant in specs.values()), nl=False)
+        typer.echo("---\n".join(one.yaml if one.hash else f"# {one.name}\n{one.yaml}" for one in variants.values()), nl=False)
+
+
+def _print_one(found: ShownSpec, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(found))
+    else:
+        typer.echo(found.yaml, nl=False)
+
+
+def _document(found: ShownSpec) -> dict[str, Any]:
+    return found.document | ({"hash": found.hash} if found.hash else {})
 
 
 def _check(asked: Mapping[str, Any]) -> None:
@@ -108,30 +123,6 @@ def _list_shipped(as_json: bool) -> None:
         typer.echo("\n".join(names))
 
 
-def _print_one(spec: Spec, on: str | None, size: Dimensions | None, as_json: bool) -> None:
-    if as_json:
-        print_json(_document(spec, on, size))
-    else:
-        typer.echo(_text(spec, on, size, named=False), nl=False)
-
-
-def _document(spec: Spec, on: str | None, size: Dimensions | None) -> dict[str, Any]:
-    """The spec as it is written, or, where it is shown on something, resolved, with its hash. size: None for its own trunk."""
-    if on is None:
-        return spec.model_dump(mode="json", exclude_unset=True)
-    resolved = resolve_spec(spec, size)
-    return resolved.model_dump(mode="json") | {"hash": resolved.hash}
-
-
-def _text(spec: Spec, on: str | None, size: Dimensions | None, *, named: bool) -> str:
-    """The same as YAML; the hash, and the name where there are several, in a comment above it."""
-    document = _document(spec, on, size)
-    found = document.pop("hash", None)
-    document = document if found is None else locked(document)
-    heading = f"# {spec.name} on {on}, resolved. Hash of what it means: {found}\n" if found else f"# {spec.name}\n"
-    return (heading if found or named else "") + to_yaml(document)
-
-
 def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
     """One file a variant; none where one of them is there already."""
     files = {folder / f"{spec.name}.yaml": (name, spec) for name, spec in specs.items()}
@@ -150,42 +141,3 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
     except OSError as error:
         raise ComposerError(f"{folder} cannot be written: {error.strerror}") from None
     return list(map(str, files))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Short mappings of plain values on one line; text that YAML 1.2 would read as a number is quoted."""
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        short = len(mapping) <= _LEAVES and all(map(_plain, mapping.values()))
-        return super().represent_mapping(tag, mapping.items(), flow_style=short)
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        return super().represent_sequence(tag, sequence, flow_style=all(map(_plain, sequence)))
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"0o[0-7]+\Z"), ["0"])
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?\Z"), list("-+.0123456789")
-)
-
-
-def to_yaml(document: dict[str, Any]) -> str:
-    """The document as text that reads back as itself."""
-    return yaml.dump(as_written(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
-
-
-def as_written(value: Any) -> Any:
-    """A part without keys as the bare word that it may be, any other with its kind and its name first."""
-    if isinstance(value, dict):
-        if value.keys() == {"kind"} and isinstance(value["kind"], str):
-            return value["kind"]
-        first = [key for key in ("kind", "name") if "kind" in value and key in value]
-        return {key: as_written(value[key]) for key in dict.fromkeys((*first, *value))}
-    return [as_written(item) for item in value] if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> bool:
-    return not isinstance(value, dict | list)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import composer
 from composer.cli.bars import at_once, training_steps
 from composer.cli.distill import print_run
 from composer.cli.options import (
@@ -26,8 +27,8 @@ from composer.cli.options import (
     Set,
     Strict,
 )
-from composer.cli.screen import one_voice, without_bars
-from composer.data.loading import SHARE, check_references
+from composer.cli.screen import one_voice
+from composer.data.loading import SHARE
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 
@@ -62,35 +63,31 @@ def train(
 
     Several processes shard the model, and share each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
+    at_once(f"Training {model}", quiet=quiet or as_json)
     from composer.training.student import read_student, stage_from_nothing
 
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         stage_from_nothing(read_student(model, settings or ()))
-        check_references((*data, *(held_out or ())))
-        at_once(f"Training {model}", quiet=quiet or as_json)
-    from composer.training.run import TrainingOptions
-    from composer.training.scratch import train as run
-
-    without_bars()
-    target = out if out is not None else Path(f"{model.resolve().name}-trained")
     with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
-        options = TrainingOptions(
-            data=data,
+        report = composer.train(
+            model,
+            data,
+            out,
             held_out=held_out or (),
             share=share,
             held_out_rows=held_rows,
+            overrides=settings or (),
             seed=seed,
             device=device,
             backend=backend,
-            autocast=bfloat16,
+            bfloat16=bfloat16,
             gradient_checkpointing=checkpointing,
             checkpoint_seconds=interval,
             resume=resume,
             force=force,
             strict=strict,
-            watch=watch,
+            progress=watch or False,
             tell=lambda said: typer.echo(said, err=True),
         )
-        report = run(model, target, options, overrides=settings or ())
     if speaks:
         print_run(report, "Trained", as_json=as_json)

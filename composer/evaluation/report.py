@@ -10,6 +10,7 @@ from pydantic import JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
+from composer.tables import Readable, View
 from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
@@ -158,7 +159,7 @@ class HarnessFigure(Closed):
     standard_error: float | None
 
 
-class EvaluationReport(Closed):
+class EvaluationReport(Readable, Closed):
     """The whole evaluation, as ``results.json`` has it."""
 
     format: Literal[1] = 1
@@ -166,6 +167,11 @@ class EvaluationReport(Closed):
     batch_tokens: int
     cells: tuple[EvaluationCell, ...]
     harness: tuple[HarnessFigure, ...] = ()
+
+    def view(self) -> View:
+        from composer.evaluation.table import note, tables
+
+        return View("", tuple(tables(self)), tuple(note(self)))
 
     def cell(self, model: str, task: str, length: int) -> EvaluationCell:
         """Raises KeyError."""

@@ -53,10 +53,10 @@ def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[E
 
 def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
-    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{note}\n" for note in notes(report))
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{one}\n" for one in note(report))
 
 
-def notes(report: EvaluationReport) -> Iterator[str]:
+def note(report: EvaluationReport) -> Iterator[str]:
     """What the figures of the tables are."""
     good = [cell for cell in report.cells if cell.mean is not None]
     if good:

@@ -13,6 +13,7 @@ from blocks.catalogue import (
     MixerConfig,
     OutputConfig,
     PositionConfig,
+    QueryKeyNormConfig,
     ReadConfig,
     ValuePositionConfig,
 )
@@ -30,6 +31,8 @@ class HeadSpec(Closed):
 
     mix_input: MixerConfig | None = None
     """Mixes the hidden states over time, for the logits of latents, or for queries and keys."""
+    qk_norm: QueryKeyNormConfig | None = None
+    """A norm of queries and keys, before all else is made of them."""
     position: PositionConfig = Rope()
     """How queries and keys are turned; a memory may override it."""
     value_position: ValuePositionConfig | None = None

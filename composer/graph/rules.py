@@ -41,7 +41,7 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
 
 def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
-    seen |= {"mix_input", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+    seen |= {"mix_input", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
     for index, memory in enumerate(head.memory):
         name = memory.called
         own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}
@@ -66,8 +66,14 @@ def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
             "no memory of this head sees features; remove `feature_map` (or set it to null), or add a state memory",
             ("feature_map",),
         )
-    if not readers and head.conv is not None:
-        yield "the convolution feeds features only, and no memory sees them; remove `conv` (or set it to null)", ("conv",)
+    if not readers and head.conv is not None and head.conv.inputs != ("v",):
+        yield (
+            "of queries and keys the convolution feeds features only, and no memory sees them; remove `conv` (or set it to null), "
+            "or say `inputs: [v]`",
+            ("conv",),
+        )
+    if head.qk_norm is not None and all(memory.reads is Kind.HIDDEN for memory in head.memory):
+        yield "latents have no queries and keys; remove `qk_norm` (or set it to null)", ("qk_norm",)
     if len(head.memory) == 1 and head.memory[0].weight is not None:
         yield "a weight sets a memory against others, and this one is alone; remove `weight`", ("memory", 0, "weight")
     if len(head.memory) == 1 and head.flow == "parallel":

@@ -28,7 +28,8 @@ class _Wiring:
         self.names, self.feeds = memory_names(head), sources_of_pairs(head)
         self.memory = dict(zip(self.names, head.memory, strict=True))
         self.convolved = head.conv.key_heads(shape) if head.conv and "k" in head.conv.inputs else 0
-        self.inputs, self.query, self.value = "hidden", "query", "value"
+        self.inputs = "hidden"
+        self.query, self.key, self.value = ("query", "query"), ("key", "key"), ("value", "value")
         self._sources()
         self._entry()
         for name in self.names:
@@ -53,25 +54,34 @@ class _Wiring:
             else:
                 self.draft.connect("mix_input", "query", "hidden")
                 self.draft.connect("mix_input", "key", "hidden")
+        if head.qk_norm:
+            self.draft.add("qk_norm", head.qk_norm, shape, ("qk_norm",))
+            self._connect(self.query, "qk_norm", "query")
+            self._connect(self.key, "qk_norm", "key")
+            self.query, self.key = ("qk_norm", "query"), ("qk_norm", "key")
+        self.exact = self.query
         if head.conv:
             self.draft.add("conv", head.conv, shape, ("conv",))
-            self.draft.connect("query", "conv", "query")
-            self.draft.connect("key", "conv", "key")
-            self.query = "conv"
+            self._connect(self.query, "conv", "query")
+            self._connect(self.key, "conv", "key")
+            self.query = ("conv", "query")
+            if "v" in head.conv.inputs:
+                self._connect(self.value, "conv", "value")
+                self.value = ("conv", "value")
         if head.value_position:
             self.draft.add("value_position", head.value_position, shape, ("value_position",))
-            self.draft.connect("value", "value_position", "value")
-            self.value = "value_position"
+            self._connect(self.value, "value_position", "value")
+            self.value = ("value_position", "value")
 
     def _entry(self) -> None:
         """The pairs of the call, with what each memory wants to travel with them; none where no memory takes pairs."""
         if not self.feeds:
             return
         self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
-        self.draft.connect("key", ALL, "key")
+        self._connect(self.key, ALL, "key")
         if self.convolved:
             self.draft.connect("conv", ALL, "convolved", output="key")
-        self.draft.connect(self.value, ALL, "value")
+        self._connect(self.value, ALL, "value")
         for name, memory in self.memory.items():
             for number, rate in memory.rates().items():
                 self.draft.add(number, rate, self.shape, (*self._path(name), "rate"))
@@ -85,7 +95,7 @@ class _Wiring:
         elif memory.reads is Kind.HIDDEN:
             self.draft.add(name, memory, shape, self._path(name))
             self.draft.connect(self.inputs, name, "hidden")
-            self.draft.connect(self.value, name, "value")
+            self._connect(self.value, name, "value")
         else:
             below = self._all_below(name)
             features = any(self.memory[one].reads is Kind.FEATURES for one in below)
@@ -93,8 +103,9 @@ class _Wiring:
             if memory.looks_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))
-            self.draft.connect("query", name, "query")
+            self._connect(self.exact, name, "query")
             self._feed(name, "pairs")
+            self._gate(name, replace(shape, state_heads=shape.heads))
         weighing = memory.weighing(shape)
         if weighing is not None:
             self.draft.add(f"{name}.weight", memory, shape, None, module=name, operation=weighing)
@@ -107,18 +118,26 @@ class _Wiring:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
             options = {"position": memory.turn, "scale": memory.features_as or scale}
             self.draft.add(f"{name}_features", mapping, shape, ("feature_map",), module="feature_map", options=options)
-            self.draft.connect(self.query, f"{name}_features", "query")
-        gate = memory.gates
-        if gate is not None and gate.rank_of_decay != "none":
-            self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
-            for port in gate.operation(shape).reads:
-                self.draft.connect(port.name, f"{name}_gate", port.name)
+            self._connect(self.query, f"{name}_features", "query")
         self.draft.add(name, memory, shape, self._path(name))
         if mapping:
             self.draft.connect(f"{name}_features", name, "features")
         self._feed(name, "pairs")
-        if gate is not None and gate.rank_of_decay != "none":
-            self.draft.connect(f"{name}_gate", name, "decay")
+        self._gate(name, shape)
+
+    def _gate(self, name: str, shape: Shape) -> None:
+        """How fast a memory forgets, where it does."""
+        gate = self.memory[name].gates
+        if gate is None or gate.rank_of_decay == "none":
+            return
+        self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
+        for port in gate.operation(shape).reads:
+            self.draft.connect(port.name, f"{name}_gate", port.name)
+        self.draft.connect(f"{name}_gate", name, "decay")
+
+    def _connect(self, start: tuple[str, str], end: str, to: str) -> None:
+        """start: a node, and which of its outputs."""
+        self.draft.connect(start[0], end, to, output=start[1])
 
     def _feed(self, name: str, port: str) -> None:
         """The pairs of the call, or those that fall out of the memory above."""

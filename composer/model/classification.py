@@ -31,6 +31,7 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **passed: Any,
     ) -> SequenceClassifierOutput:
@@ -42,6 +43,7 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
         logits = self.score(_mean(outputs.last_hidden_state, attention_mask))
         loss = None
@@ -49,7 +51,9 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
             loss = self.loss_function(
                 labels=labels, pooled_logits=logits, config=self.config, num_items_in_batch=num_items_in_batch
             )
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
 
 
 def _mean(hidden: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import SINKS
+from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, compiled
 from composer.graph.program import Around, Program
@@ -99,6 +99,26 @@ class Head(nn.Module):
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
+
+    @property
+    def graph(self) -> HeadGraph:
+        """What it is made of."""
+        return self._compiled.graph
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes."""
+        return self._compiled.shape
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The layer, and the first of these heads in it."""
+        return self._place
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """What holds each part's parameters, by name."""
+        return self._modules
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """What a call with such values and tokens runs."""

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
+from composer.model.keepers import KEEPERS
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from composer.trust import code_in_adapter
@@ -38,6 +40,8 @@ class ComposedPreTrainedModel(PreTrainedModel):
     """Stands in front of any of a host's classes."""
 
     _is_stateful = True
+    _origin: Any = None
+    """What its keeper knows of where it comes from."""
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -51,6 +55,27 @@ class ComposedPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Head):
                 module._printed = backend
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
+        """As transformers has it; where the model comes from stays known."""
+        answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
+        for keeper in KEEPERS:
+            keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, _where(options))
+        return answer
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:
+        """As transformers has it, with the record of what the model is."""
+        super().save_pretrained(save_directory, is_main_process, **options)
+        if is_main_process:
+            for keeper in KEEPERS:
+                keeper.saved(self, Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
+        """What transformers sends to the Hub has the record, too."""
+        for keeper in KEEPERS:
+            keeper.saved(self, Path(working_dir))
+        return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @property
     def base(self) -> ComposedModel:
@@ -96,6 +121,7 @@ class ComposedModel(ComposedPreTrainedModel):
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a 0 starts a
         new document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
         """
+        asked = passed.pop("output_attentions", None)
         self._check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -109,15 +135,29 @@ class ComposedModel(ComposedPreTrainedModel):
             "inputs_embeds": None,
             "input_ids" if inputs_embeds is None else "inputs_embeds": rows.inward(given),
         }
-        outputs = self._run(
-            Passed(rows.tokens, self.backend), **inputs, position_ids=rows.tokens.position, past_key_values=cache, **passed
-        )
+        passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
+        outputs = self._attended(rows, seen, passed) if asked else self._run(Passed(rows.tokens, self.backend), **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.turned:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+        return outputs
+
+    def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
+        """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
+        from composer.model.overheard import Attentions, overheard
+
+        if seen is not None:
+            raise ValueError(
+                "output_attentions: weights are read off the values of a text, and those of earlier calls are gone: give the text "
+                "whole, in one call without a cache"
+            )
+        found = Attentions(self.backend)
+        with overheard(self, found.hear):
+            outputs = self._run(Passed(rows.tokens, self.backend), **options)
+        outputs.attentions = found.by_layer(rows)
         return outputs
 
     def _run(self, passed: Passed, **options: Any) -> Any:
@@ -132,8 +172,6 @@ class ComposedModel(ComposedPreTrainedModel):
 
     def _check_passed(self, passed: dict[str, Any]) -> None:
         """Refuse what neither a composed model nor its host takes."""
-        if passed.pop("output_attentions", None):
-            raise ValueError("output_attentions: a composed head has no T × T attention matrix to return")
         for name in [name for name, value in passed.items() if value is None or name in PASSED_ON]:
             del passed[name]
         unknown = sorted(set(passed) - {"output_hidden_states", "output_router_logits"})
@@ -166,7 +204,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         ValueError where adapters would have some imported.
         """
         options["trust_remote_code"] = False
-        where = {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
+        where = _where(options)
         if cls is ComposedForCausalLM:
             config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
             from composer.model.classes import class_of
@@ -209,6 +247,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = new_cache(self.config)
         return False
+
+
+def _where(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
 def new_cache(config: Any) -> ComposedCache:

@@ -158,7 +158,11 @@ class ForCausalLM(Pretrained, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.vocab_size, num_items_in_batch=num_items_in_batch
             )
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 

@@ -17,7 +17,7 @@ from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.spec.document import Spec
 from composer.spec.places import Path
-from composer.spec.resolve import Resolved, complete_head, meaning
+from composer.spec.resolve import SOURCE, Resolved, complete_head, meaning
 from composer.spec.sweep import refuse_sweep
 
 
@@ -69,13 +69,14 @@ def _trunks(first: Spec, second: Spec) -> Iterator[tuple[Path, Any, Any]]:
 
 
 def _rules(spec: Spec) -> tuple[_Rule, ...]:
-    heads = spec.heads | ({"head": spec.head} if spec.head else {})
+    own = {SOURCE: HeadSpec.model_validate({"memory": ("full",)})}
+    heads = own | spec.heads | ({"head": spec.head} if spec.head else {})
     rules = []
     for number, rule in enumerate(spec.layers):
         said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
         for _, name in said:
             if name not in heads:
-                known = ", ".join(heads) or "none"
+                known = ", ".join(name for name in heads if name not in own or name in spec.heads) or "none"
                 raise GraphError(f'there is no head "{name}"; there are: {known}', ("layers", number, "use"))
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
         rules.append(_Rule(at=rule.at, use=groups))

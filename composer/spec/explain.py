@@ -14,6 +14,7 @@ from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
 from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved
+from composer.tables import Readable, View
 from converters.shard import BYTES
 
 COUNTER = 8
@@ -46,7 +47,7 @@ class GroupCost(Closed):
     """The source's pairs over these."""
 
 
-class Explanation(Closed):
+class Explanation(Readable, Closed):
     """The whole model at one sequence length."""
 
     name: str
@@ -64,6 +65,11 @@ class Explanation(Closed):
     compression_lola: float | None
     prefill_flops_per_token: int
     decode_flops_per_token: int | None
+
+    def view(self) -> View:
+        from composer.spec.explained import view_of
+
+        return view_of(self)
 
 
 def explain_resolved(

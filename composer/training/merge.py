@@ -10,13 +10,14 @@ from composer.training.finetune import merged
 from composer.training.journal import CURVE, LOG
 from composer.weights.beside import TRAINING
 from composer.weights.loading import load_model
+from composer.weights.record import Record
 from composer.weights.trained import Trained, write_trained
 
 
-def merge_adapters(model: Path, out: Path, *, force: bool = False) -> None:
-    """The model of a folder with its adapters folded in, at ``out``. Raises TrainingError and BuildError."""
+def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
+    """The model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
     loaded = load_model(model, "float32", "cpu")
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
     logs = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
-    write_trained(model, out, Trained(merged(loaded), None, (), logs), force=force)
+    return write_trained(model, out, Trained(merged(loaded), None, (), logs), force=force)

@@ -61,7 +61,7 @@ def without_weights(head: HeadSpec) -> str | None:
     if head.value_position is not None:
         return "its values are turned by their position"
     if head.output is not None:
-        return "its answer is normalised"
+        return "its answer is normalised" if head.output.normalises else "its answer passes a gate"
     for memory in head.memory:
         if not memory.weighs_values:
             return f"the answer of its `{memory.kind}` memory is not normalised"

@@ -19,8 +19,10 @@ from composer.data.packing import PackedRows
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
+from composer.tables import Readable, View
 from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
@@ -29,6 +31,7 @@ from composer.training.processes import by_first, is_first, loaded_on, shard, wh
 from composer.training.rows import bounded, doubt, rows_of
 from composer.training.rules import check_held_out
 from composer.training.student import Student
+from composer.training.table import losses, remarks
 from composer.training.teacher import Teacher
 from composer.weights.loading import load_model
 from composer.weights.output import check_output
@@ -83,7 +86,7 @@ class TrainingOptions:
     tell: Callable[[str], None] = lambda said: None
 
 
-class TrainingReport(Closed):
+class TrainingReport(Readable, Closed):
     """The result of a run. loss, teacher_loss: next-token losses on the held-out rows, in nats, averaged over tokens or rows as
     the recipe says. None where nothing is held out, or where no stage learns the next token."""
 
@@ -92,6 +95,11 @@ class TrainingReport(Closed):
     loss: float | None
     teacher_loss: float | None
     data: dict[str, Any]
+
+    def view(self) -> View:
+        table = losses(self)
+        stages = " and ".join(outcome.stage for outcome in self.stages)
+        return View(f"{shown(self.out)}, after {stages}", (table,) if table.rows else (), remarks(self))
 
 
 @dataclass(frozen=True)

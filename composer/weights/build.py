@@ -12,6 +12,7 @@ from typing import Any
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.tables import Readable, View
 from composer.weights.beside import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.card import model_card
 from composer.weights.check import problems_of
@@ -47,7 +48,7 @@ Progress = Callable[[str, int, int], None]
 """Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
 
 
-class BuildReport(Closed):
+class BuildReport(Readable, Closed):
     """What a build did, or would do. ``bytes_shared`` are in files that the output has in common with its source."""
 
     out: Path
@@ -59,6 +60,11 @@ class BuildReport(Closed):
     bytes_written: int
     bytes_shared: int
     seconds: float
+
+    def view(self) -> View:
+        from composer.weights.told import view_of
+
+        return view_of(self)
 
 
 def build_folder(

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from blocks.part import Closed
+from composer.spec.inherit import shown
+from composer.tables import Readable, Table, View
+from composer.words import plural, short_hashes
 
 Outcome = Literal["passed", "failed", "unknown"]
 
@@ -19,7 +22,7 @@ class Check(Closed):
     detail: str = ""
 
 
-class VerifyReport(Closed):
+class VerifyReport(Readable, Closed):
     """All checks of a folder, in the order they were made."""
 
     folder: Path
@@ -39,3 +42,19 @@ class VerifyReport(Closed):
     @property
     def unchecked(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.outcome == "unknown")
+
+    @property
+    def table(self) -> Table:
+        """A row a check."""
+        rows = ((check.outcome, check.what, check.subject, short_hashes(check.detail)) for check in self.checks)
+        return Table("", ("outcome", "what", "of", ""), tuple(rows))
+
+    def verdict(self, name: str) -> str:
+        """On the whole. name: what the reader calls the model."""
+        unchecked = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
+        if self.ok:
+            return f"{name} is what its record says{unchecked}"
+        return f"{name} does not match its record: {plural(len(self.failed), 'check')} failed{unchecked}"
+
+    def view(self) -> View:
+        return View(self.verdict(shown(self.folder)), (self.table,), (f"Record: SHA-256 {self.record_sha256}",))

@@ -91,8 +91,11 @@ def build_fresh_folder(
     return report_of(target, resolved, plan, untrained, files, total, began, dry_run=False)
 
 
-def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0) -> Composed:
-    """The same model in memory, in evaluation mode."""
+def build_fresh(
+    resolved: Resolved, *, spec_document: Mapping[str, Any] | None = None, dtype: Dtype | None = None, seed: int = 0
+) -> Composed:
+    """The same model in memory, in evaluation mode. spec_document: for the record of later saves; without it there is none."""
+    from composer.weights.begun import origin_of
     from composer.weights.from_model import assembled
 
     trunk = trunk_from(resolved, dtype or "float32")
@@ -100,7 +103,11 @@ def build_fresh(resolved: Resolved, *, dtype: Dtype | None = None, seed: int = 0
     kinds: dict[str, Dtype] = {name: dtype_of(fresh, trunk.dtype) for name, fresh in wanted.items()}
     check_memory(sum(fresh.size * BYTES[kinds[name]] for name, fresh in wanted.items()), f"the parameters of {resolved.name}")
     weights: dict[str, torch.Tensor] = {name: filled(name, fresh, kinds[name], seed) for name, fresh in wanted.items()}
-    return assembled(resolved, trunk, weights)
+    model = assembled(resolved, trunk, weights)
+    if spec_document is not None:
+        plan = _plan(wanted, trunk, notes_on(resolved, trunk.labels, fresh=True))
+        model._origin = origin_of(resolved, spec_document, plan, trunk, None, seed, tuple(wanted))
+    return model
 
 
 def trunk_from(resolved: Resolved, dtype: Dtype, tokenizer: Tokenizer | None = None) -> Trunk:

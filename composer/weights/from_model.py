@@ -6,10 +6,11 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError, SourceError
 from composer.spec.resolve import Resolved
+from composer.weights.begun import origin_in_memory
 from composer.weights.dimensions import dimensions
 from composer.weights.meaning import stored_heads
 from composer.weights.plan import Assignment, assign, dtype_of
@@ -18,6 +19,7 @@ from converters.canonical import EMBEDDING, OUTPUT, is_composed
 from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
+from converters.source import Source
 from converters.trunk import Sizes, Trunk
 
 if TYPE_CHECKING:
@@ -37,12 +39,22 @@ def trunk_of(model: PreTrainedModel) -> Sizes:
         raise SourceError(str(error)) from error
 
 
-def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 0, share: bool = False) -> Composed:
+def build_from_model(
+    resolved: Resolved,
+    model: PreTrainedModel,
+    *,
+    seed: int = 0,
+    share: bool = False,
+    spec_document: Mapping[str, Any] | None = None,
+    opened: Source | None = None,
+) -> Composed:
     """A composed model with the weights of ``model``, on its device and in its dtype, in evaluation mode.
 
     model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has
     them, too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at
-    the price that whatever trains one trains the other. A warning says what is not kept. Raises ``SourceError`` and ``BuildError``.
+    the price that whatever trains one trains the other. spec_document, opened: the spec as it was written, and the folder that
+    ``model`` has just been read from, for the record of later saves; without a document there is none. A warning says what is
+    not kept. Raises ``SourceError`` and ``BuildError``.
     """
     trunk = trunk_of(model)
     if resolved.dimensions != dimensions(trunk):
@@ -56,6 +68,8 @@ def build_from_model(resolved: Resolved, model: PreTrainedModel, *, seed: int = 
     for name, fresh in assignment.fresh.items():
         weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
     student = assembled(resolved, trunk, weights, dict(model.named_buffers()))
+    if spec_document is not None:
+        student._origin = origin_in_memory(student, resolved, spec_document, assignment, model, opened, seed)
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)
     return student
@@ -71,7 +85,7 @@ def _tell_of_dropped(assignment: Assignment) -> None:
         lines = [f"  {len(names)} such as {names[0]}: {reason}" for reason, names in reasons.items()]
         text = "\n".join(["The model has heads of its own, and these parameters of them are not kept:", *lines])
         # At whoever asked `composer.build`.
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def assembled(
@@ -83,7 +97,9 @@ def assembled(
 
     from composer.model.classes import class_of, configuration_for
     from composer.weights.config import config_dict
+    from composer.weights.saved import keep_records
 
+    keep_records()
     document = config_dict(trunk, resolved, trunk.dtype)
     config = configuration_for(document["model_type"]).from_dict(document)
     with torch.device("meta"):

@@ -17,6 +17,7 @@ from composer.spec.resolve import Resolved
 from composer.trust import refuse_code
 from composer.weights.check import uncovered
 from composer.weights.dimensions import dimensions
+from composer.weights.saved import keep_records
 from converters.adapter import check_adapter
 from converters.bounded import listed, shortened
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
@@ -58,6 +59,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     if (folder / ADAPTER_CONFIG).exists():
         raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
     check_backend(backend, graphs_of(check_heads(source)))
+    keep_records()
     kind = "auto" if dtype is None else getattr(torch, dtype)
     try:
         config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)

@@ -35,7 +35,7 @@ class Inherited(Closed):
     tensor: str
     """The source's name of it."""
     file: str
-    """The source's file that holds it."""
+    """The source's file that holds it; empty where the source was in memory."""
     output: str
     """The student's file that holds it."""
     shape: tuple[int, ...]

@@ -77,6 +77,17 @@ class TrainedStage(Closed):
     after: dict[str, float]
 
 
+class SavedByTransformers(Closed):
+    """A save of the model by transformers: what came before it, in its user's program, nobody has told."""
+
+    after: str | None
+    """SHA-256 of the record of the folder that the model was loaded from; None: it was built in memory."""
+    tensors: int
+    changed: int | None
+    """Tensors with other values than then; None where what some were can no longer be read."""
+    versions: dict[str, str]
+
+
 class Record(Closed):
     """Enough to say exactly what a checkpoint is, and to check it."""
 
@@ -99,6 +110,8 @@ class Record(Closed):
     untrained: tuple[str, ...] = ()
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
+    saved: tuple[SavedByTransformers, ...] = Field(default=(), exclude_if=lambda saves: not saves)
+    """The saves by transformers since the build, each of a model that the one before was loaded as."""
     versions: dict[str, str]
 
 

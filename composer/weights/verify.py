@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -61,8 +61,17 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
             checks += _file(name, present[name], stored, progress)
         else:
             checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
-    checks += [*documents(record, present), *strangers(record, present)]
+    checks += [*documents(record, present), *strangers(record, present), *_saves(record)]
     return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
+
+
+def _saves(record: Record) -> Iterator[Check]:
+    """What happened to the values between a build, or a load, and a save by transformers, nobody has told."""
+    for save in record.saved:
+        if save.changed != 0:
+            changed = "it cannot be said how many" if save.changed is None else f"{save.changed:,}"
+            detail = f"transformers saved it: {changed} of {save.tensors:,} tensors had changed by then, and nobody has told how"
+            yield Check(what="training", subject=RECORD, outcome="unknown", detail=detail)
 
 
 def _spec(record: Record) -> list[Check]:

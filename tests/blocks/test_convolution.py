@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -15,6 +16,8 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.taps import filtered, filtered_one
 from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, owner, random, started
+from tests.laws.cases import SMALL, built, complete, run
+from tests.laws.cases import inputs as law_inputs
 
 CHOICES = [
     Convolution(kernel=3, inputs=inputs, share=share, per=per)
@@ -45,6 +48,19 @@ def wanted(part: Convolution, shape: Shape, parameters: dict[str, Tensor], query
     return query, key
 
 
+def convolve(
+    part: Convolution,
+    parameters: dict[str, Tensor],
+    query: Tensor,
+    key: Tensor,
+    tokens: Tokens,
+    state: dict[str, Tensor],
+    *how: Any,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    outputs, carried = part.convolve(parameters, {"query": query, "key": key}, tokens, state, *how)
+    return outputs["query"], outputs["key"], carried
+
+
 def inputs(shape: Shape, batch: int, length: int) -> tuple[Tensor, Tensor]:
     return random(batch, length, shape.heads, shape.head_dim), random(batch, length, shape.key_heads, shape.head_dim)
 
@@ -54,7 +70,7 @@ def inputs(shape: Shape, batch: int, length: int) -> tuple[Tensor, Tensor]:
 def test_it_is_its_sum_over_taps(part: Convolution, shape: Shape) -> None:
     parameters, (query, key) = drawn(part, shape), inputs(shape, 2, 7)
     tokens = documents([3, 4], [7])
-    got_query, got_key, _ = part.convolve(parameters, query, key, tokens, empty(part, shape, 2))
+    got_query, got_key, _ = convolve(part, parameters, query, key, tokens, empty(part, shape, 2))
     want_query, want_key = wanted(part, shape, parameters, query, key, tokens.segment)
     close(got_query, want_query)
     close(got_key, want_key)
@@ -65,7 +81,7 @@ def test_it_is_its_sum_over_taps(part: Convolution, shape: Shape) -> None:
 def test_it_starts_as_the_identity(kernel: int) -> None:
     part = Convolution(kernel=kernel)
     query, key = inputs(GROUPED, 1, 6)
-    got_query, got_key, _ = part.convolve(started(part, GROUPED), query, key, counted(1, 6), empty(part, GROUPED, 1))
+    got_query, got_key, _ = convolve(part, started(part, GROUPED), query, key, counted(1, 6), empty(part, GROUPED, 1))
     assert torch.equal(got_query, query)
     assert torch.equal(got_key, key.repeat_interleave(2, dim=2))
 
@@ -87,12 +103,12 @@ def test_who_owns_the_filters() -> None:
 def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> None:
     part = Convolution(kernel=kernel, per="key_head")
     parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 2, 9)
-    whole = part.convolve(parameters, query, key, counted(2, 9), empty(part, GROUPED, 2))
+    whole = convolve(part, parameters, query, key, counted(2, 9), empty(part, GROUPED, 2))
     state, at, pieces = empty(part, GROUPED, 2), 0, []
     for length in cuts:
         piece = slice(at, at + length)
         taps = filtered_one if length == 1 else filtered
-        *outputs, state = part.convolve(parameters, query[:, piece], key[:, piece], counted(2, length, at), state, taps)
+        *outputs, state = convolve(part, parameters, query[:, piece], key[:, piece], counted(2, length, at), state, taps)
         pieces.append(outputs)
         at += length
     for index in range(2):
@@ -102,6 +118,47 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
         # Raw inputs, newest last; zeros before the first token.
         raw = torch.cat((torch.zeros(2, kernel, *slot.shape[1:]), query if name == "query" else key), dim=1)
         assert torch.equal(state[name], raw[:, raw.shape[1] - (kernel - 1) :])
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("choice", [{"inputs": ("v",)}, {"inputs": ("q", "k", "v"), "share": "qk"}], ids=["v", "q, k, v"])
+def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[str, Any], activation: Any) -> None:
+    part, tokens = Convolution(kernel=3, activation=activation, **choice), documents([3, 4], [7])
+    given = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
+    parameters = drawn(part, GROUPED)
+    assert parameters["value"].shape == (2, 4, 3)
+    outputs, carried = part.convolve(parameters, given, tokens, empty(part, GROUPED, 2))
+    assert tokens.segment is not None
+    for name, output in outputs.items():
+        if name not in carried:
+            assert output is given[name]
+            continue
+        weight, heads = parameters.get(name, parameters.get("weight")), output.shape[2]
+        assert weight is not None
+        sums = torch.stack([by_taps(row, weight, own, heads, 3) for row, own in zip(given[name], tokens.segment, strict=True)])
+        close(output, sums / (1 + (-sums).exp()) if activation == "silu" else sums)
+    assert [tensor.shape for tensor in carried.values()] == [(2, 2, given[name].shape[2], 4) for name in carried]
+
+
+def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> None:
+    """A full memory of convolved values is softmax over the raw keys of values that its filter has summed up."""
+    head = {
+        "position": "none",
+        "conv": {"inputs": ["v"], "kernel": 2},
+        "memory": ["full", "state"],
+        "flow": "parallel",
+        "read": "sum",
+    }
+    shape = SMALL.shape(4)
+    built_head = built(complete(head | {"feature_map": "elu"}), shape)
+    data = law_inputs(shape, 1, 9)
+    with torch.no_grad():
+        (taps,) = (tensor for name, tensor in built_head.named_parameters() if name == "conv.value")
+        taps[..., 1], taps[..., 0] = 1.0, 0.5
+    earlier = torch.nn.functional.pad(data.value, (0, 0, 0, 0, 1, 0))[:, :-1]
+    plain = built(complete({name: said for name, said in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
+    already = dataclasses.replace(data, value=data.value + 0.5 * earlier)
+    close(run(built_head, data)[0], run(plain, already)[0])
 
 
 def test_documents_and_padding_leave_no_trace() -> None:
@@ -117,8 +174,8 @@ def test_documents_and_padding_leave_no_trace() -> None:
     def taken(states: Tensor, index: Tensor) -> Tensor:
         return torch.stack([row[own] for row, own in zip(states, index, strict=True)])
 
-    _, _, state = part.convolve(parameters, query[:, :4], key[:, :4], first, empty(part, GROUPED, 3))
-    got_query, got_key, _ = part.convolve(parameters, taken(query, gathered[0]), taken(key, gathered[0]), second, state)
+    _, _, state = convolve(part, parameters, query[:, :4], key[:, :4], first, empty(part, GROUPED, 3))
+    got_query, got_key, _ = convolve(part, parameters, taken(query, gathered[0]), taken(key, gathered[0]), second, state)
     want = wanted(part, GROUPED, parameters, query, key, segment)
     close(got_query, taken(want[0], gathered[0]))
     close(got_key, taken(want[1], gathered[0]))
@@ -127,10 +184,10 @@ def test_documents_and_padding_leave_no_trace() -> None:
 def test_a_document_that_starts_at_the_first_token_does_not_see_the_state() -> None:
     part = Convolution(kernel=3)
     parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 1, 4)
-    _, _, state = part.convolve(parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
+    _, _, state = convolve(part, parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
     anew = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.int64))
-    *got, left = part.convolve(parameters, query, key, anew, state)
-    *want, wanted_left = part.convolve(parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
+    *got, left = convolve(part, parameters, query, key, anew, state)
+    *want, wanted_left = convolve(part, parameters, query, key, counted(1, 4), empty(part, GROUPED, 1))
     for mine, other in zip(got, want, strict=True):
         close(mine, other)
     assert all(torch.equal(left[name], wanted_left[name]) for name in left)
@@ -139,7 +196,7 @@ def test_a_document_that_starts_at_the_first_token_does_not_see_the_state() -> N
 def test_of_a_document_of_one_token_the_state_keeps_that_token_alone() -> None:
     part = Convolution(kernel=4, inputs=("k",))
     query, key = inputs(GROUPED, 1, 5)
-    _, _, state = part.convolve(drawn(part, GROUPED), query, key, documents([4, 1]), empty(part, GROUPED, 1))
+    _, _, state = convolve(part, drawn(part, GROUPED), query, key, documents([4, 1]), empty(part, GROUPED, 1))
     assert torch.equal(state["key"], torch.cat((torch.zeros(1, 2, 2, 4), key[:, 4:]), dim=1))
 
 
@@ -149,14 +206,15 @@ def test_gradients_reach_filters_and_inputs() -> None:
 
     def run(query: Tensor, key: Tensor, query_filter: Tensor, key_filter: Tensor) -> tuple[Tensor, Tensor]:
         parameters = {"query": query_filter, "key": key_filter}
-        return part.convolve(parameters, query, key, documents([2, 1]), empty(part, GROUPED, 1))[:2]
+        return convolve(part, parameters, query, key, documents([2, 1]), empty(part, GROUPED, 1))[:2]
 
     assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
 
 
 def test_inputs_are_said_once_and_in_any_order() -> None:
     assert Convolution(inputs=("k", "q")) == Convolution(inputs=("q", "k"))
-    for wrong in ((), ("q", "q"), ("v",)):
+    assert Convolution(inputs=("v", "k", "q")).inputs == ("q", "k", "v")
+    for wrong in ((), ("q", "q"), ("x",)):
         with pytest.raises(ValidationError):
             Convolution.model_validate({"inputs": wrong})
 
@@ -164,6 +222,8 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
+        ({"inputs": ("q", "v"), "share": "qk"}, "`inputs` has q and v: remove `share`"),
+        ({"inputs": ("v",), "per": "key_head"}, "`inputs` has v alone: remove `per`"),
         ({"inputs": ("q",), "share": "qk"}, "`inputs` has q alone: remove `share`"),
         ({"inputs": ("k",), "share": "qk"}, "`inputs` has k alone: remove `share`"),
         ({"inputs": ("q",), "per": "key_head"}, "`inputs` has q alone: remove `per`"),
@@ -180,3 +240,4 @@ def test_operations() -> None:
     assert Convolution().flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 4)
     assert Convolution(per="key_head").flops(GROUPED, 100) == 2 * 4 * 4 * (4 + 2)
     assert Convolution(inputs=("k",)).flops(GROUPED, 100) == 2 * 4 * 4 * 4
+    assert Convolution(inputs=("v",)).flops(GROUPED, 100) == 2 * 4 * 4 * 2

@@ -1,4 +1,4 @@
-"""The output side: RMSNorm of each head, and a gate that starts open, from their formulas."""
+"""The output side: RMSNorm of each head or of all, and a gate that starts open, from their formulas."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from blocks.legend import Shape
-from blocks.outputs import GatedNorm, Norm
+from blocks.outputs import GatedNorm, Norm, Output, OutputGate
 
 SHAPE = Shape(hidden_size=6, heads=3, key_heads=1, head_dim=4)
 
 
-def tensors(part: Norm, *, noise: float) -> dict[str, torch.Tensor]:
+def tensors(part: Output, *, noise: float) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     filled = {}
     for name, fresh in part.parameters(SHAPE).items():
@@ -31,6 +31,16 @@ def test_each_head_is_divided_by_its_own_root_mean_square() -> None:
         torch.testing.assert_close(found[0, 2, head], expected, rtol=0, atol=1e-12)
 
 
+def test_all_heads_are_divided_by_the_root_mean_square_of_all() -> None:
+    part = Norm(over="heads")
+    output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    weights = tensors(part, noise=0.5)
+    assert weights["weight"].shape == (12,)
+    token = output[0, 2].flatten()
+    expected = (token / ((token**2).sum() / 12 + 1e-5) ** 0.5 * weights["weight"]).view(3, 4)
+    torch.testing.assert_close(part.finish(weights, output, hidden)[0, 2], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("rank", ["full", 2])
 @pytest.mark.parametrize("activation", ["swish", "sigmoid"])
 def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: int | str) -> None:
@@ -42,6 +52,9 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
     gate = logits / (1 + (-logits).exp()) if activation == "swish" else 1 / (1 + (-logits).exp())
     expected = Norm().finish(weights, output, hidden)[0, 1] * gate
     torch.testing.assert_close(part.finish(weights, output, hidden)[0, 1], expected, rtol=0, atol=1e-12)
+    alone = OutputGate(activation=activation, rank=rank)
+    assert tensors(alone, noise=0.0).keys() == weights.keys() - {"weight"}
+    torch.testing.assert_close(alone.finish(weights, output, hidden)[0, 1], output[0, 1] * gate, rtol=0, atol=1e-12)
 
 
 def test_a_gate_starts_open() -> None:
@@ -50,6 +63,14 @@ def test_a_gate_starts_open() -> None:
     for activation, nearness in (("swish", 1e-6), ("sigmoid", 0.02)):
         part = GatedNorm(activation=activation)
         torch.testing.assert_close(part.finish(tensors(part, noise=0.0), output, hidden), norm, rtol=nearness, atol=0)
+        alone = OutputGate(activation=activation)
+        torch.testing.assert_close(alone.finish(tensors(alone, noise=0.0), output, hidden), output, rtol=nearness, atol=0)
+
+
+def test_operations() -> None:
+    assert Norm().flops(SHAPE, 9) == Norm(over="heads").flops(SHAPE, 9) == 4 * 12
+    assert OutputGate().flops(SHAPE, 9) == 2 * 6 * 12 + 2 * 12
+    assert GatedNorm(rank=2).flops(SHAPE, 9) == 4 * 12 + 2 * 2 * (6 + 12) + 2 * 12
 
 
 def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:

@@ -1,8 +1,8 @@
-"""Markdown shows every cell in its own column, whatever it holds."""
+"""Every cell stands in its own column, whatever it holds: in Markdown, on a terminal, and in a notebook, where none is markup."""
 
 from __future__ import annotations
 
-from composer.tables import Table, markdown_table
+from composer.tables import Readable, Table, View, markdown_table
 
 
 def test_figures_stand_on_the_right() -> None:
@@ -15,3 +15,30 @@ def test_bars_and_breaks_end_no_cell() -> None:
 
 def test_a_title_stands_above() -> None:
     assert Table("mine", ("a",), (("b",),)).markdown() == "### mine\n\n| a |\n| --- |\n| b |\n"
+
+
+TABLE = Table("a & b", ("model", "loss"), (("<i>one</i>", "1.5"), ("two", "10.25")), range(1, 2))
+
+
+def test_a_terminal_has_figures_on_the_right_and_its_title_above() -> None:
+    assert TABLE.text().splitlines() == ["a & b", "  model        loss", "  <i>one</i>    1.5", "  two         10.25"]
+    assert Table("", ("", ""), (("a", "b" * 300),)).text() == f"  a  {'b' * 300}", "nothing wraps"
+
+
+def test_html_has_no_markup_but_its_own() -> None:
+    html = TABLE.html()
+    assert html.startswith("<table><caption>a &amp; b</caption><thead><tr>")
+    assert '<td style="text-align: left">&lt;i&gt;one&lt;/i&gt;</td><td style="text-align: right">1.5</td>' in html
+    assert "<thead>" not in Table("", ("", ""), (("a", "b"),)).html()
+
+
+def test_what_is_readable_shows_its_view() -> None:
+    class Mine(Readable):
+        def view(self) -> View:
+            return View("mine <b>", (TABLE,), ("a note & more",), "as\n  it stands")
+
+    assert repr(Mine()).split("\n\n") == ["mine <b>", "as\n  it stands", TABLE.text(), "a note & more"]
+    assert f"{Mine()}" == repr(Mine())
+    assert Mine()._repr_html_() == (
+        f"<div><p><b>mine &lt;b&gt;</b></p><pre>as\n  it stands</pre>{TABLE.html()}<p>a note &amp; more</p></div>"
+    )

@@ -55,6 +55,7 @@ def around(role: str, kind: str) -> dict[str, Any]:
     field = FIELDS.get(role, role)
     holders = [name for name, part in CATALOGUE["memory"].items() if field in part.model_fields.keys() - Memory.model_fields.keys()]
     if holders:
+        holders.sort(key=lambda name: getattr(CATALOGUE["memory"][name], "grows"))  # noqa: B009 - those that do not come first
         return {"position": "rope", **_alone(holders[0], **{field: kind})}
     if role == "mix_input":
         head["memory"][0]["weight"] = "token"

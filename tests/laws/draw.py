@@ -133,7 +133,7 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
         if "blocks" in mixer and size.hidden_size % mixer["blocks"]:
             mixer["blocks"] = size.hidden_size
         head["mix_input"] = mixer
-    for field, role in (("output", "output"), ("value_position", "value position")):
+    for field, role in (("output", "output"), ("qk_norm", "qk norm"), ("value_position", "value position")):
         if draw(st.booleans()):
             head[field] = draw(_part(role))
     return head

@@ -1,26 +1,20 @@
 """Chunks: quadratic inside a chunk, the recurrence between chunks. The form of training and prefill on any device.
 
-Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token. Where a decay
-is given per feature the product is split into q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G stays above
-``STEEPEST``. Where it falls below, chunks begin as blocks that are short enough, down to single tokens, and these are joined in
-pairs until the chunk is whole: between two neighbours the weight is q_i exp(decay since the border) · k_j exp(decay up to the
-border), and neither exponent is above 0. A level of joining takes one product of the halves (as in secondary chunking, Yang et
-al. 2023, arXiv:2312.06635, section 4.3, but down to any length).
+Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token; where a decay is
+given per feature, as ``blocks.recurrences.by_feature`` computes it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
 
 CHUNK = 64
 SPAN = 512
 """Tokens whose chunks are held at once: what is computed of them stays near the processor, and memory does not grow with T."""
-STEEPEST = -40.0
-"""exp(40) leaves float32 room for keys and queries on either side."""
 
 
 def chunked(
@@ -48,7 +42,7 @@ def _span(
     count = math.ceil(length / chunk)
     heads, state_heads, key_heads = query.shape[2], key.shape[2], value.shape[2]
     reads, shares = heads // state_heads, state_heads // key_heads
-    block = chunk if log_decay is None or log_decay.dim() == 3 else _block(log_decay, chunk)
+    block = chunk if log_decay is None or log_decay.dim() == 3 else block_of(log_decay, chunk)
     blocks = count * chunk // block
 
     # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
@@ -70,9 +64,7 @@ def _span(
         whole = decay.sum(4).exp()[..., None, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-        parts = _in_blocks(queries, keys, decay)
-        while parts.weights.shape[-1] < chunk:
-            parts = _joined(parts)
+        parts = weighed(queries, keys, decay, chunk)
         weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
 
     continues = None
@@ -90,65 +82,6 @@ def _span(
     output = output.unflatten(3, (shares, reads * chunk)) + from_start.flatten(4, 5) @ entering
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
-
-
-def _block(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
-    """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
-    where a compiler cannot look at numbers."""
-    if torch.compiler.is_compiling():
-        return 1
-    with torch.no_grad():
-        missing = -log_decay.shape[1] % chunk
-        padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
-        if padded.unflatten(1, (-1, chunk)).sum(2).min() >= STEEPEST:
-            return chunk
-        sums, lowest = padded, []
-        while sums.shape[1] * chunk > padded.shape[1]:
-            sums = sums.unflatten(1, (-1, 2)).sum(2)
-            lowest.append(sums.min())
-        gentle = [bool(one >= STEEPEST) for one in torch.stack(lowest).tolist()] if lowest else []
-    return 1 << sum(gentle)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Blocks of m tokens, n of them: the weights inside, and what decay leaves of queries, keys and states at their borders."""
-
-    weights: Float[Tensor, "B K n R Q m m"]
-    from_start: Float[Tensor, "B K n R Q m F"]
-    to_end: Float[Tensor, "B K n R m F"]
-    whole: Float[Tensor, "B K n R 1 F"]
-
-
-def _in_blocks(
-    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"]
-) -> _Parts:
-    """Blocks in which no feature decays below ``STEEPEST``, or of one token, however steep."""
-    reads, block = queries.shape[4:6]
-    total = decay.cumsum(4)
-    passed = total.exp()
-    from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
-    if block == 1:
-        return _Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
-    undone = keys / passed
-    weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
-    return _Parts(weights, from_start, undone * whole, whole)
-
-
-def _joined(parts: _Parts) -> _Parts:
-    """Each two neighbours as one block. Nothing but products of what is at most 1 with queries and keys: no exponent overflows."""
-    reads, block = parts.from_start.shape[4:6]
-    (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
-        states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.whole)
-    )
-    across = (later_from_start.flatten(4, 5) @ to_end.mT).unflatten(4, (reads, block))
-    rows = (torch.nn.functional.pad(weights, (0, block)), torch.cat((across, later_weights), dim=-1))
-    return _Parts(
-        torch.cat(rows, dim=-2),
-        torch.cat((from_start, later_from_start * whole[..., None, :, :]), dim=-2),
-        torch.cat((to_end * later_whole, later_to_end), dim=-2),
-        whole * later_whole,
-    )
 
 
 def scan(

@@ -1,7 +1,8 @@
-"""The delta rule: S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t, with a decay α of rank none or head.
+"""The delta rule: S_t = (I - β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t, with a decay D of rank none, head or channel.
 
 What the state answers to k_t is replaced by v_t, in the share β_t, where the additive recurrence would pile v_t on top of it.
-Yang et al. 2024, arXiv:2406.06484 (α = 1), and arXiv:2412.06464, eq. 10 (gated); their S is this one transposed.
+Yang et al. 2024, arXiv:2406.06484 (D = 1), and arXiv:2412.06464, eq. 10 (one decay a head); Kimi team 2025, arXiv:2510.26692 (one a
+feature). In the first two S is this one transposed.
 
 Every form takes and returns the same:
 
@@ -9,7 +10,7 @@ Every form takes and returns the same:
     key        B T N F     of length 1: a longer one would be subtracted more than once
     value      B T K V     state head n takes the value of key head n // (N // K)
     rate       B T N       β, from 0 (no pair enters, decay still runs) to below 2
-    log_decay  None (no decay) or B T N (one a head), at most 0
+    log_decay  None (no decay), B T N (one a head) or B T N F (one a feature), at most 0
     segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
     state      B N F V
     returns    output B T H V, and the state after the last token
@@ -26,12 +27,18 @@ from blocks.recurrences.delta.naive import naive
 from blocks.recurrences.delta.step import step
 from blocks.recurrences.fla import fits_a_step
 
-DECAY_RANKS = frozenset({"none", "head"})
+DECAY_RANKS = frozenset({"none", "head", "channel"})
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(FLA, "fused_recurrent_gated_delta_rule", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True),
-    Form(FLA, "chunk_gated_delta_rule or chunk_delta_rule", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(
+        FLA, "fused_recurrent_gated_delta_rule or fused_recurrent_kda", fla.step, fits_a_step,
+        decode=True, missing=fla.missing, refuses=True,
+    ),
+    Form(
+        FLA, "chunk_gated_delta_rule or chunk_delta_rule or chunk_kda", fla.chunked, fla.fits,
+        missing=fla.missing, refuses=True,
+    ),
     Form(TORCH, "one step", step, one_pair_at_most, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
-)
+)  # fmt: skip

@@ -7,7 +7,8 @@ really enters, u_i = β_i (v_i - what the state before it answers to k_i):
     (I + A) U = β V - β exp(G) K S    with A_ij = β_i (k_i · k_j) exp(G_i - G_j) for j < i, else 0
 
 Both right-hand sides are solved at once, before S is known: the UT transform of arXiv:2406.06484, with the decay of
-arXiv:2412.06464. Every exponent is a sum of decays, at most 0, so that no decay is too strong.
+arXiv:2412.06464. Every exponent is a sum of decays, at most 0, so that no decay is too strong. Where each feature has a decay
+of its own (Kimi Delta Attention, arXiv:2510.26692), G is a vector, and the products of features are weighed by ``by_feature``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
 
 CHUNK = 64
@@ -27,7 +29,7 @@ def chunked(
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
     rate: Float[Tensor, "B T N"],
-    log_decay: Float[Tensor, "B T N"] | None,
+    log_decay: Tensor | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
@@ -50,34 +52,51 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
 
     # B K n R … c …; the tokens that fill the last chunk have rate 0 and decay 0, and change nothing.
-    queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
-    keys = into_chunks(key, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
     values = into_chunks(value, count, chunk, (key_heads, 1), (0, 3, 1, 4, 2, 5))
     rates = into_chunks(rate, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))[..., None]
+    block = chunk if log_decay is None or log_decay.dim() == 3 else block_of(log_decay, chunk)
+    blocks = count * chunk // block
+    queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
+    keys = into_chunks(key, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
+    # A key asks the keys before it as a query does: it is one more read.
+    asking = torch.cat((queries, keys[:, :, :, :, None]), dim=4)
 
-    # What is left at token i of what token j entered (0 where j is later), and of the state that entered the chunk.
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
-    between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
-    if log_decay is not None:
-        decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
-        between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
-        survives = decay.cumsum(4).exp()[..., None]
+    # Products of features times what is left at token i of what token j entered (0 where j is later), and what is left of the
+    # state that entered the chunk, and at its end.
+    if log_decay is None or log_decay.dim() == 3:
+        causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
+        between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
+        if log_decay is not None:
+            decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
+            between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
+            survives = decay.cumsum(4).exp()[..., None]
+        weights = (asking.flatten(4, 5) @ keys.mT).unflatten(4, (reads + 1, chunk)) * between[..., None, :, :]
+        from_start, whole = asking * survives[..., None, :, :], survives[..., -1:, :]
+        to_end = keys * between[..., -1, :, None]
+    else:
+        decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
+        parts = weighed(asking, keys, decay, chunk)
+        weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
     if segment is not None:
         document, before = of_documents(segment, count, chunk)
-        between = between * (document[..., :, None] == document[..., None, :])[:, None, :, None]
-        survives = survives * (document == before[..., None])[:, None, :, None, :, None]
+        same = document[..., :, None] == document[..., None, :]
+        continues = (document == before[..., None])[:, None, :, None]
+        weights = weights * same[:, None, :, None, None]
+        from_start = from_start * continues[..., None, :, None]
+        to_end = to_end * same[:, None, :, None, -1, :, None]
+        whole = whole * continues[..., -1:, None]
 
     # The solver takes the diagonal for ones and never looks above it.
-    overlap = rates * (keys @ keys.mT) * between
-    sides = torch.cat((rates * values, rates * survives * keys), dim=-1)
+    overlap, erasing = rates * weights[:, :, :, :, -1], rates * from_start[:, :, :, :, -1]
+    sides = torch.cat((rates * values, erasing), dim=-1)
     offered, erased = torch.linalg.solve_triangular(overlap, sides, upper=False, unitriangular=True).split(
         (value.shape[-1], key.shape[-1]), dim=-1
     )
     state = state.unflatten(1, (key_heads, shares))
-    entered, entering, state = _scan(offered, erased, keys * between[..., -1, :, None], survives[..., -1:, :], state)
+    entered, entering, state = _scan(offered, erased, to_end, whole, state)
 
-    weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
-    output = weights.flatten(4, 5) @ entered + (queries * survives[..., None, :, :]).flatten(4, 5) @ entering
+    weights, from_start = weights[:, :, :, :, :-1], from_start[:, :, :, :, :-1]
+    output = weights.flatten(4, 5) @ entered + from_start.flatten(4, 5) @ entering
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
 
@@ -86,7 +105,7 @@ def _scan(
     offered: Float[Tensor, "B K n R c V"],
     erased: Float[Tensor, "B K n R c F"],
     to_end: Float[Tensor, "B K n R c F"],
-    whole: Float[Tensor, "_ _ n _ 1 1"],
+    whole: Float[Tensor, "_ _ n _ _ 1"],
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R F V"], Float[Tensor, "B K R F V"]]:
     """What each token enters, once the state before its chunk is known; the states that enter each chunk; the one that leaves."""

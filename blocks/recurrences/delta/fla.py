@@ -1,4 +1,5 @@
-"""The delta rule on flash-linear-attention: ``gated_delta_rule``, without a gate as with one that leaves all.
+"""The delta rule on flash-linear-attention: ``gated_delta_rule``, without a gate as with one that leaves all, and ``kda``, where
+each feature decays at a pace of its own.
 
 Its ``delta_rule`` takes no float32, and is asked in bfloat16 alone. Query heads that share a state have a copy of it each.
 """
@@ -22,12 +23,13 @@ from blocks.recurrences.fla import (
 
 GATED, PLAIN = kernel("ops.gated_delta_rule", "chunk_gated_delta_rule"), kernel("ops.delta_rule", "chunk_delta_rule")
 STEP = kernel("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
+BY_FEATURE, STEP_BY_FEATURE = kernel("ops.kda", "chunk_kda"), kernel("ops.kda", "fused_recurrent_kda")
 MOST_FEATURES = 256
 
 
 def missing() -> str | None:
     """What is not installed of all that the forms call."""
-    return missing_of(GATED, PLAIN, STEP)
+    return missing_of(GATED, PLAIN, STEP, BY_FEATURE, STEP_BY_FEATURE)
 
 
 def fits(setting: Setting) -> str | None:
@@ -42,16 +44,19 @@ def chunked(
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
     rate: Float[Tensor, "B T N"],
-    log_decay: Float[Tensor, "B T N"] | None,
+    log_decay: Tensor | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens."""
     plain = log_decay is None and value.dtype == torch.bfloat16
     inputs = _inputs(query, key, value, rate, log_decay, gated=not plain)
-    if not plain:
-        refuse_wrong_gradients(inputs["g"])
-    return in_chunks(PLAIN if plain else GATED, inputs, segment, state)
+    if plain:
+        return in_chunks(PLAIN, inputs, segment, state)
+    if log_decay is not None and log_decay.dim() == 4:
+        return in_chunks(BY_FEATURE, inputs, segment, state)
+    refuse_wrong_gradients(inputs["g"])
+    return in_chunks(GATED, inputs, segment, state)
 
 
 def step(
@@ -59,7 +64,7 @@ def step(
     key: Float[Tensor, "B 1 N F"] | None,
     value: Float[Tensor, "B 1 K V"] | None,
     rate: Float[Tensor, "B 1 N"] | None,
-    log_decay: Float[Tensor, "B 1 N"] | None,
+    log_decay: Tensor | None,
     segment: Int[Tensor, "B 1"] | None,
     state: Float[Tensor, "B N F V"],
     *,
@@ -72,7 +77,8 @@ def step(
         key, value = torch.zeros_like(query), state.new_zeros(*query.shape[:3], state.shape[-1])
         rate = query.new_zeros(query.shape[:3])
     inputs = _inputs(query, key, value, rate, log_decay, gated=True)
-    output, left = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    run = STEP if inputs["g"].dim() == 3 else STEP_BY_FEATURE
+    output, left = run(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
     return answered(output, left, state)
 
 
@@ -87,5 +93,6 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: 
     }
     if gated:
         open_gate = inputs["beta"].new_zeros(query.shape[:3], dtype=torch.float32)
-        inputs["g"] = open_gate if log_decay is None else to_heads(gently(log_decay), heads, torch.float32)
+        size = features if log_decay is not None and log_decay.dim() == 4 else None
+        inputs["g"] = open_gate if log_decay is None else to_heads(gently(log_decay), heads, torch.float32, size)
     return inputs

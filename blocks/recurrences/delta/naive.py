@@ -11,17 +11,17 @@ def naive(
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
     rate: Float[Tensor, "B T N"],
-    log_decay: Float[Tensor, "B T N"] | None,
+    log_decay: Tensor | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t; a new document starts from S = 0."""
+    """S_t = (I - β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t; a new document starts from S = 0."""
     heads, state_heads = query.shape[2], key.shape[2]
     value = repeat_heads(value, state_heads)
     outputs = []
     for t in range(query.shape[1]):
         if log_decay is not None:
-            state = state * log_decay[:, t].exp()[..., None, None]
+            state = state * log_decay[:, t].exp().view(*state.shape[:2], -1, 1)
         if segment is not None:
             before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
             state = state * (segment[:, t] == before)[:, None, None, None]

@@ -11,7 +11,7 @@ def step(
     key: Float[Tensor, "B 1 N F"] | None,
     value: Float[Tensor, "B 1 K V"] | None,
     rate: Float[Tensor, "B 1 N"] | None,
-    log_decay: Float[Tensor, "B 1 N"] | None,
+    log_decay: Tensor | None,
     segment: Int[Tensor, "B 1"] | None,
     state: Float[Tensor, "B N F V"],
     *,

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoTokenizer
 
 import composer
-from composer.cli.screen import size
 from composer.model.modeling import ComposedForCausalLM
+from composer.words import size
 from tests.composer.cli.conftest import Compose
 
 PROMPT = "once upon a time there was a cat"

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 import composer
-from composer.cli import check as check_module
 from composer.cli.main import INTERRUPTED, MISTAKE, app
+from composer.commands import checking as check_module
 from composer.errors import BuildError
 from tests.composer.cli.conftest import Compose
 
@@ -57,11 +57,13 @@ def test_the_commands() -> None:
         "eval",
         "explain",
         "generate",
+        "inspect",
         "merge",
         "new",
         "parts",
         "sample",
         "schema",
+        "select",
         "show",
         "tasks",
         "train",
@@ -109,7 +111,7 @@ def test_ctrl_c(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check_module, "load_specs", interrupted)
+    monkeypatch.setattr(check_module, "load_spec", interrupted)
     result = compose("check", "lawcat")
     assert result.exit_code == INTERRUPTED
     assert result.stderr == "Interrupted.\n"
@@ -119,7 +121,7 @@ def test_errors_of_the_program_itself_are_not_hidden(compose: Compose, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(check_module, "load_specs", broken)
+    monkeypatch.setattr(check_module, "load_spec", broken)
     assert isinstance(compose("check", "lawcat").exception, ZeroDivisionError)
 
 
@@ -127,7 +129,7 @@ def test_every_line_of_a_message_is_shown(compose: Compose, monkeypatch: pytest.
     def wrong(*_: object) -> None:
         raise BuildError("one [b] thing\nanother")
 
-    monkeypatch.setattr(check_module, "load_specs", wrong)
+    monkeypatch.setattr(check_module, "load_spec", wrong)
     assert compose("check", "lawcat").stderr == "one [b] thing\nanother\n"
 
 

@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composer.api import resolve_spec
-from composer.cli.show import to_yaml
 from composer.spec.loading import expand, load_spec
 from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.shipped import shipped_specs
+from composer.spec.writing import to_yaml
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 from tests.composer.cli.conftest import Compose

@@ -21,7 +21,7 @@ from tests.composer.graph.heads import resolved
 
 SMALL = {
     "recurrences.additive.chunked.CHUNK": 4,
-    "recurrences.additive.chunked.STEEPEST": -1,
+    "recurrences.by_feature.STEEPEST": -1,
     "recurrences.additive.chunked.SPAN": 8,
     "recurrences.delta.chunked.CHUNK": 4,
     "recurrences.delta.chunked.SPAN": 8,

@@ -246,12 +246,6 @@ MASSES: dict[str, Case] = {
         "this `delta` has no mass; set `read: sum` to add its raw numerator, or `read: mixture`",
         {**TWO, "memory": [WINDOW, DELTA], "read": "mixture"},
     ),
-    "a decay of each feature in a delta rule": (
-        {"feature_map": "elu", "memory": [{**DELTA, "gate": "channel"}]},
-        (0, "gate"),
-        "the gate `channel` forgets at a pace of its own for each feature, which a `delta` memory cannot; it takes `none`, ",
-        {"feature_map": "elu", "memory": [{**DELTA, "gate": "head"}]},
-    ),
     "latents that do not split": (
         {**BESIDE, "memory": [DROP, {**LATENTS, "size": 6}]},
         (1,),

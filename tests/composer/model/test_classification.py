@@ -71,8 +71,12 @@ def test_what_has_no_place_in_a_classifier_is_refused() -> None:
     built, ids = model(labels=2), tokens(1, 6)
     with pytest.raises(TypeError, match="does not take cu_seqlens"):
         built(ids, cu_seqlens=torch.tensor([0, 6]))
-    with pytest.raises(ValueError, match="attention matrix"):
-        built(ids, output_attentions=True)
+
+
+def test_what_heads_attend_to_comes_with_the_answer() -> None:
+    built, ids = model(labels=2), tokens(1, 6)
+    sums = torch.stack(built(ids, output_attentions=True).attentions).sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -168,8 +168,6 @@ def test_what_does_not_fit_is_refused() -> None:
         model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **GREEDY)
-    with pytest.raises(ValueError, match="attention matrix"):
-        model(ids, output_attentions=True)
     with pytest.raises(TypeError, match="does not take colour"):
         model(ids, colour="red")
     with pytest.raises(ValueError, match="attention_mask has shape"):

@@ -6,7 +6,6 @@ import pytest
 
 from blocks.positions import Llama3Scaling
 from composer.api import resolve_spec
-from composer.cli.show import to_yaml
 from composer.errors import SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_specs
@@ -15,6 +14,7 @@ from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.resolve import Resolved
 from composer.spec.shipped import shipped_specs
+from composer.spec.writing import to_yaml
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 from tests.composer.programs import ROOT

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import llama
+from tests.composer.cli.conftest import compose, teacher
+
+__all__ = ["compose", "teacher"]
 
 
 @pytest.fixture

@@ -26,13 +26,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the blocks were that the chunks of each span began as."""
-    answers, original = [], MODULE._block
+    answers, original = [], MODULE.block_of
 
     def noted(log_decay: Tensor, chunk: int) -> int:
         answers.append(original(log_decay, chunk))
         return answers[-1]
 
-    monkeypatch.setattr(MODULE, "_block", noted)
+    monkeypatch.setattr(MODULE, "block_of", noted)
     return answers
 
 
@@ -95,7 +95,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
 def test_blocks_of_any_length_join_to_the_same(
     block: int, heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
-    monkeypatch.setattr(MODULE, "_block", lambda log_decay, chunk: min(block, chunk))
+    monkeypatch.setattr(MODULE, "block_of", lambda log_decay, chunk: min(block, chunk))
     for length in (1, 2, 3, 4, 7, 8, 19):
         problem, answers = draw("channel", heads, length, documents=True), []
         for form in (chunked, naive):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.blocks.support import random
 
-RANKS = ["none", "head"]
+RANKS = ["none", "head", "channel"]
 HEADS = [(2, 2, 2), (4, 4, 2), (4, 2, 2), (4, 4, 1), (6, 2, 1)]
 """H query heads, N state heads, K key heads."""
 FEATURES, WIDTH = 3, 2
@@ -69,13 +69,17 @@ def draw(
         starts = torch.rand(batch, length) < 0.15
         starts[:, 0] = torch.arange(batch) == 0
         segment = starts.cumsum(1)
+    decay = None
+    if rank != "none":
+        own = (batch, length, state_heads, *([features] if rank == "channel" else []))
+        decay = -steepness * torch.rand(own, dtype=torch.float64)
     rate = fastest * torch.rand(batch, length, state_heads, dtype=torch.float64)
     return Problem(
         random(batch, length, query_heads, features),
         torch.nn.functional.normalize(random(batch, length, state_heads, features), dim=-1),
         random(batch, length, key_heads, WIDTH),
         rate.masked_fill(torch.rand(rate.shape) < 0.2, 0.0),
-        -steepness * torch.rand(batch, length, state_heads, dtype=torch.float64) if rank == "head" else None,
+        decay,
         segment,
         random(batch, state_heads, features, WIDTH),
     )

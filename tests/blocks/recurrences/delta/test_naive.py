@@ -20,7 +20,7 @@ from tests.blocks.support import by_backend, close, owner, random
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    """S_t = P_1…t S_0 + Σ_s P_s+1…t β_s k_s v_sᵀ, with P_a…b = M_b ⋯ M_a and M_u = α_u (I - β_u k_u k_uᵀ) as a matrix."""
+    """S_t = P_1…t S_0 + Σ_s P_s+1…t β_s k_s v_sᵀ, with P_a…b = M_b ⋯ M_a and M_u = (I - β_u k_u k_uᵀ) D_u as a matrix."""
     problem, length = draw(rank, heads, 6, documents=documents), 6
     output, state = naive(*problem.arguments())
     query_heads, state_heads, key_heads = heads
@@ -36,7 +36,7 @@ def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], doc
             key, rate = problem.key[batch, s, state_head], problem.rate[batch, s, state_head]
             held += rate * passes @ key.outer(problem.value[batch, s, key_head])
             survives = 1.0 if problem.log_decay is None else problem.log_decay[batch, s, state_head].exp()
-            passes = passes @ (survives * (torch.eye(FEATURES) - rate * key.outer(key)))
+            passes = passes @ ((torch.eye(FEATURES) - rate * key.outer(key)) * survives)
         if segment[t] == 0:
             held += passes @ problem.state[batch, state_head]
         close(output[batch, t, head], problem.query[batch, t, head] @ held)

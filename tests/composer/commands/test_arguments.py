@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer.cli.numbers import read_numbers
+from composer.commands.arguments import read_numbers
 from composer.errors import BenchError, EvaluationError
 
 NONE = ["", "1q", "1,,2", "-1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]

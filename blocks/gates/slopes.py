@@ -1,0 +1,38 @@
+"""ALiBi's slopes as a decay, as Lightning Attention has them: a constant for each head."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from blocks.flow import accumulating
+from blocks.gates.base import DecayRank, Gate
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Parameters
+
+
+class Slopes(Gate):
+    """log α_h = -2^(-8 h / N) for the state head h = 1, …, N of its group.
+
+    Where N is no power of two, the heads have the slopes of the next smaller power, and the others every second of those of the
+    next larger one, as ALiBi's authors do.
+    """
+
+    equation: ClassVar[str] = "log α_h = -2^(-8h/N), h = 1 … N"
+    source: ClassVar[str] = (
+        "Press et al. 2021, arXiv:2108.12409; as a decay: Qin et al. 2024, arXiv:2401.04658 (without its layers' factor)"
+    )
+    rank_of_decay: ClassVar[DecayRank] = "head"
+    kind: Literal["slopes"] = "slopes"
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
+        slopes = torch.tensor(slopes_of(shape.state_heads), dtype=torch.float64, device=hidden.device)
+        return -slopes.to(accumulating(hidden.dtype)).expand(*hidden.shape[:2], -1)
+
+
+def slopes_of(heads: int) -> list[float]:
+    """How steep each of so many heads is, in nats a token."""
+    power = 1 << int(math.log2(heads))
+    even = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
+    between = [2.0 ** (-8 * head / (2 * power)) for head in range(1, 2 * power + 1, 2)]
+    return even + between[: heads - power]

@@ -1,0 +1,67 @@
+"""Mamba-2's decay: a rate of each head times a step that the token says, the step a softplus."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from blocks import initialise
+from blocks.flow import repeat_heads
+from blocks.gates.base import DecayRank, Gate, logits, matrices
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.part import Fresh, Parameters, Per
+
+SHORTEST, LONGEST = 1e-3, 0.1
+"""Between which steps start."""
+
+
+def step_bias() -> initialise.Fill:
+    """b, so that softplus(b) is a step between the shortest and the longest, evenly by its logarithm."""
+    return initialise.softplus_log_uniform(SHORTEST, LONGEST)
+
+
+def decayed(step: Tensor, rate: Tensor) -> Tensor:
+    """-exp(A) · softplus(step), at most 0."""
+    return -rate.to(step.dtype).exp() * torch.nn.functional.softplus(step)
+
+
+class Softplus(Gate):
+    """log α_t = -exp(A) · softplus(x_t W + b), one number a head, as Mamba-2 and Gated DeltaNet have and start it.
+
+    exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
+    """
+
+    equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W + b), W: C × heads"
+    source: ClassVar[str] = "Dao & Gu 2024, arXiv:2405.21060, section 7; Yang et al. 2024, arXiv:2412.06464"
+    rank_of_decay: ClassVar[DecayRank] = "head"
+    incidental: ClassVar[frozenset[str]] = frozenset({"fastest"})
+    kind: Literal["softplus"] = "softplus"
+    fastest: PositiveFloat = 16.0
+    """The largest exp(A) at the start."""
+    per: Per = "query_head"
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        return shape.heads if self.per == "query_head" else incoming
+
+    def _own_heads(self, shape: Shape) -> int:
+        return shape.heads if self.per == "query_head" else shape.key_heads
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        heads = self._own_heads(shape)
+        return matrices(shape.hidden_size, heads, "full") | {
+            "bias": Fresh((heads,), step_bias(), precise=True),
+            "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
+        }
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 2 * shape.hidden_size * self._own_heads(shape)
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
+        return repeat_heads(decayed(logits(parameters, hidden), parameters["rate"]), shape.state_heads)
+
+
+def rate_between_one_and(fastest: float) -> initialise.Fill:
+    """A, with exp(A) evenly between 1 and ``fastest``, whichever is larger."""
+    low, high = sorted((1.0, fastest))
+    return initialise.logarithm_of_uniform(low, high)

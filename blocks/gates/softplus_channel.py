@@ -1,0 +1,53 @@
+"""Kimi Delta Attention's decay: Mamba-2's, with a step for each feature."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from blocks.flow import repeat_heads
+from blocks.gates.base import DecayRank, Gate, flops_of_matrices, logits, matrices
+from blocks.gates.softplus import decayed, rate_between_one_and, step_bias
+from blocks.legend import Float, Shape, Tensor
+from blocks.part import Fresh, Parameters, Per
+
+
+class SoftplusChannel(Gate):
+    """log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), one number a feature of each state head; A is one a head.
+
+    exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
+    """
+
+    equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), W₁: C × rank, W₂: rank × (heads · F), A one a head"
+    source: ClassVar[str] = "Kimi team 2025, arXiv:2510.26692, as in flash-linear-attention's layer"
+    rank_of_decay: ClassVar[DecayRank] = "channel"
+    incidental: ClassVar[frozenset[str]] = frozenset({"fastest"})
+    kind: Literal["softplus_channel"] = "softplus_channel"
+    rank: PositiveInt | Literal["full"] = 16
+    """Columns of W₁; full: one matrix."""
+    fastest: PositiveFloat = 16.0
+    """The largest exp(A) at the start."""
+    per: Per = "query_head"
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        return shape.heads if self.per == "query_head" else incoming
+
+    def _own_heads(self, shape: Shape) -> int:
+        return shape.heads if self.per == "query_head" else shape.key_heads
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        heads = self._own_heads(shape)
+        columns = heads * shape.features
+        return matrices(shape.hidden_size, columns, self.rank) | {
+            "bias": Fresh((columns,), step_bias(), precise=True),
+            "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
+        }
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return flops_of_matrices(shape.hidden_size, self._own_heads(shape) * shape.features, self.rank)
+
+    def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
+        steps = logits(parameters, hidden)
+        steps = steps.view(*steps.shape[:2], -1, shape.features)
+        return repeat_heads(decayed(steps, parameters["rate"][:, None]), shape.state_heads)

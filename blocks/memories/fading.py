@@ -1,0 +1,39 @@
+"""Logits that fall with every token after their pair came in: decays, summed from each pair up to each query.
+
+A pair's logit at t falls by Σ log α_u, s < u ≤ t. The sums are kept from each pair up to the last token, so that those of near
+pairs stay small and keep their digits, however long the text. Inside a call they are differences of one running sum, in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blocks.flow import Tokens
+from blocks.legend import Float, Tensor, torch
+
+
+@dataclass(frozen=True)
+class Fading:
+    """Running sums of a call. asked: at its tokens; since: for each entry, those held and the call's own, what a logit falls by is
+    their difference."""
+
+    asked: Float[Tensor, "B T H"]
+    since: Float[Tensor, "B S H"]
+    kind: torch.dtype
+
+    def at(self, rows: slice) -> Float[Tensor, "B H t S"]:
+        """What is added to the logits of some tokens; of entries after them, nothing that means anything."""
+        asked = self.asked[:, rows].transpose(1, 2)
+        return (asked[..., None] - self.since.transpose(1, 2)[:, :, None]).to(self.kind)
+
+    def left(self) -> Float[Tensor, "B S H"]:
+        """What each entry has fallen by at the last token."""
+        return (self.asked[:, -1:] - self.since).to(self.kind)
+
+
+def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:
+    """held: what each earlier entry had fallen by. No time passes at padding."""
+    if tokens.valid is not None:
+        decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
+    running = decay.double().cumsum(1)
+    return Fading(running, torch.cat((-held.double(), running), dim=1), held.dtype)

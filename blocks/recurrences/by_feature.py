@@ -1,0 +1,86 @@
+"""Weights inside a chunk where each feature decays at a pace of its own.
+
+A pair's weight is Σ_f q_if k_jf exp(G_if - G_jf), with G the decay summed from the chunk's first token. The product is split into
+q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G stays above ``STEEPEST``. Where it falls below, chunks begin as blocks
+that are short enough, down to single tokens, and these are joined in pairs until the chunk is whole: between two neighbours the
+weight is q_i exp(decay since the border) · k_j exp(decay up to the border), and neither exponent is above 0. A level of joining
+takes one product of the halves (as in secondary chunking, Yang et al. 2023, arXiv:2312.06635, section 4.3, but down to any length).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blocks.legend import Float, Tensor, torch
+
+STEEPEST = -40.0
+"""exp(40) leaves float32 room for keys and queries on either side."""
+
+
+def block_of(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
+    """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
+    where a compiler cannot look at numbers."""
+    if torch.compiler.is_compiling():
+        return 1
+    with torch.no_grad():
+        missing = -log_decay.shape[1] % chunk
+        padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
+        if padded.unflatten(1, (-1, chunk)).sum(2).min() >= STEEPEST:
+            return chunk
+        sums, lowest = padded, []
+        while sums.shape[1] * chunk > padded.shape[1]:
+            sums = sums.unflatten(1, (-1, 2)).sum(2)
+            lowest.append(sums.min())
+        gentle = [bool(one >= STEEPEST) for one in torch.stack(lowest).tolist()] if lowest else []
+    return 1 << sum(gentle)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Blocks of m tokens, n of them: the weights inside, and what decay leaves of queries, keys and states at their borders."""
+
+    weights: Float[Tensor, "B K n R Q m m"]
+    from_start: Float[Tensor, "B K n R Q m F"]
+    to_end: Float[Tensor, "B K n R m F"]
+    whole: Float[Tensor, "B K n R 1 F"]
+
+
+def _in_blocks(
+    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"]
+) -> Parts:
+    """Blocks in which no feature decays below ``STEEPEST``, or of one token, however steep."""
+    reads, block = queries.shape[4:6]
+    total = decay.cumsum(4)
+    passed = total.exp()
+    from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
+    if block == 1:
+        return Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
+    undone = keys / passed
+    weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
+    return Parts(weights, from_start, undone * whole, whole)
+
+
+def _joined(parts: Parts) -> Parts:
+    """Each two neighbours as one block. Nothing but products of what is at most 1 with queries and keys: no exponent overflows."""
+    reads, block = parts.from_start.shape[4:6]
+    (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
+        states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.whole)
+    )
+    across = (later_from_start.flatten(4, 5) @ to_end.mT).unflatten(4, (reads, block))
+    rows = (torch.nn.functional.pad(weights, (0, block)), torch.cat((across, later_weights), dim=-1))
+    return Parts(
+        torch.cat(rows, dim=-2),
+        torch.cat((from_start, later_from_start * whole[..., None, :, :]), dim=-2),
+        torch.cat((to_end * later_whole, later_to_end), dim=-2),
+        whole * later_whole,
+    )
+
+
+def weighed(
+    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"], chunk: int
+) -> Parts:
+    """Whole chunks, of blocks of as many tokens as ``block_of`` says."""
+    parts = _in_blocks(queries, keys, decay)
+    while parts.weights.shape[-1] < chunk:
+        parts = _joined(parts)
+    return parts

@@ -1,0 +1,91 @@
+"""``compose inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import composer
+from composer.cli.options import Backend, Json, Quiet, RunsOn
+from composer.cli.screen import heading, print_json, print_table
+from composer.errors import InspectionError
+from composer.graph.lowering import AUTO
+from composer.inspection.options import LENGTH, QUERIES, TASK
+from composer.spec.inherit import shown
+
+
+def inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A built or distilled folder, or what one can be built from, with softmax then.")
+    ],
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="A text of your own to look at the model on.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="TASK", help=f"A task that writes the text, options behind it; left out, {TASK}.")
+    ] = None,
+    length: Annotated[str, typer.Option(metavar="N", help="Tokens of the text at most; 1k is 1,024.")] = str(LENGTH),
+    layers: Annotated[str | None, typer.Option(metavar="N,…", help="Layers to look at, from 0, or -1 for the last; all.")] = None,
+    queries: Annotated[int, typer.Option(min=2, help="Tokens that are asked what they attend to, evenly spread.")] = QUERIES,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="What to compare with; left out, the source of the student.")
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Compare with nothing.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the task's sample.")] = 0,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the report in OUT.")] = False,
+    device: RunsOn = "cpu",
+    backend: Backend = AUTO,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Look inside a model: what heads attend to, what states hold.
+
+    Which memory answers, too, how fast gates forget, and how like the teacher each layer is.
+
+    With OUT: a page (report.html), and pictures with the numbers behind them. Without it, a table is all.
+    """
+    found = composer.inspect(
+        model,
+        text=None if text is None else _read(text),
+        tasks=tasks,
+        length=length,
+        layers=_layers(layers),
+        queries=queries,
+        teacher=teacher,
+        alone=alone,
+        seed=seed,
+        device=device,
+        backend=backend,
+        out=out,
+        force=force,
+        progress=False if quiet or as_json else lambda said: typer.echo(said, err=True),
+    )
+    if as_json:
+        from composer.inspection.findings import plain
+
+        print_json(plain(found))
+        return
+    from composer.inspection.table import rows
+
+    heading(f"{found.model} on {found.text}, {len(found.tokens):,} tokens")
+    headers, table = rows(found)
+    print_table(table, headers=headers, right=range(2, len(headers)))
+    if out is not None:
+        typer.echo(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InspectionError(f"{path} cannot be read as text ({error}).") from error
+
+
+def _layers(said: str | None) -> tuple[int, ...] | None:
+    if said is None:
+        return None
+    try:
+        return tuple(int(one) for one in said.split(","))
+    except ValueError as error:
+        raise InspectionError(f"--layers {said}: say numbers with commas between them, such as 0,1,-1.") from error

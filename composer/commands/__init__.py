@@ -1,0 +1,1 @@
+"""What each command does, as functions: the command line and programs call the same ones, programs by ``import composer``."""

@@ -1,0 +1,84 @@
+"""``bench``: models are timed side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
+from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.errors import BenchError, in_words
+from composer.graph.lowering import AUTO
+from composer.progress import Shown, told_of, without_theirs
+from composer.weights.opened import open_models
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from composer.benching.report import BenchReport
+
+
+@in_words
+def bench(
+    models: Reference | Sequence[Reference],
+    *,
+    prefill: Numbers = (),
+    decode: Numbers = (),
+    batch: Numbers = 1,
+    repeats: int = REPEATS,
+    steps: int = STEPS,
+    memory: bool = False,
+    device: str = "cpu",
+    threads: int = 1,
+    dtype: Dtype | None = None,
+    backend: str = AUTO,
+    seed: int = 0,
+    out: Reference | None = None,
+    force: bool = False,
+    progress: bool | Callable[[BenchProgress], None] = False,
+) -> BenchReport:
+    """Times the prefill and the decode of models, which take turns; the first is the one that the others are compared with.
+
+    - models: folders, or models of the Hub.
+    - prefill: tokens of prompts. decode: positions that a token is decoded at. batch: rows. Each one number, several, or such as
+      ``"1k,64k"``, where 1k is 1,024.
+    - repeats: timed passes over each prompt. steps: timed tokens at each position.
+    - memory: on a CPU, measure peak memory, too, each model in a process of its own. threads: of the CPU.
+    - dtype: of all weights; ``None`` leaves them as they are stored. seed: of the tokens, which are random.
+    - out: a folder for the report, tables and plots; ``None`` writes nothing. force: replace the bench that is there.
+    - progress: ``True`` shows a bar; or what is to be called as each cell begins.
+
+    Times are seconds, sizes bytes. Raises ComposerError; a cell that fails later says why in the report.
+
+        composer.bench(["teacher", "lawcat-mine"], prefill=256, decode="512,4k")
+    """
+    check_dtype(dtype)
+    lengths, positions, rows = (
+        numbers_of(said, option, BenchError) for said, option in ((prefill, "--prefill"), (decode, "--decode"), (batch, "--batch"))
+    )
+    named = several(models)
+    with told_of(progress, bar_of, "text", "bar", "count", "elapsed") as watch:
+        options = BenchOptions(
+            batches=rows,
+            repeats=repeats,
+            steps=steps,
+            seed=seed,
+            threads=threads,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            memory=memory,
+            out=path_of(out),
+            force=force,
+            watch=watch,
+        )
+        read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
+        open_models(named, BenchError)
+        from composer.benching.runner import bench as run
+
+        with without_theirs(warnings=True):
+            return run(named, lengths, positions, options)
+
+
+def bar_of(progress: BenchProgress) -> Shown:
+    """Where a bench is, as a bar shows it."""
+    return Shown("cells", progress.done, progress.total, progress.what)

@@ -1,0 +1,100 @@
+"""``evaluate``: models are scored on tasks at several lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.errors import EvaluationError, in_words
+from composer.evaluation.arguments import read_lengths, read_tasks
+from composer.evaluation.options import BATCH_TOKENS, EvaluationOptions, EvaluationProgress
+from composer.graph.lowering import AUTO
+from composer.progress import Shown, told_of, without_theirs
+from composer.weights.opened import open_models
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from composer.evaluation.perplexity import Perplexity
+    from composer.evaluation.report import EvaluationReport
+    from composer.tasks.base import Task
+
+
+@in_words
+def evaluate(
+    models: Reference | Sequence[Reference] | Mapping[str, Reference],
+    tasks: str | Sequence[str | Task | Perplexity] = (),
+    lengths: Numbers = (),
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    out: Reference | None = None,
+    text: Reference | None = None,
+    haystack: Reference | None = None,
+    babi: Reference | None = None,
+    device: str = "cpu",
+    dtype: Dtype | None = None,
+    backend: str = AUTO,
+    batch_tokens: int = BATCH_TOKENS,
+    lm_eval: str | Sequence[str] = (),
+    include_path: Reference | None = None,
+    force: bool = False,
+    progress: bool | Callable[[EvaluationProgress], None] = False,
+) -> EvaluationReport:
+    """Scores models on tasks at several lengths; a teacher beside its student, or any others.
+
+    - models: folders, or models of the Hub; a mapping gives them labels of one's own.
+    - tasks: with their options behind them: ``"passkey,depth=0.5,recall"`` are two.
+    - lengths: tokens of a sample, its answer included: ``512``, ``[512, 4096]`` or ``"512,4k"``.
+    - samples: of each task at each length; ``None``: 100, and of lm-eval's tasks all.
+    - out: a folder for results and plots, where the same call continues; ``None`` writes nothing. force: replace what is there.
+    - text, haystack, babi: files for the tasks that take one.
+    - dtype: of all weights; ``None`` leaves them as they are stored. batch_tokens: of the samples of a batch.
+    - lm_eval: tasks of lm-eval-harness; include_path: a folder with such tasks of one's own.
+    - progress: ``True`` shows a bar; or what is to be called as samples are scored.
+
+    Scores are shares from 0 to 1, or nats for each token. Raises ComposerError; a cell that fails later says why in the report.
+
+        composer.evaluate(["teacher", "lawcat-mine"], "mqar,pairs=4", 128)
+    """
+    check_dtype(dtype)
+    harness = tuple(name for one in several(lm_eval) for part in one.split(",") if (name := part.strip()))
+    if include_path is not None and not harness:
+        raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
+    asked = [tasks] if isinstance(tasks, str) else list(tasks)
+    sizes = numbers_of(lengths, "--lengths", EvaluationError)
+    named = models if isinstance(models, Mapping) else several(models)
+    with told_of(progress, bar_of, "text", "bar", "count", "left") as watch:
+        options = EvaluationOptions(
+            samples=samples,
+            seed=seed,
+            out=path_of(out),
+            text=path_of(text),
+            haystack=path_of(haystack),
+            babi=path_of(babi),
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            batch_tokens=batch_tokens,
+            harness=harness,
+            include_path=path_of(include_path),
+            force=force,
+            watch=watch,
+        )
+        if read_tasks(asked, options):  # a mistake is told before all that takes seconds to import
+            read_lengths(sizes)
+        open_models({name: str(one) for name, one in named.items()} if isinstance(named, Mapping) else named, EvaluationError)
+        from composer.evaluation.runner import evaluate as run
+
+        with without_theirs(warnings=True):
+            return run({k: str(v) for k, v in named.items()} if isinstance(named, Mapping) else named, asked, sizes, options)
+
+
+def bar_of(progress: EvaluationProgress) -> Shown:
+    """Where an evaluation is, as a bar shows it."""
+    return Shown("samples", progress.done, progress.total, cell_of(progress))
+
+
+def cell_of(progress: EvaluationProgress) -> str:
+    """Which model, task and length."""
+    return f"{progress.model}  {progress.task}  {progress.length:,}"

@@ -1,0 +1,73 @@
+"""``inspect``: what each head attends to, which memory answers, and what states still know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from composer.commands.arguments import Numbers, Reference, numbers_of, path_of
+from composer.errors import InspectionError, in_words
+from composer.graph.lowering import AUTO
+from composer.inspection.options import LENGTH, QUERIES, InspectOptions
+from composer.progress import Shown, told_of, without_theirs
+
+if TYPE_CHECKING:
+    from composer.inspection.findings import Findings
+    from composer.model.modeling import ComposedForCausalLM
+
+
+@in_words
+def inspect(
+    model: Reference | ComposedForCausalLM,
+    *,
+    text: str | None = None,
+    tasks: str | None = None,
+    length: Numbers = LENGTH,
+    layers: Sequence[int] | None = None,
+    queries: int = QUERIES,
+    teacher: Reference | None = None,
+    alone: bool = False,
+    seed: int = 0,
+    tokenizer: Any = None,
+    device: str = "cpu",
+    backend: str = AUTO,
+    out: Reference | None = None,
+    force: bool = False,
+    progress: bool | Callable[[str], None] = False,
+) -> Findings:
+    """Looks into a model on one text, beside its teacher.
+
+    - model: a built or distilled folder; what one can be built from, with softmax in all of its heads then; or a composed model in
+      memory, which needs its ``tokenizer``.
+    - text: one of your own; or tasks: a task that writes it, options behind it (``"passkey,depth=0.5"``, which is the default).
+    - length: tokens of the text at most. layers: those to look at, from 0, or from -1 backwards; ``None``: all.
+    - queries: so many tokens, evenly spread, are asked what they attend to, those before an answer always.
+    - teacher: what to compare with; left out, the source of a student. alone: compare with nothing.
+    - out: a folder for a page, pictures and numbers; ``None`` writes nothing. force: replace the report that is there.
+    - progress: ``True`` shows a bar; or what is to be called with the name of each group of heads.
+
+    Returns all numbers, which pictures are drawn from. Raises ComposerError.
+
+        composer.inspect("lawcat-mine", tasks="passkey,depth=0.5", length="1k", out="inside")
+    """
+    (tokens,) = numbers_of(length, "--length", InspectionError) or (LENGTH,)
+    options = InspectOptions(
+        task=tasks,
+        text=text,
+        length=tokens,
+        seed=seed,
+        layers=layers,
+        queries=queries,
+        teacher=teacher,
+        alone=alone,
+        device=device,
+        backend=backend,
+        out=path_of(out),
+        force=force,
+    )
+    options.check()  # a mistake is told before all that takes seconds to import
+    with told_of(progress, lambda said: Shown("looking", 0, 1, said), "name", "text") as tell:
+        from composer.inspection.inspect import inspect as run
+
+        with without_theirs(warnings=True):
+            return run(model, options, tokenizer=tokenizer, tell=tell)

@@ -1,0 +1,273 @@
+"""``show``, ``code``, ``check`` and ``diff``: specs are looked at before anything is built; nothing here needs torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocks.part import Closed
+from composer.api import SpecLike, loaded_spec, resolve_spec
+from composer.commands.arguments import Reference, check_dtype
+from composer.commands.checking import SpecCheck, answers_on, check_alone
+from composer.errors import ComposerError, GraphError, in_words
+from composer.graph.graph import INPUTS
+from composer.graph.listing import DECODE
+from composer.graph.lowering import AUTO
+from composer.spec.code import Code, code_of
+from composer.spec.difference import Difference, differences_of_specs, differences_on_source
+from composer.spec.dimensions import Dimensions
+from composer.spec.document import Spec
+from composer.spec.loading import locate
+from composer.spec.locked import locked
+from composer.spec.places import dotted
+from composer.spec.sweep import refuse_sweep
+from composer.spec.writing import said, to_yaml
+from composer.tables import Readable, Table, View
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
+from composer.words import plural, ranges, short_hashes
+from converters.trunk import Dtype
+
+CODE_OF_NOTHING = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
+NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
+
+
+class ShownSpec(Readable, Closed):
+    """A spec as a document that says all by itself. on, hash: where it is resolved, and of what it means there."""
+
+    name: str
+    on: str | None
+    document: dict[str, Any]
+    hash: str | None
+
+    @property
+    def yaml(self) -> str:
+        """As text that reads back as itself; its hash in a comment above it."""
+        heading = f"# {self.name} on {self.on}, resolved. Hash of what it means: {self.hash}\n" if self.hash else ""
+        return heading + to_yaml(locked(self.document) if self.hash else self.document)
+
+    def view(self) -> View:
+        return View("", verbatim=self.yaml)
+
+
+@in_words
+def show(
+    spec: SpecLike,
+    source: Reference | None = None,
+    *,
+    fresh: bool = False,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+) -> ShownSpec:
+    """A spec after ``extends`` and overrides; with a source, or ``fresh`` for one with a trunk of its own, resolved: every default
+    and every dimension, layer by layer.
+
+    spec: a file, the name of a shipped one, what stands in one, or a ``Spec``. Raises ComposerError.
+
+        print(composer.show("lawcat", "teacher").yaml)
+    """
+    loaded = loaded_spec(spec, overrides)
+    if source is None and not fresh:
+        return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
+    on, size, _ = _place(source, fresh, revision)
+    resolved = resolve_spec(loaded, size)
+    return ShownSpec(name=loaded.name, on=on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
+
+
+class Listing(Readable, Closed):
+    """What a spec computes on a source, as code. heads: a listing for each group of heads that are alike."""
+
+    name: str
+    on: str
+    backend: str
+    device: str
+    dtype: str
+    heads: tuple[Code, ...]
+
+    @property
+    def text(self) -> str:
+        """A function for each group of heads, and what is other in decode."""
+        lines = [f"# {self.name} on {self.on}: backend {self.backend} on {self.device}, {self.dtype}. Shapes: B rows, T tokens."]
+        for one in self.heads:
+            layers = f"layer{'s' if len(one.layers) > 1 else ''} {ranges(one.layers)}"
+            lines.append(f"\n# {plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')}) in {layers}")
+            projected = any(line.startswith("query, key, value = ") for line in one.prefill)
+            lines.append(f"def {one.head}({'hidden' if projected else ', '.join(INPUTS)}):")
+            lines += [f"    {line}" for line in (*one.prefill, *([DECODE, *one.decode] if one.decode else []))]
+        return "\n".join(lines)
+
+    def view(self) -> View:
+        return View("", verbatim=self.text)
+
+
+@in_words
+def code(
+    spec: SpecLike,
+    source: Reference | None = None,
+    *,
+    fresh: bool = False,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+    backend: str = AUTO,
+    device: str = "cpu",
+    dtype: Dtype | None = None,
+) -> Listing:
+    """What each head of a spec computes on a source (or, ``fresh``, on its own trunk), a line a step, with shapes and forms.
+
+    dtype: what the model would compute in; left out, the source's own, or float32. Raises ComposerError.
+
+        print(composer.code("lawcat", "teacher").text)
+    """
+    check_dtype(dtype)
+    if source is None and not fresh:
+        raise ComposerError(CODE_OF_NOTHING)
+    on, size, stored = _place(source, fresh, revision)
+    resolved = resolve_spec(spec, size, overrides)
+    kind = dtype or stored
+    heads = code_of(resolved, backend=backend, device=device, dtype=kind)
+    return Listing(name=resolved.name, on=on, backend=backend, device=device, dtype=kind, heads=heads)
+
+
+class CheckReport(Readable, Closed):
+    """What became of each spec, and of each variant of a sweep."""
+
+    answers: tuple[SpecCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(answer.ok for answer in self.answers)
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Of all of them, a line each, with file, line and column."""
+        return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
+
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """Of those that are right."""
+        hashes = [answer.hash for answer in self.answers if answer.ok]
+        return tuple(
+            ("ok", one.spec, *([short_hashes(one.hash or "")] if any(hashes) else []), one.says) for one in self.answers if one.ok
+        )
+
+    def summary(self) -> tuple[str, ...]:
+        """What is not in the rows."""
+        wrong = sum(not answer.ok for answer in self.answers)
+        if wrong:
+            return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
+        return () if all(answer.hash for answer in self.answers) else (NOTHING_KNOWN,)
+
+    def view(self) -> View:
+        rows = self.rows()
+        return View("", (Table("", ("",) * len(rows[0]), rows),) if rows else (), self.summary())
+
+
+@in_words
+def check(
+    specs: SpecLike | Sequence[SpecLike],
+    source: Reference | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+) -> CheckReport:
+    """Every mistake of specs, with its file, line and column; of a sweep, of every variant. They are returned, not raised.
+
+    source: they are resolved against it, too; a spec with a trunk of its own, or a built model, is resolved on that. overrides: of
+    each. Raises ComposerError where the source cannot be read.
+
+        assert composer.check("mine.yaml", "teacher").ok
+    """
+    size = None if source is None else dimensions(describe_model(source, revision).trunk)
+    one = isinstance(specs, str | os.PathLike | Mapping | Spec)
+    return CheckReport(
+        answers=tuple(answer for spec in ([specs] if one else specs) for answer in answers_on(spec, size, overrides))
+    )  # pyright: ignore
+
+
+class SpecDifferences(Readable, Closed):
+    """What differs between two specs in meaning. hashes: of both, where they are resolved. on: the source, if there is one."""
+
+    specs: tuple[str, str]
+    on: str | None
+    hashes: tuple[str, str] | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether they mean the same."""
+        return not self.differences
+
+    @property
+    def title(self) -> str:
+        first, second = self.specs
+        return f"{first} → {second}" + (f" on {self.on}" if self.on else "")
+
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """Where they differ, and how."""
+        return tuple((*_where(row), f"{said(row.first)} → {said(row.second)}") for row in self.differences)
+
+    def summary(self) -> tuple[str, ...]:
+        """What is not in the rows."""
+        if self.differences:
+            alone = self.on is None and self.hashes is None
+            return ("Compared head by head, as for any source; layer by layer: --from SOURCE",) if alone else ()
+        if self.hashes:
+            return (short_hashes(f"the same meaning on {self.on or 'their own trunk'}: {self.hashes[0]}"),)
+        return ("the same meaning on every source",)
+
+    def view(self) -> View:
+        rows = self.rows()
+        return View(self.title, (Table("", ("",) * len(rows[0]), rows),) if rows else (), self.summary())
+
+
+@in_words
+def diff(first: SpecLike, second: SpecLike, source: Reference | None = None, *, revision: str | None = None) -> SpecDifferences:
+    """What differs between two specs in meaning, not in text: names, papers and recipes mean nothing, nor do defaults written out.
+
+    source: they are compared layer by layer, as they would be built on it; else head by head. Raises ComposerError.
+
+        composer.diff("lolcats", "lola", "teacher").differences
+    """
+    specs = [loaded_spec(one, ()) for one in (first, second)]
+    if source is None:
+        for spec in specs:
+            _check(spec)
+        found = differences_of_specs(*specs)
+        hashes = [resolve_spec(spec, None).hash for spec in specs] if all(spec.trunk for spec in specs) else None
+    else:
+        size = dimensions(describe_model(source, revision).trunk)
+        resolved = [resolve_spec(spec, size) for spec in specs]
+        found, hashes = differences_on_source(*resolved), [one.hash for one in resolved]
+    names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip((first, second), specs, strict=True)]
+    return SpecDifferences(
+        specs=(names[0], names[1]),
+        on=None if source is None else str(source),
+        hashes=None if hashes is None else (hashes[0], hashes[1]),
+        differences=tuple(found),
+    )
+
+
+def _place(source: Reference | None, fresh: bool, revision: str | None) -> tuple[str, Dimensions | None, str]:
+    """What a spec is resolved on, its sizes, and the type of its weights. Raises ComposerError."""
+    if source is not None and fresh:
+        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
+    if source is None:
+        return "its own trunk", None, "float32"
+    trunk = describe_model(source, revision).trunk
+    return str(source), dimensions(trunk), trunk.dtype
+
+
+def _check(spec: Spec) -> None:
+    """What is no spec for any source has no meaning to compare. Raises SpecError."""
+    try:
+        refuse_sweep(spec)
+        check_alone(spec)
+        differences_of_specs(spec, spec)
+    except GraphError as error:
+        raise locate(error, spec) from error
+
+
+def _where(row: Difference) -> tuple[str, ...]:
+    layers = row.layers or ()
+    return (*((f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}",) if layers else ()), dotted(row.path))

@@ -1,0 +1,270 @@
+"""``generate`` and ``sample``: models write, to be read by people, or by their students."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import IO, Any
+
+from blocks.part import Closed
+from composer.api import load
+from composer.commands.arguments import Reference, check_range
+from composer.devices import check_device, ran_out_of_memory
+from composer.errors import ComposerError, DataError, in_words
+from composer.files import whole
+from composer.graph.lowering import AUTO
+from composer.locks import alone, beside
+from composer.progress import Shown, told_of, without_theirs
+from composer.spec.explain import explain_resolved
+from composer.spec.inherit import shown
+from composer.tables import Readable, View
+from composer.trust import load_tokenizer
+from composer.weights.beside import CONFIG
+from composer.weights.opened import open_models
+from composer.weights.sources import describe_model
+from composer.words import plural, size
+from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
+
+SHOWN = 3
+"""Texts of a file that a report shows."""
+LONGEST = 200
+"""Characters of each."""
+
+
+class Generated(Readable, Closed):
+    """What a model has written. text: prompt and all; new_text: what comes after the prompt. seconds: of the writing alone."""
+
+    prompt: str
+    text: str
+    new_text: str
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+
+    def view(self) -> View:
+        return View("", notes=(f"{self.prompt_tokens:,} + {self.new_tokens:,} tokens, {self.seconds:.2f} s",), verbatim=self.text)
+
+    def _repr_html_(self) -> str:
+        """What is new stands out."""
+        known = self.text.removesuffix(self.new_text)
+        written = f"{escape(known)}<b>{escape(self.text.removeprefix(known))}</b>"
+        return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape(self.view().notes[0])}</p>'
+
+
+@in_words
+def generate(
+    model: Reference,
+    prompt: str,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+    backend: str = AUTO,
+) -> Generated:
+    """Lets a model continue a prompt.
+
+    - model: a folder, built or not, or a model of the Hub; it brings its tokenizer.
+    - max_new_tokens: at most so many; fewer where the model ends its text.
+    - temperature: 0 takes the likeliest token; above, tokens are sampled, among the likeliest of probability ``top_p``.
+
+    Raises ComposerError, also where memory does not suffice, and then says what takes it.
+
+        composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
+    """
+    check_range("max_new_tokens", max_new_tokens, 1)
+    check_range("temperature", temperature, 0)
+    check_range("top_p", top_p, 0, 1)
+    if top_p < 1 and temperature == 0:
+        raise ComposerError("top_p is for what is sampled: it takes a temperature (--temperature) above 0")
+    describe_model(model)  # a mistake is told before all that takes seconds to import
+    import torch
+
+    from composer.model.generation import keep_tokens_alone
+
+    check_device(device)
+    with without_theirs():
+        loaded, folder = _loaded(str(model), device, backend)
+        tokenizer = _tokenizer(folder)
+        tokens = tokenizer(prompt, return_tensors="pt").to(device)
+        count = tokens["input_ids"].shape[1]
+        if not count:
+            raise ComposerError("the prompt has no tokens: say something")
+        torch.manual_seed(seed)
+        keep_tokens_alone(loaded)
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+        began = time.perf_counter()
+        with _room_for(loaded, count + max_new_tokens), _said_by(folder / GENERATION_CONFIG):
+            answer = loaded.generate(
+                input_ids=tokens["input_ids"],
+                attention_mask=tokens["attention_mask"],
+                max_new_tokens=max_new_tokens,
+                trust_remote_code=False,
+                **sampling,
+            )[0]
+        seconds = time.perf_counter() - began
+    return Generated(
+        prompt=prompt,
+        text=tokenizer.decode(answer, skip_special_tokens=True),
+        new_text=tokenizer.decode(answer[count:], skip_special_tokens=True),
+        prompt_tokens=count,
+        new_tokens=len(answer) - count,
+        seconds=round(seconds, 3),
+    )
+
+
+class Sampled(Readable, Closed):
+    """A file of texts, one JSON object a line. first: the first of them."""
+
+    out: Path
+    texts: int
+    first: tuple[str, ...]
+
+    def view(self) -> View:
+        cut = [text if len(text) <= LONGEST else f"{text[:LONGEST]} …" for text in self.first]
+        return View(f"Wrote {plural(self.texts, 'text')} to {shown(self.out)}", verbatim="\n\n".join(cut))
+
+
+@in_words
+def sample(
+    model: Reference,
+    out: Reference,
+    *,
+    texts: int = 1000,
+    length: int = 512,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    batch: int = 32,
+    seed: int = 0,
+    device: str = "cpu",
+    force: bool = False,
+    progress: bool | Callable[[int, int], None] = False,
+) -> Sampled:
+    """Lets a model write texts to train its student on, where its own training data are not at hand.
+
+    - out: a file for the texts, as JSON lines; it appears whole or not at all. force: replace one that is there.
+    - length: tokens of a text at most, BOS included. temperature: 1 is the model's own distribution; top_p: as ``generate`` has it.
+    - batch: texts of a batch; another number gives other texts.
+    - progress: ``True`` shows a bar; or what is to be called with how many texts of how many are there.
+
+    Raises ComposerError.
+
+        composer.sample("teacher", "texts.jsonl", texts=100, length=128)
+    """
+    for name, number, least in (("texts", texts, 1), ("length", length, 2), ("temperature", temperature, 0.01), ("seed", seed, 0)):
+        check_range(name, number, least)
+    check_range("top_p", top_p, 0.01, 1)
+    check_range("batch", batch, 1)
+    target = Path(out).expanduser()
+    if target.is_dir():
+        raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")
+    _check_free(target, force=force)
+    describe_model(model)  # a mistake is told before all that takes seconds to import
+    check_device(device)
+    from composer.data.sampling import sample_texts
+    from composer.training.rows import tokenizer_of
+    from composer.training.teacher import open_language_model
+
+    first: list[str] = []
+    with without_theirs():
+        source = open_language_model(str(model))
+        tokenizer = tokenizer_of(source.source.folder)
+        loaded = source.load(device)
+        with _made(target, force=force) as stream, told_of(progress, bar_of, "name", "bar", "count", "left") as tell:
+            written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
+            for done, text in enumerate(written, 1):
+                stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                first += [text] if done <= SHOWN else []
+                if tell is not None:
+                    tell(done, texts)
+    return Sampled(out=target, texts=texts, first=tuple(first))
+
+
+def bar_of(done: int, total: int) -> Shown:
+    """How many texts there are, as a bar shows it."""
+    return Shown("texts", done, total)
+
+
+def _loaded(model: str, device: str, backend: str) -> tuple[Any, Path]:
+    """The model, and its folder. Raises ComposerError where it writes no text."""
+    folder = Path(model).expanduser()
+    plain = (folder / CONFIG).is_file() and not describe_model(folder).is_composed
+    if not plain and (folder.exists() or model.count("/") != 1):
+        loaded: Any = load(folder, device=device, backend=backend)
+        if loaded.config.labels is not None:
+            raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
+        if loaded.base.both_ways:
+            raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
+        return loaded, folder
+    (opened,) = open_models([model], ComposerError)
+    return opened.load(None, device, backend), opened.source.folder
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not small_files(folder, TOKENIZER):
+        raise ComposerError(
+            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
+        )
+    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there"
+    return load_tokenizer(folder, ComposerError, problem)
+
+
+@contextmanager
+def _said_by(settings: Path) -> Iterator[None]:
+    """Errors of transformers about generation settings that it, or a composed model, does not have, as ComposerErrors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
+
+
+@contextmanager
+def _room_for(model: Any, tokens: int) -> Iterator[None]:
+    """Running out of memory, as a ComposerError that says what the state takes, and what to lower."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter
+        if not ran_out_of_memory(error):
+            raise
+        if not hasattr(model.config, "resolved"):
+            raise ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens") from error
+        spec, kind = model.config.resolved(), str(model.dtype).removeprefix("torch.")
+        cost = explain_resolved(spec, sequence=tokens, dtype=kind)
+        sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
+        name, largest = max(sizes, key=lambda one: one[1])
+        remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
+        if any(group.state_grows for group in cost.groups) or not remedies:
+            remedies.append("give it a shorter prompt, or ask for fewer tokens")
+        raise ComposerError(
+            f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
+        ) from error
+
+
+@contextmanager
+def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
+    """A file that appears when it is whole, locked until then. Raises DataError where it cannot be written."""
+    busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with alone(beside(out), busy):
+            _check_free(out, force=force)  # it may have come to be while the model was loaded
+            with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
+                yield stream
+    except OSError as error:
+        if isinstance(error, FileExistsError) and out.exists():
+            raise _exists(out) from None
+        raise DataError(f"{shown(out)} cannot be written: {error.strerror or error}") from error
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if out.exists() and not force:
+        raise _exists(out)
+
+
+def _exists(out: Path) -> DataError:
+    return DataError(f"{shown(out)} exists; name another file, or replace it with --force")

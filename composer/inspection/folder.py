@@ -1,0 +1,80 @@
+"""The folder of a report: pictures, the numbers behind each, and one page that a browser opens by itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from composer import files
+from composer.errors import InspectionError
+from composer.inspection.findings import Findings, plain
+from composer.inspection.page import Shot, page
+from composer.inspection.pictures import drawn
+from composer.locks import alone, inside
+from converters.bounded import MOST_CONFIG, read_json
+
+SUMMARY, PAGE = "inspection.json", "report.html"
+RESOLUTION = 110
+"""Dots an inch: of pictures 8.8 inches wide, 968 columns."""
+
+
+def check_place(folder: Path, *, force: bool) -> None:
+    """Raises InspectionError where a report cannot stand there."""
+    folder = folder.expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InspectionError(f"{folder} is a file, and a report would stand there. Move it away, or choose another --out.")
+    if not folder.is_dir() or not any(not one.name.startswith(".") for one in folder.iterdir()):
+        return
+    if not (folder / SUMMARY).is_file():
+        raise InspectionError(f"{folder} holds no {SUMMARY}, so no inspection wrote it. Move it away, or choose another --out.")
+    if not force:
+        raise InspectionError(f"{folder} holds a report already. Choose another --out, or replace it: --force.")
+
+
+def write(found: Findings, folder: Path) -> list[Path]:
+    """All of it: what was there of an earlier report goes, and the page comes last. Raises InspectionError."""
+    folder = folder.expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        busy = InspectionError(f"Another inspection writes to {folder}. Wait until it has ended, or choose another --out.")
+        with alone(inside(folder), busy):
+            return _write(found, folder)
+    except OSError as error:
+        raise InspectionError(f"{folder} cannot be written to: {error.strerror or error}.") from error
+
+
+def _write(found: Findings, folder: Path) -> list[Path]:
+    for name in _written_before(folder):
+        (folder / name).unlink(missing_ok=True)
+    written: list[Path] = []
+    shots: list[Shot] = []
+    for picture in drawn(found):
+        buffer = io.BytesIO()
+        picture.figure.savefig(buffer, dpi=RESOLUTION, format="png", metadata={"Software": None})
+        image, numbers = folder / f"{picture.name}.png", folder / f"{picture.name}.json"
+        with files.whole(image) as partial:
+            partial.write_bytes(buffer.getvalue())
+        files.write_whole(numbers, json.dumps(plain(picture.data), allow_nan=False) + "\n")
+        written += [image, numbers]
+        shots.append(Shot(picture.name, picture.title, picture.says, buffer.getvalue()))
+    whole = plain(found)
+    summary = {name: value for name, value in whole.items() if name != "heads"}
+    summary["heads"] = [
+        {name: head[name] for name in ("layer", "name", "first", "heads", "memories", "error", "found", "teacher_found")}
+        for head in whole["heads"]
+    ]
+    summary["pictures"] = [shot.name for shot in shots]
+    files.write_whole(folder / SUMMARY, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    files.write_whole(folder / PAGE, page(found, shots))
+    return [*written, folder / SUMMARY, folder / PAGE]
+
+
+def _written_before(folder: Path) -> list[str]:
+    """The files of the report that is there, and of nobody else."""
+    try:
+        pictures = read_json(folder / SUMMARY, MOST_CONFIG).get("pictures", [])
+    except (OSError, ValueError, AttributeError):
+        return []
+    names = [name for name in pictures if isinstance(name, str) and name == Path(name).name]
+    return [PAGE, *(f"{name}.{kind}" for name in names for kind in ("png", "json"))]

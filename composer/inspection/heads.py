@@ -1,0 +1,131 @@
+"""Looks into one group of heads while its model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blocks.operation import Kind
+from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers
+from composer.inspection.measures import Recalls, binned, entropy, half_lives, spectrum, stretches
+from composer.inspection.stores import Store
+from composer.model.head import Head
+from composer.model.implied import Implied, implied_weights
+from composer.model.watched import Given, Piece, pieces
+
+MOMENTS = 12
+"""How often a state is looked at in a text."""
+
+
+def head_findings(
+    layer: int,
+    name: str,
+    head: Head,
+    given: Given,
+    queries: Sequence[int],
+    found_at: Mapping[int, Sequence[int]],
+    *,
+    size: int,
+    backend: str,
+) -> HeadFindings:
+    """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
+    answer, the columns where that answer stands. size: columns of a bin."""
+    implied = implied_weights(head, given, queries, backend)
+    weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
+    found = HeadFindings(
+        layer=layer,
+        name=name,
+        first=head.place[1],
+        heads=given.query.shape[2],
+        memories=list(weights),
+        weights={memory: binned(one.float(), size).numpy() for memory, one in weights.items()},
+        shares={memory: one[0].mT.float().numpy() for memory, one in implied.shares().items()},
+        stands={memory: [[stretches(row != 0) for row in rows] for rows in one] for memory, one in weights.items()},
+        error=implied.error(),
+        found=on_answers(implied, found_at),
+    )
+    with torch.no_grad():
+        _watch(head, given.detached(), implied, found, size, backend)
+    return found
+
+
+def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbers:
+    """The weight on where each answer stands in the text, heads × answers."""
+    total = implied.total()[0].double()
+    rows = {query: row for row, query in enumerate(implied.queries)}
+    columns = [total[rows[query]][:, list(places)].sum(-1) for query, places in found_at.items()]
+    return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
+
+
+def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size: int, backend: str) -> None:
+    """What flows, and what the states hold, a piece after the other."""
+    length = given.length
+    every = max(1, len(implied.queries) // MOMENTS)
+    bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
+    stores = [Store(head, node, implied) for node, memory in head.graph.memories if isinstance(memory, Recalls)]
+    flow = Flow()
+    norms: dict[str, list[Numbers]] = {}
+    last: Piece | None = None
+    for last in pieces(head, given, backend, bounds=bounds):
+        flow.take(head, last)
+        for store in stores:
+            store.take(last)
+        if last.columns.stop in bounds:
+            found.norm_columns.append(last.columns.stop)
+            for slot, norm in _norms(head, last).items():
+                norms.setdefault(slot, []).append(norm)
+            for store in stores:
+                store.ask(last)
+    assert last is not None, "a text has tokens"
+    found.norms = {slot: np.stack(one) for slot, one in norms.items()}
+    found.half_lives = {node: half_lives(total / length) for node, total in flow.decays.items()}
+    found.spectra = {label: spectrum(torch.cat(parts)) for label, parts in flow.vectors.items()}
+    for store in stores:
+        store.into(found)
+    for (node, name), what in last.shown.items():
+        whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers
+        found.shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
+
+
+class Flow:
+    """What went by: sums of log decays, queries and keys, and what parts showed of each token, by node."""
+
+    def __init__(self) -> None:
+        self.decays: dict[str, Tensor] = {}
+        self.vectors: dict[str, list[Tensor]] = {}
+        self.shown: dict[tuple[str, str], list[Tensor]] = {}
+
+    def take(self, head: Head, piece: Piece) -> None:
+        """What goes by in a piece."""
+        for node, log_decay in piece.given(Kind.DECAY, head.graph).items():
+            if log_decay is not None:
+                sums = log_decay[0].double().sum(0)
+                self.decays[node] = self.decays[node] + sums if node in self.decays else sums
+        for kind in (Kind.QUERY, Kind.KEY):
+            for node, states in piece.given(kind, head.graph).items():
+                label = kind.value if node == kind.value else f"{kind.value} after {node}"
+                self.vectors.setdefault(label, []).append(states[0])
+        for key, what in piece.shown.items():
+            if what.axes[0] == "token":
+                self.shown.setdefault(key, []).append(what.numbers[0])
+
+
+def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
+    if axes[0] != "token":
+        return ShownNumbers(list(axes), says, whole.float().numpy())
+    spread = binned(entropy(whole.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
+    means = binned(whole.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
+    return ShownNumbers(list(axes), says, means.numpy(), spread.float().numpy())
+
+
+def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
+    """Of the matrices that memories sum up, a head each."""
+    return {
+        f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).numpy()
+        for node, _ in head.graph.memories
+        for name, slot in node.operation.slots.items()
+        if slot.dtype == "state" and len(slot.shape) == 3
+    }

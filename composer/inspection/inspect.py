@@ -1,0 +1,173 @@
+"""Looks into a model: the text is chosen, the model and its teacher go over it, and what is found is written down and drawn."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from composer.devices import check_device
+from composer.errors import InspectionError, SourceError, TrainingError
+from composer.inspection.findings import Findings
+from composer.inspection.options import InspectOptions
+from composer.inspection.texts import LookedText, looked_text
+
+BINS = 1024
+"""Bins of columns at most: in a text of so many tokens or fewer each token is one."""
+MOST_WEIGHTS = 2**28
+"""Numbers that the weights of one layer may be."""
+
+
+def inspect(
+    model: str | os.PathLike[str] | Any,
+    options: InspectOptions | None = None,
+    *,
+    tokenizer: Any = None,
+    tell: Callable[[str], None] | None = None,
+    **said: Any,
+) -> Findings:
+    """What is found in a model, by the head; with ``out``, as a folder with JSON, pictures and a page.
+
+    model: the folder of a built or distilled model, what one can be built from (it is looked at with softmax in all of its heads),
+    or a composed model in memory, which brings its ``tokenizer`` along. said: options by name, as ``InspectOptions`` has them.
+    Raises InspectionError, and what opening a model, a task or a teacher raises.
+    """
+    options = replace(options or InspectOptions(), **said)
+    options.check()
+    check_device(options.device)
+    if options.out is not None:
+        from composer.inspection.folder import check_place
+
+        check_place(options.out, force=options.force)
+    opened = _opened(model, tokenizer, options)
+    text = looked_text(opened.tokenizer, options)
+    found = look(opened.model, opened.teacher, text, options, label=opened.label, teacher_label=opened.teacher_label, tell=tell)
+    if options.out is not None:
+        from composer.inspection.folder import write
+
+        write(found, options.out)
+    return found
+
+
+def look(
+    student: Any,
+    teacher: Any,
+    text: LookedText,
+    options: InspectOptions,
+    *,
+    label: str = "model",
+    teacher_label: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Findings:
+    """The same of models in memory, on a text."""
+    from composer.inspection.models import Run, stream_likeness
+
+    resolved = student.config.resolved()
+    layers = _layers(options, len(resolved.layers))
+    if max(text.ids) >= student.config.get_text_config().vocab_size:
+        raise InspectionError("The tokenizer has tokens that the model has no embedding for: it is another model's.")
+    queries = text.queries(options.queries)
+    if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
+        raise InspectionError(
+            f"{len(queries):,} queries over {len(text.ids):,} tokens would be too many weights to hold; ask about fewer: --queries"
+        )
+    size = math.ceil(len(text.ids) / BINS)
+    run = Run(text, queries, layers, size, tell or _silent)
+    answered, streams = run.student(student)
+    found = Findings(
+        model=label,
+        teacher=teacher_label,
+        spec=resolved.name,
+        text=text.label,
+        tokens=list(text.tokens),
+        answers=list(text.answers),
+        found_at=[list(places) for places in text.found_at],
+        queries=list(queries),
+        bin=size,
+        heads=[one for _, one in sorted(run.heads.items(), key=lambda item: (item[0][0], item[1].first))],
+        answered=answered,
+    )
+    if teacher is not None:
+        found.teacher_answered, theirs = run.teacher(teacher, student)
+        found.stream = stream_likeness(streams, theirs)
+    return found
+
+
+class _Opened:
+    def __init__(self, model: Any, tokenizer: Any, label: str, teacher: Any, teacher_label: str | None) -> None:
+        self.model, self.tokenizer, self.label = model, tokenizer, label
+        self.teacher, self.teacher_label = teacher, teacher_label
+
+
+def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
+    """The model and what it is compared with, in float32. Raises what opening them raises."""
+    if not isinstance(model, (str, os.PathLike)):
+        from composer.model.modeling import ComposedForCausalLM
+
+        if not isinstance(model, ComposedForCausalLM):
+            raise InspectionError(f"A {type(model).__name__} is no composed language model: build one, or name a folder.")
+        if tokenizer is None:
+            raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
+        _check_direction(model, "The model")
+        teacher = None if options.teacher is None else _teacher_named(str(options.teacher), options)
+        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else str(options.teacher))
+    from composer.evaluation.subjects import open_subjects
+
+    (subject,) = open_subjects([os.fspath(model)])
+    if subject.source.is_composed:
+        built = subject.load("float32", options.device, options.backend)
+        teacher, label = _teacher(subject.source.folder, options)
+    else:
+        built, (teacher, label) = _teacher_named(os.fspath(model), options), (None, None)
+    return _Opened(built, tokenizer or subject.tokenizer, subject.label, teacher, label)
+
+
+def _teacher(folder: Path, options: InspectOptions) -> tuple[Any, str | None]:
+    """What a student is compared with, and its name; None for what was built from nothing, or where nothing is to be compared."""
+    from composer.training.teacher import open_teacher
+    from composer.weights.record import read_record
+
+    if options.alone:
+        return None, None
+    record = read_record(folder)
+    if record is None:
+        return None, None
+    if options.teacher is None and record.source is None:
+        return None, None  # built from nothing
+    try:
+        teacher = open_teacher(record, options.teacher)
+    except (TrainingError, SourceError) as error:
+        raise InspectionError(f"{error} To look at the student alone: --alone") from error
+    return teacher.load(options.device, options.backend), teacher.reference
+
+
+def _teacher_named(reference: str, options: InspectOptions) -> Any:
+    from composer.training.teacher import Teacher, open_language_model
+
+    teacher: Teacher = open_language_model(reference)
+    return teacher.load(options.device, options.backend)
+
+
+def _check_direction(model: Any, what: str) -> None:
+    if model.base.both_ways:
+        raise InspectionError(f"{what} is bidirectional: each token sees those after it, so no answer is predicted by its past.")
+
+
+def _layers(options: InspectOptions, count: int) -> tuple[int, ...]:
+    """Raises InspectionError."""
+    if options.layers is None:
+        return tuple(range(count))
+    asked = tuple(layer + count if layer < 0 else layer for layer in options.layers)
+    wrong = [layer for layer, own in zip(options.layers, asked, strict=True) if not 0 <= own < count]
+    if wrong or not asked:
+        raise InspectionError(
+            f"There is no layer {', '.join(map(str, wrong)) or 'named'}: the model has {count}, from 0 to {count - 1}."
+        )
+    return tuple(sorted(set(asked)))
+
+
+def _silent(_: str) -> None:
+    return None

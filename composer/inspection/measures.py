@@ -1,0 +1,103 @@
+"""Small measures of what flows in a head: recall of values, spectra, half-lives, entropies, bins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blocks.part import State
+from composer.inspection.findings import Numbers, Recalled, Spectrum
+
+CUT = 1e-12
+"""Of the largest eigenvalue: smaller ones are rounding."""
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A memory that says what its state, as it stands, answers where a pair's own key asks."""
+
+    def predict(self, key: Tensor, state: State) -> Tensor:
+        """key: B E N F, features as the memory takes them; the answer is B E N D."""
+        ...
+
+
+@dataclass(frozen=True)
+class Moment:
+    """After ``column`` tokens, of what is stored: its age E, whether each head has it E N, the value and what comes back, E N D."""
+
+    column: int
+    age: Tensor
+    there: Tensor
+    value: Tensor
+    back: Tensor
+
+    @property
+    def scores(self) -> tuple[Tensor, Tensor]:
+        """Relative error and cosine of each, E N."""
+        error = (self.back - self.value).norm(dim=-1) / self.value.norm(dim=-1).clamp(min=1e-12)
+        return error, torch.nn.functional.cosine_similarity(self.value, self.back, dim=-1)
+
+
+def recalled(moments: Sequence[Moment]) -> Recalled:
+    """How well what is stored comes back, over how much there is and over its age."""
+    last = moments[-1]
+    most = int(last.age.max()) + 1
+    bounds = sorted({min(most, 2**power) for power in range(math.ceil(math.log2(max(2, most))) + 1)})
+    bins = [last.there & ((last.age >= low) & (last.age < high))[:, None] for low, high in zip([0, *bounds], bounds, strict=False)]
+    scores = [moment.scores for moment in moments]
+    error, cosine = (
+        np.stack([mean_of(one[which], moment.there) for one, moment in zip(scores, moments, strict=True)]) for which in range(2)
+    )
+    error_by_age, cosine_by_age = (np.stack([mean_of(scores[-1][which], inside) for inside in bins]) for which in range(2))
+    stored = [float(moment.there.double().sum(0).mean()) for moment in moments]
+    return Recalled([moment.column for moment in moments], stored, error, cosine, bounds, error_by_age, cosine_by_age)
+
+
+def mean_of(scores: Tensor, chosen: Tensor) -> Numbers:
+    """Over the chosen ones, E N to N; NaN where a head has none."""
+    return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
+
+
+def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
+    """Of vectors E N F, or of their logarithms."""
+    wide = vectors.double()
+    if logarithm:
+        wide = (wide - wide.amax((0, 2), keepdim=True)).exp()
+    values = torch.linalg.eigvalsh(torch.einsum("enf,eng->nfg", wide, wide)).flip(-1).clamp(min=0)
+    values = values.where(values > CUT * values[:, :1], 0.0)
+    shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return Spectrum(shares.numpy(), entropy(shares).exp().numpy())
+
+
+def half_lives(log_decay: Tensor) -> Numbers:
+    """Tokens until half is left, of mean log decays ≤ 0; infinite where nothing decays."""
+    return (math.log(2) / (-log_decay.double())).numpy()
+
+
+def entropy(shares: Tensor) -> Tensor:
+    """Of the last dimension, in nats."""
+    return -(shares * shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).sum(-1)
+
+
+def stretches(there: Tensor) -> list[list[int]]:
+    """First and last column of each stretch of a row of truths."""
+    steps = torch.nn.functional.pad(there.to(torch.int8), (1, 1)).diff()
+    starts, ends = (steps == 1).nonzero()[:, 0], (steps == -1).nonzero()[:, 0] - 1
+    return torch.stack((starts, ends), dim=1).tolist()
+
+
+def binned(numbers: Tensor, size: int, *, mean: bool = False) -> Tensor:
+    """Sums (means) over bins of the last dimension, of so many columns each; the last bin may have fewer."""
+    missing = -numbers.shape[-1] % size
+    sums = torch.nn.functional.pad(numbers, (0, missing)).unflatten(-1, (-1, size)).sum(-1)
+    if not mean:
+        return sums
+    counts = torch.full((sums.shape[-1],), float(size), dtype=sums.dtype)
+    counts[-1] = size - missing
+    return sums / counts

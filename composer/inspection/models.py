@@ -1,0 +1,149 @@
+"""Runs a model, and the teacher beside it, over one text, and has every group of heads looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer.inspection.findings import Answered, HeadFindings, Likeness, Stream
+from composer.inspection.heads import head_findings, on_answers
+from composer.inspection.measures import binned
+from composer.inspection.texts import LookedText
+from composer.model.attention import ComposedAttention, Question
+from composer.model.head import Head
+from composer.model.hosts import attentions
+from composer.model.implied import implied_weights
+from composer.model.modeling import ComposedForCausalLM
+from composer.model.overheard import overheard
+from composer.model.watched import Given
+from composer.training.transfer import answers, lesson_of
+
+Told = Callable[[str], None]
+
+
+class Run:
+    """One text, and what to ask about it. size: columns of a bin. layers: those to look at."""
+
+    def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Told) -> None:
+        self.text, self.queries, self.layers, self.size, self._tell = text, tuple(queries), set(layers), size, tell
+        self.found_at = {answer - 1: places for answer, places in zip(text.answers, text.found_at, strict=True) if places}
+        self.heads: dict[tuple[int, str], HeadFindings] = {}
+        self._teacher: dict[int, Tensor] = {}
+
+    def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
+        """Look into all heads of the model in a run of its own: its answers, and its hidden states."""
+
+        def visit(layer: int, name: str, head: Head, given: Given) -> None:
+            if layer in self.layers:
+                self._tell(f"layer {layer}, {name}")
+                options = {"size": self.size, "backend": model.base.backend}
+                self.heads[layer, name] = head_findings(layer, name, head, given, self.queries, self.found_at, **options)
+
+        with overheard(model, visit):
+            return self._through(model)
+
+    def teacher(self, model: ComposedForCausalLM, student: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
+        """What the teacher's heads attend to, and how like them the student's are on the same hidden states; after ``student``."""
+        own = {attention.layer: attention for _, attention in attentions(student)}
+
+        def visit(layer: int, name: str, head: Head, given: Given) -> None:
+            if layer in self.layers:
+                self._tell(f"teacher, layer {layer}")
+                implied = implied_weights(head, given, self.queries, model.base.backend)
+                rows = implied.total()[0].transpose(0, 1)
+                earlier = self._teacher.get(layer)
+                self._teacher[layer] = rows if earlier is None else torch.cat((earlier, rows))
+                found = on_answers(implied, self.found_at)
+                for one in self._of_layer(layer):
+                    inside = _overlap(one, head.place[1], given.query.shape[2])
+                    if inside is not None:
+                        theirs, mine = inside
+                        if one.teacher_found is None:
+                            one.teacher_found = one.found * 0.0
+                        one.teacher_found[mine] = found[theirs]
+
+        listened = [attention for _, attention in attentions(model)]
+        for attention in listened:
+            attention.listener = partial(self._compare, attention.layer, own, student)
+        try:
+            with overheard(model, visit):
+                return self._through(model)
+        finally:
+            for attention in listened:
+                attention.listener = None
+
+    def _compare(
+        self,
+        layer: int,
+        own: Mapping[int, ComposedAttention],
+        student: ComposedForCausalLM,
+        question: Question,
+        options: Mapping[str, Any],
+        attended: Tensor,
+    ) -> None:
+        """A ``listener`` of the teacher's attention: the student's layer on the same hidden states."""
+        if layer not in self.layers:
+            return
+        lesson, rows = lesson_of(question, options, attended), self._teacher.pop(layer)
+        weights: dict[str, Tensor] = {}
+
+        def visit(at: int, name: str, head: Head, given: Given) -> None:
+            implied = implied_weights(head, given, self.queries, student.base.backend)
+            weights[name] = implied.total()[0].transpose(0, 1)
+
+        with torch.no_grad(), overheard(student, visit):
+            heads, _ = answers(own[layer], lesson, student.base.backend)
+        for one in self._of_layer(layer):
+            place = slice(one.first, one.first + one.heads)
+            mine, theirs = heads[0, :, place].double(), lesson.heads[0, :, place].double()
+            one.teacher = binned(rows[place].float(), self.size).numpy()
+            one.likeness = Likeness(
+                mse=(mine - theirs).square().mean((0, 2)).numpy(),
+                cosine=torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean(0).numpy(),
+                divergence=_divergence(rows[place].double(), weights[one.name].double()),
+            )
+
+    def _of_layer(self, layer: int) -> list[HeadFindings]:
+        return [one for (at, _), one in self.heads.items() if at == layer]
+
+    @torch.no_grad()
+    def _through(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
+        """A run over the text; logits of answers alone."""
+        ids = torch.tensor([self.text.ids], device=model.device)
+        asked = torch.tensor([answer - 1 for answer in self.text.answers] or [len(self.text.ids) - 1], device=model.device)
+        output = model(ids, use_cache=False, output_hidden_states=True, logits_to_keep=asked)
+        streams = tuple(one[0].float().cpu() for one in output.hidden_states)
+        if not self.text.answers:
+            return None, streams
+        wanted = ids[0, list(self.text.answers)]
+        loss = torch.nn.functional.cross_entropy(output.logits[0].float(), wanted, reduction="none")
+        return Answered((output.logits[0].argmax(-1) == wanted).tolist(), loss.tolist()), streams
+
+
+def stream_likeness(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Stream:
+    """Of hidden states T C, layer by layer."""
+    cosine, error = [], []
+    for mine, theirs in zip(student, teacher, strict=True):
+        cosine.append(float(torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean()))
+        error.append(float((mine - theirs).norm() / theirs.norm().clamp(min=1e-12)))
+    return Stream(cosine, error)
+
+
+def _overlap(one: HeadFindings, first: int, heads: int) -> tuple[slice, slice] | None:
+    """Which of a teacher's heads, from ``first`` on, are those of a student's group, and which of the group's they are."""
+    start, end = max(one.first, first), min(one.first + one.heads, first + heads)
+    return None if start >= end else (slice(start - first, end - first), slice(start - one.first, end - one.first))
+
+
+def _divergence(teacher: Tensor, student: Tensor) -> Any:
+    """KL of weights, heads × queries × tokens, a mean over queries."""
+    if bool((student < -1e-6).any()) or bool((teacher < -1e-6).any()):
+        return None
+    tiny = torch.finfo(torch.float32).tiny
+    shares = [of / of.sum(-1, keepdim=True).clamp(min=tiny) for of in (teacher.clamp(min=0), student.clamp(min=0))]
+    ratios = shares[0].clamp(min=tiny).log() - shares[1].clamp(min=tiny).log()
+    return (shares[0] * ratios).sum(-1).mean(-1).numpy()

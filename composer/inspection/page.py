@@ -1,0 +1,92 @@
+"""One page with all pictures inside it: nothing else has to be there, or fetched, to read it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from composer.inspection.findings import Findings
+from composer.versions import versions_of
+
+PACKAGES = ("attention-composer", "torch")
+CSS = """
+:root { color-scheme: light dark; --text: #1b1b1b; --back: #fcfcfc; --soft: #5a5a5a; --line: #d5d5d5; --mark: #b84a00; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e8e8e8; --back: #17181a; --soft: #a8a8a8; --line: #3a3c40; --mark: #ffa566; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+p.says, figcaption, .soft { color: var(--soft); }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; display: block; }
+figure { margin: 1rem 0; }
+table { border-collapse: collapse; }
+td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+.scroll { overflow-x: auto; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; max-height: 14rem; overflow-y: auto;
+  border: 1px solid var(--line); padding: .6rem; border-radius: 4px; }
+mark { background: none; color: var(--mark); font-weight: 700; text-decoration: underline; }
+nav a { color: inherit; margin-right: .8rem; white-space: nowrap; }
+"""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture as it stands on the page. image: a PNG."""
+
+    name: str
+    title: str
+    says: str
+    image: bytes
+
+
+def page(found: Findings, shots: Sequence[Shot]) -> str:
+    """HTML."""
+    title = f"Inside {found.model}"
+    links = " ".join(f'<a href="#{escape(shot.name)}">{escape(shot.title)}</a>' for shot in shots)
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{CSS}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *_about(found),
+            f"<nav>{links}</nav>",
+            *(line for shot in shots for line in _figure(shot)),
+            "</body></html>\n",
+        )
+    )
+
+
+def _about(found: Findings) -> Iterator[str]:
+    rows = [
+        ("heads", found.spec),
+        ("beside", found.teacher or "nothing"),
+        ("text", f"{found.text}, {len(found.tokens):,} tokens; {len(found.queries):,} were asked what they attend to"),
+        (
+            "weights times values",
+            f"at most {max(head.error for head in found.heads):.1e} of the largest number from the heads' answers",
+        ),
+        ("written by", ", ".join(f"{name} {version}" for name, version in versions_of(PACKAGES).items())),
+    ]
+    for who, answered in ((found.model, found.answered), (found.teacher, found.teacher_answered)):
+        if answered is not None:
+            right, loss = sum(answered.right), sum(answered.loss) / len(answered.loss)
+            rows.insert(3, (f"{who} answers", f"{right} of {len(answered.right)} tokens right, {loss:.3f} nats a token"))
+    yield '<div class="scroll"><table>'
+    yield from (f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows)
+    yield "</table></div>"
+    marked = {column for places in found.found_at for column in places} | set(found.answers)
+    words = (f"<mark>{escape(token)}</mark>" if column in marked else escape(token) for column, token in enumerate(found.tokens))
+    yield '<p class="soft">The text; its answer, and where that stands before, underlined:</p>'
+    yield f'<div class="text">{" ".join(words)}</div>'
+
+
+def _figure(shot: Shot) -> Iterator[str]:
+    encoded = base64.b64encode(shot.image).decode("ascii")
+    yield f'<h2 id="{escape(shot.name)}">{escape(shot.title)}</h2><p class="says">{escape(shot.says)}</p>'
+    yield f'<figure><img alt="{escape(shot.title)}" src="data:image/png;base64,{encoded}">'
+    yield f'<figcaption class="soft">{escape(shot.name)}.png, numbers in {escape(shot.name)}.json</figcaption></figure>'

@@ -1,0 +1,19 @@
+"""Pictures of what was found: each drawn from numbers that stand in a JSON file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from composer.inspection.findings import Findings
+from composer.inspection.pictures import attention, parts, states
+from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.style import plotting
+
+
+def drawn(found: Findings) -> Iterator[Picture]:
+    """All that there is anything for; each figure is closed as the next is asked for."""
+    with plotting() as pyplot:
+        for room in (attention, states, parts):
+            for picture in room.pictures(pyplot, found):
+                yield picture
+                pyplot.close(picture.figure)

@@ -1,0 +1,204 @@
+"""What heads attend to, who answers, and where pairs stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from composer.inspection.findings import Findings, HeadFindings, Numbers
+from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.style import MAP, MARK, STUDENT, TEACHER, colour, legend, panels, ticks
+
+LEAST = 1e-4
+"""The darkest weight that is told from 0."""
+MOST_HEADS = 8
+"""Heads of a layer that are drawn as maps: the first ones, and all stand in the JSON."""
+
+
+def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
+    """Those of weights."""
+    if any(head.found.size for head in found.heads):
+        yield answers(pyplot, found)
+    for layer in sorted({head.layer for head in found.heads}):
+        heads = [head for head in found.heads if head.layer == layer]
+        yield weights(pyplot, found, layer, heads)
+    for layer in sorted({head.layer for head in found.heads}):
+        heads = [head for head in found.heads if head.layer == layer]
+        if any(len(head.memories) > 1 for head in heads):
+            yield shares(pyplot, found, layer, heads)
+            yield stands(pyplot, found, layer, heads)
+
+
+def total(head: HeadFindings) -> Numbers:
+    """The weights of all memories together."""
+    return np.sum(list(head.weights.values()), axis=0)
+
+
+def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
+    """The heads of a layer one by one."""
+    return [(head, index) for head in heads for index in range(head.heads)]
+
+
+def answers(pyplot: Any, found: Findings) -> Picture:
+    """Weight on where the answer stands, head by head."""
+    every = each(found.heads)
+    figure, (axis,) = panels(pyplot, 1, height=2.6)
+    places, width = np.arange(len(every)), 0.38
+    own = [float(np.nanmean(head.found[index])) for head, index in every]
+    axis.bar(places - (width / 2 if found.teacher else 0), own, width, color=STUDENT, label=found.model)
+    theirs = [head.teacher_found[index].mean() if head.teacher_found is not None else None for head, index in every]
+    if found.teacher:
+        axis.bar(
+            places + width / 2,
+            [one or 0.0 for one in theirs],
+            width,
+            color="white",
+            edgecolor=TEACHER,
+            hatch="////",
+            label="teacher",
+        )
+    asked = len(every[0][0].found[0]) if every else 0
+    chance = np.mean([len(places) / answer for answer, places in zip(found.answers, found.found_at, strict=True) if places])
+    axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
+    axis.set_xticks(places, [f"{head.layer}.{head.first + index}" for head, index in every], rotation=90 if len(every) > 16 else 0)
+    axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
+    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}", loc="left")
+    legend(figure, axis)
+    data = {
+        "head": [f"{head.layer}.{head.first + index}" for head, index in every],
+        "weight": own,
+        "teacher": theirs,
+        "uniform": float(chance),
+        "answers": asked,
+        "answered": found.answered,
+        "teacher_answered": found.teacher_answered,
+    }
+    says = "The weight that each head puts on the tokens that are the answer, where they stand in the text, as it has to say them."
+    return Picture("answers", "Found or lost", says, figure, data)
+
+
+def _said(found: Findings) -> str:
+    said = [(found.model, found.answered), ("teacher", found.teacher_answered)]
+    return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
+
+
+def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+    """Maps of queries and tokens, the teacher's above the student's."""
+    from matplotlib.colors import LogNorm
+
+    every = each(heads)[:MOST_HEADS]
+    beside = any(head.teacher is not None for head in heads)
+    rows = 2 if beside else 1
+    across = min(4, len(every))
+    down = -(-len(every) // across)
+    figure, axes = pyplot.subplots(
+        rows * down, across, figsize=(8.8, 2.1 * rows * down + 0.4), squeeze=False, layout="constrained", sharex=True, sharey=True
+    )
+    mesh = None
+    for axis in axes.flat:
+        axis.set_visible(False)
+    edges = np.arange(total(every[0][0]).shape[-1] + 1) * found.bin
+    for place, (head, index) in enumerate(every):
+        drawn = [("", total(head)[index])]
+        if beside:
+            theirs = np.zeros_like(drawn[0][1]) if head.teacher is None else head.teacher[index]
+            drawn = [("teacher, ", theirs), ("student, ", drawn[0][1])]
+        for row, (who, numbers) in enumerate(drawn):
+            axis = axes[rows * (place // across) + row, place % across]
+            axis.set_visible(True)
+            mesh = axis.pcolormesh(
+                edges,
+                np.arange(len(found.queries) + 1),
+                np.clip(np.abs(numbers), LEAST, None),
+                norm=LogNorm(LEAST, 1),
+                cmap=MAP,
+                rasterized=True,
+            )
+            axis.set_title(f"{who}head {layer}.{head.first + index}", loc="left")
+            axis.invert_yaxis() if place == 0 and row == 0 else None
+            ticks(axis, found.queries)
+            for column in {column for places in found.found_at for column in places}:
+                axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=3, clip_on=False)
+            if place % across == 0:
+                axis.set_ylabel("query at token")
+            if place // across == down - 1 and row == rows - 1:
+                axis.set_xlabel("token")
+    figure.colorbar(mesh, ax=axes, label="weight", shrink=0.6, aspect=30)
+    says = (
+        "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "
+        "states imply. Orange marks: where the answer stands. The last rows are the queries that have to say it."
+    )
+    data = {
+        "layer": layer,
+        "queries": found.queries,
+        "bin": found.bin,
+        "heads": [
+            {"name": head.name, "first": head.first, "error": head.error, "weights": head.weights, "teacher": head.teacher}
+            for head in heads
+        ],
+    }
+    return Picture(f"weights-{layer}", f"What the heads of layer {layer} attend to", says, figure, data)
+
+
+def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+    """Which memory answers, over positions."""
+    every = each(heads)[:MOST_HEADS]
+    figure, axes = panels(pyplot, len(every), height=1.9, sharex=True, sharey=True)
+    names = list(dict.fromkeys(name for head in heads for name in head.shares))
+    for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
+        stacked = [head.shares[name][index] for name in names if name in head.shares]
+        shown = [name for name in names if name in head.shares]
+        axis.stackplot(found.queries, stacked, labels=shown, colors=[colour(names.index(name)) for name in shown], step="mid")
+        axis.set(ylim=(0, 1), xlim=(found.queries[0], found.queries[-1]))
+        axis.set_title(f"head {layer}.{head.first + index}", loc="left")
+        if place % 4 == 0:
+            axis.set_ylabel("share of the weight")
+        axis.set_xlabel("query at token")
+    legend(figure, axes[0])
+    data = {
+        "layer": layer,
+        "queries": found.queries,
+        "heads": [{"name": head.name, "first": head.first, "shares": head.shares} for head in heads],
+    }
+    says = "Each memory's share of a head's weight: they add up to 1. Where weights may be negative their sizes are added up."
+    return Picture(f"shares-{layer}", f"Which memory answers in layer {layer}", says, figure, data)
+
+
+def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+    """Which memory has each pair, over time."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    every = [(head, index) for head, index in each(heads) if len(head.memories) > 1][:4]
+    names = list(dict.fromkeys(name for head, _ in every for name in head.memories))
+    figure, axes = panels(pyplot, len(every), height=2.2, sharex=True, sharey=True)
+    length = len(found.tokens)
+    palette = ListedColormap(["#FFFFFF", *(colour(index) for index in range(len(names)))])
+    for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
+        held = np.zeros((len(found.queries), length), dtype=int)
+        by_size = sorted(head.memories, key=lambda name: -_columns(head.stands[name][index]))  # the fewest are seen above others
+        for name in by_size:
+            for row, runs in enumerate(head.stands[name][index]):
+                for start, end in runs:
+                    held[row, start : end + 1] = 1 + names.index(name)
+        axis.pcolormesh(
+            np.arange(length + 1), np.arange(len(found.queries) + 1), held, cmap=palette, vmin=0, vmax=len(names), rasterized=True
+        )
+        if place == 0:
+            axis.invert_yaxis()
+            axis.set_ylabel("query at token")
+        ticks(axis, found.queries)
+        axis.set_xlabel("token")
+        axis.set_title(f"head {layer}.{head.first + index}", loc="left")
+    patches = [Patch(color=colour(index), label=name) for index, name in enumerate(names)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
+    held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
+    data = {"layer": layer, "queries": found.queries, "heads": held_by}
+    says = "Which memory has the pair of each token (across) as a query (down) asks; of several, the one with fewer pairs."
+    return Picture(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
+
+
+def _columns(rows: Sequence[Sequence[Sequence[int]]]) -> int:
+    return sum(end - start + 1 for runs in rows for start, end in runs)

@@ -1,0 +1,126 @@
+"""What states still know: recall, spectra, norms, and how fast gates forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from composer.inspection.findings import Findings, HeadFindings
+from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.style import colour, finite, legend, line, panels
+
+
+def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
+    """Those of states; none where no head has one."""
+    if any(head.recalled for head in found.heads):
+        yield recall(pyplot, found.heads)
+    yield spectra(pyplot, found.heads)
+    if any(head.norms for head in found.heads):
+        yield norms(pyplot, found.heads)
+    if any(head.half_lives for head in found.heads):
+        yield half_lives(pyplot, found.heads)
+
+
+def _places(heads: Sequence[HeadFindings], of: Callable[[HeadFindings], Any]) -> list[tuple[HeadFindings, str, Any]]:
+    """What each group of heads has of this, by name."""
+    return [(head, name, one) for head in heads for name, one in of(head).items()]
+
+
+def _title(head: HeadFindings, name: str) -> str:
+    return f"layer {head.layer}, {head.name}: {name}"
+
+
+def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+    """Over how much is stored, and over age."""
+    places = _places(heads, lambda head: head.recalled)
+    figure, axes = pyplot.subplots(
+        len(places), 2, figsize=(8.8, 2.1 * len(places) + 0.6), squeeze=False, layout="constrained", sharey=True
+    )
+    for row, (head, name, one) in zip(axes, places, strict=True):
+        for index in range(one.error.shape[1]):
+            look = {"color": colour(index), "linestyle": line(index), "label": f"head {index}"}
+            row[0].plot(one.stored, finite(one.error[:, index]), marker=".", **look)
+            row[1].plot(one.ages, finite(one.error_by_age[:, index]), marker=".", **look)
+        for axis in row:
+            axis.axhline(1, color="#888888", linewidth=1, linestyle=":")
+            axis.set_ylim(bottom=0)
+        row[0].set_title(_title(head, name), loc="left")
+        row[0].set(xlabel="pairs stored", ylabel="error ‖v̂ - v‖ / ‖v‖")
+        row[1].set(xlabel="tokens since the pair was read, bins up to", xscale="log")
+        row[1].set_xticks(one.ages, [f"{age:,}" for age in one.ages])
+        row[1].minorticks_off()
+    legend(figure, axes[0][0])
+    data = [{"layer": head.layer, "head": head.name, "memory": name, "recall": one} for head, name, one in places]
+    says = (
+        "Memory collisions: what a state gives back when it is asked by a stored pair's own key, over how many are stored and, "
+        "at the end of the text, over their age. 0: the value itself; 1 (dotted): as far off as an answer of nothing."
+    )
+    return Picture("recall", "What the states give back", says, figure, data)
+
+
+def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+    """Eigenvalues of Gram matrices before and after maps and convolutions."""
+    figure, axes = panels(pyplot, len(heads), height=3.6, across=2, sharey=True)
+    for place, (axis, head) in enumerate(zip(axes, heads, strict=True)):
+        for index, (name, one) in enumerate(head.spectra.items()):
+            shares = one.shares.mean(0)
+            rank = f"{name} (rank {one.effective_rank.mean():.1f} of {shares.shape[0]})"
+            axis.plot(
+                1 + np.arange(len(shares)),
+                np.where(shares > 0, shares, np.nan),
+                color=colour(index),
+                linestyle=line(index),
+                label=rank,
+            )
+        axis.set(yscale="log", xlabel="eigenvalue, the largest first", ylim=(1e-8, 1.5))
+        axis.set_title(f"layer {head.layer}, {head.name}", loc="left")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        if place % 2 == 0:
+            axis.set_ylabel("share of the whole")
+    data = [{"layer": head.layer, "head": head.name, "spectra": head.spectra} for head in heads]
+    says = (
+        "Spectra of the Gram matrices of queries, keys and their features, means over heads, with their effective rank: what falls "
+        "steeply leaves a state few directions to tell its keys apart by."
+    )
+    return Picture("spectra", "How many directions keys and features have", says, figure, data)
+
+
+def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+    """Of the states, over the text."""
+    places = _places(heads, lambda head: head.norms)
+    figure, axes = panels(pyplot, len(places), height=2.0, across=2)
+    for axis, (head, name, one) in zip(axes, places, strict=True):
+        for index in range(one.shape[1]):
+            axis.plot(
+                head.norm_columns, one[:, index], color=colour(index), linestyle=line(index), marker=".", label=f"head {index}"
+            )
+        axis.set(xlabel="tokens", ylabel="norm of the state")
+        axis.set_ylim(bottom=0)
+        axis.set_title(_title(head, name), loc="left")
+    legend(figure, axes[0])
+    data = [
+        {"layer": head.layer, "head": head.name, "state": name, "tokens": head.norm_columns, "norm": one}
+        for head, name, one in places
+    ]
+    return Picture("norms", "How large the states grow", "Frobenius norms of the matrices that memories sum up.", figure, data)
+
+
+def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+    """Of gates, by head and channel."""
+    places = _places(heads, lambda head: head.half_lives)
+    figure, axes = panels(pyplot, len(places), height=2.2, across=2, sharey=True)
+    for axis, (head, name, one) in zip(axes, places, strict=True):
+        for index, lives in enumerate(one):
+            ordered = np.sort(finite(np.atleast_1d(lives)))
+            at = np.arange(len(ordered)) + (index if ordered.size == 1 else 0)
+            mark = "o" if ordered.size == 1 else None
+            axis.plot(at, ordered, color=colour(index), linestyle=line(index), marker=mark, label=f"head {index}")
+        single = one.ndim == 1 or one.shape[-1] == 1
+        axis.set(yscale="log", xlabel="head" if single else "channel, the fastest first", ylabel="half-life (tokens)")
+        axis.set_title(_title(head, name), loc="left")
+    legend(figure, axes[0])
+    data = [{"layer": head.layer, "head": head.name, "gate": name, "half_lives": one} for head, name, one in places]
+    says = "Tokens after which half of what a channel holds is left, at its mean decay over the text."
+    return Picture("half-lives", "How fast gates forget", says, figure, data)

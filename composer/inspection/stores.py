@@ -1,0 +1,60 @@
+"""What is in a state, and how much of it the state gives back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blocks.flow import Mapped, Pairs, repeat_heads
+from composer.graph.flow_of_pairs import ALL
+from composer.graph.graph import Node
+from composer.inspection.findings import HeadFindings
+from composer.inspection.measures import Moment, Recalls, recalled, spectrum
+from composer.model.head import Head
+from composer.model.implied import Implied
+from composer.model.watched import Piece
+
+
+class Store:
+    """One memory of features beside all pairs of the text: it has those that weigh anything in its answer."""
+
+    def __init__(self, head: Head, node: Node, implied: Implied) -> None:
+        self._node, self._heads = node, node.shape.state_heads
+        self._rows = {query: row for row, query in enumerate(implied.queries)}
+        self._weights = implied.own[node.name][0]
+        self._features = next((edge.start, edge.output) for edge in head.graph.into(node.name, "features"))
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._queries: list[Tensor] = []
+        self._logarithm = False
+        self._moments: list[Moment] = []
+
+    def take(self, piece: Piece) -> None:
+        """The pairs of this piece as the memory sees them, whenever they fall in."""
+        mapped: Mapped = piece.values[self._features]
+        pairs: Pairs = piece.values[ALL, ALL]
+        self._logarithm = mapped.logarithm
+        self._queries.append(mapped.query[0])
+        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0])
+        self._values.append(repeat_heads(pairs.value, self._heads)[0])
+
+    def ask(self, piece: Piece) -> None:
+        """Ask the state, as it stands behind this piece, for all that is in it; the last token is one that was asked about."""
+        memory, end = self._node.part, piece.columns.stop
+        assert isinstance(memory, Recalls)
+        # Query heads that share a state have the same pairs in it; one may weigh a pair by 0 by chance.
+        there = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
+        if not there.any():
+            return
+        own = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
+        back = memory.predict(torch.cat(self._keys)[None], own)[0]
+        age = end - 1 - torch.arange(end)
+        self._moments.append(Moment(end, age, there, torch.cat(self._values).to(back.dtype), back))
+
+    def into(self, found: HeadFindings) -> None:
+        """Write down what was seen."""
+        name = self._node.name
+        found.spectra[f"query features of {name}"] = spectrum(torch.cat(self._queries), logarithm=self._logarithm)
+        found.spectra[f"key features of {name}"] = spectrum(torch.cat(self._keys), logarithm=self._logarithm)
+        if self._moments:
+            found.recalled[name] = recalled(self._moments)

@@ -1,0 +1,34 @@
+"""What was found, in a line a head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from composer.inspection.findings import Findings, HeadFindings
+
+
+def rows(found: Findings) -> tuple[list[str], list[list[str]]]:
+    """Headers, and a row a head."""
+    memories = list(dict.fromkeys(name for head in found.heads for name in head.shares))
+    asked = any(head.found.size for head in found.heads)
+    headers = ["head", "of", *(f"{name} %" for name in memories)]
+    headers += ["on the answer", "teacher's"] if asked else []
+    headers += ["MSE", "KL"] if any(head.likeness for head in found.heads) else []
+    return headers, [_row(head, index, memories, headers) for head in found.heads for index in range(head.heads)]
+
+
+def _row(head: HeadFindings, index: int, memories: list[str], headers: list[str]) -> list[str]:
+    shares = [f"{100 * head.shares[name][index].mean():.0f}" if name in head.shares else "" for name in memories]
+    row = [f"{head.layer}.{head.first + index}", head.name, *shares]
+    if "on the answer" in headers:
+        teacher = head.teacher_found
+        row += [f"{_mean(head.found[index]):.3f}", "" if teacher is None else f"{_mean(teacher[index]):.3f}"]
+    if "MSE" in headers:
+        like = head.likeness
+        row.append("" if like is None else f"{like.mse[index]:.2g}")
+        row.append("" if like is None or like.divergence is None else f"{like.divergence[index]:.2g}")
+    return row
+
+
+def _mean(numbers: np.ndarray) -> float:
+    return float(numbers.mean()) if numbers.size else float("nan")

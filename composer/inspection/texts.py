@@ -1,0 +1,82 @@
+"""The text that a model is looked at on: its tokens, what has to be answered, and where the answers can be found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer.errors import InspectionError
+from composer.evaluation.arguments import read_tasks
+from composer.evaluation.options import EvaluationOptions
+from composer.inspection.options import TASK, InspectOptions
+from composer.tasks.base import Task, rng_of
+from composer.tasks.writer import Writer
+
+
+@dataclass(frozen=True)
+class LookedText:
+    """ids: the tokens. tokens: as people read them. answers: the columns of what a model has to answer; none in a text that asks
+    nothing. found_at: of each answer, the earlier columns where the same stands, among the same neighbours. label: what it is."""
+
+    label: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    answers: tuple[int, ...]
+    found_at: tuple[tuple[int, ...], ...]
+
+    def queries(self, count: int) -> tuple[int, ...]:
+        """Columns to ask about: those that predict the answers, and others, evenly spread up to the last, ``count`` of all."""
+        asked = {answer - 1 for answer in self.answers}
+        length, left = len(self.ids), max(0, count - len(asked))
+        if left >= length:
+            return tuple(range(length))
+        even = {round((index + 1) * (length - 1) / left) for index in range(left)} if left else set()
+        return tuple(sorted(asked | even))
+
+
+def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
+    """Raises InspectionError, EvaluationError and TaskError."""
+    writer = Writer(tokenizer)
+    if options.text is not None:
+        ids = writer.encode(options.text)[: options.length]
+        if len(ids) < 2:
+            raise InspectionError(f"The text has {len(ids)} tokens; give one of at least 2.")
+        return LookedText("text", tuple(ids), _shown(writer, ids), (), ())
+    said = options.task or TASK
+    tasks = read_tasks([said], EvaluationOptions(samples=1, seed=options.seed))
+    if len(tasks) != 1 or not isinstance(task := tasks[0].task, Task):
+        raise InspectionError(f"{said}: name one task that writes a text of its own, such as passkey or recall.")
+    sample = task.sample(rng_of(options.seed, "evaluation", 0), writer, options.length, "evaluation")
+    answers, found_at = [], []
+    for run in _runs(sample.answer):
+        answers += run
+        found_at += _earlier(sample.ids, run)
+    return LookedText(tasks[0].label, sample.ids, _shown(writer, sample.ids), tuple(answers), tuple(found_at))
+
+
+def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(writer.tokenizer.decode([one]) for one in ids)
+
+
+def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:
+    """Columns of answers that stand side by side."""
+    run: list[int] = []
+    for column, mark in enumerate((*marks, False)):
+        if mark:
+            run.append(column)
+        elif run:
+            yield run
+            run = []
+
+
+def _earlier(ids: Sequence[int], run: Sequence[int]) -> list[tuple[int, ...]]:
+    """Of each token of an answer, where it stands before, in the longest stretch of the answer that does: an answer may begin with
+    a token that is another where it stands in the text."""
+    wanted = [ids[column] for column in run]
+    for skipped in range(len(wanted)):
+        part = wanted[skipped:]
+        starts = [start for start in range(run[0] - len(part) + 1) if list(ids[start : start + len(part)]) == part]
+        if starts:
+            return [tuple(start + place - skipped for start in starts) if place >= skipped else () for place in range(len(wanted))]
+    return [() for _ in wanted]

@@ -1,0 +1,147 @@
+"""What a head attends to: the weight of every token in its answers to chosen queries, whatever its memories are.
+
+A memory's answer is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
+coordinate of the answer by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
+weights that their states imply. No part has to say how; several rows are asked for at once, each by a coordinate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blocks.flow import repeat_heads
+from composer.graph.graph import OUTPUT
+from composer.model.head import Head
+from composer.model.watched import Given, Piece, pieces
+
+
+@dataclass(frozen=True)
+class Implied:
+    """queries: the columns that were asked about, in ascending order.
+
+    own: of each memory, the weights of its own answer, B Q H T. parts: what the read makes of one of that answer, B Q H: a
+    memory's part in the head. answer: B Q H D, as the read gives it: before positions of values are taken back, and before an
+    output norm. entered: B T K D, the values as memories are given them. sunk: what attention sinks take, B Q H; None where there
+    are none.
+    """
+
+    queries: tuple[int, ...]
+    own: Mapping[str, Tensor]
+    parts: Mapping[str, Tensor]
+    answer: Tensor
+    entered: Tensor
+    sunk: Tensor | None = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Of each memory, the weights in the head's answer: B Q H T."""
+        return {name: own * self.parts[name][..., None] for name, own in self.own.items()}
+
+    def total(self) -> Tensor:
+        """The weights in the head's answer: B Q H T."""
+        return torch.stack(list(self.weights().values())).sum(0)
+
+    def shares(self) -> dict[str, Tensor]:
+        """Of each memory, its share of the head's weight, B Q H: they add up to 1, and are 0 where nothing has any.
+
+        Raw weights may be negative, so sizes are added up. Where the model brings attention sinks, `sinks` has the rest.
+        """
+        sizes = {name: weights.abs().sum(-1) for name, weights in self.weights().items()}
+        if self.sunk is not None:
+            sizes["sinks"] = self.sunk
+        whole = torch.stack(list(sizes.values())).sum(0)
+        return {name: size / whole.masked_fill(whole == 0, 1.0) for name, size in sizes.items()}
+
+    def error(self) -> float:
+        """The largest difference between the answer and the weighed values, over the largest number of either: 0 but for rounding,
+        unless a part does not treat all coordinates of a value alike, and then these are no weights."""
+        if not self.queries:
+            return 0.0
+        total = self.total()
+        weighed = torch.einsum("bqhs,bshd->bqhd", total, repeat_heads(self.entered, total.shape[2]).to(total.dtype))
+        largest = max(1e-12, float(weighed.abs().max()), float(self.answer.abs().max()))
+        return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
+
+
+def implied_weights(head: Head, given: Given, queries: Sequence[int], backend: str) -> Implied:
+    """The weights behind the answers to these columns, from an empty state.
+
+    Takes as much room as a prefill in pieces, what the states are made of, and the weights: numbers grow with the tokens, never
+    with their square.
+    """
+    queries = tuple(sorted(set(queries)))
+    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        return _asked(head, given.detached(), queries, backend)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Implied:
+    (batch, length), heads = given.query.shape[:2], given.query.shape[2]
+    names = [node.name for node, _ in head.graph.memories]
+    own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
+    parts = {name: given.value.new_zeros(batch, len(queries), heads) for name in names}
+    answers, entered = [], []
+    for piece in pieces(head, given, backend, gradients=True):
+        entered.append(piece.entering)
+        chosen = [index for index, query in enumerate(queries) if piece.columns.start <= query < piece.columns.stop]
+        if not chosen:
+            continue
+        local = [queries[index] - piece.columns.start for index in chosen]
+        read = piece.values["read", OUTPUT]
+        answers.append(read.detach()[:, local])
+        for name, part in _parts(piece, read, names).items():
+            parts[name][:, chosen] = part[:, local].to(part.dtype)
+        _rows(piece, entered, chosen, local, own)
+    answer = torch.cat(answers, dim=1) if answers else given.query[:, :0]
+    values = torch.cat([leaf.detach() for leaf in entered], dim=1)
+    sunk = None
+    if given.sinks is not None:
+        whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
+        sunk = (1 - whole).clamp(min=0)
+    return Implied(queries, own, parts, answer, values, sunk)
+
+
+def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """What the read makes of one of each memory's answer: it takes one coordinate as all others, and each token by itself."""
+    leaves = [piece.values[name, "partial"].output for name in names]
+    found = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf[..., 0]) if gradient is None else gradient[..., 0]
+        for name, leaf, gradient in zip(names, leaves, found, strict=True)
+    }
+
+
+def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local: Sequence[int], own: Mapping[str, Tensor]) -> None:
+    """Fill in the rows of some queries, as many at a time as a value has coordinates for: heads that share their values take one
+    each."""
+    heads, key_heads, size = next(iter(own.values())).shape[2], entered[0].shape[2], entered[0].shape[3]
+    group = heads // key_heads
+    wanted = [
+        (name, index, place, member)
+        for name, answer in piece.answers.items()
+        if answer.requires_grad
+        for index, place in zip(chosen, local, strict=True)
+        for member in range(group)
+    ]
+    first = torch.arange(key_heads) * group
+    for start in range(0, len(wanted), size):
+        some = wanted[start : start + size]
+        asked = {name: torch.zeros_like(piece.answers[name]) for name in dict.fromkeys(one[0] for one in some)}
+        for coordinate, (name, _, place, member) in enumerate(some):
+            asked[name][:, place, first + member, coordinate] = 1.0
+        outputs = [piece.answers[name] for name in asked]
+        found = torch.autograd.grad(outputs, list(entered), list(asked.values()), retain_graph=True, allow_unused=True)
+        column = 0
+        for leaf, gradient in zip(entered, found, strict=True):
+            if gradient is not None:
+                for coordinate, (name, index, _, member) in enumerate(some):
+                    own[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT
+            column += leaf.shape[1]

@@ -1,0 +1,73 @@
+"""Hears what every group of heads of a model is asked, while the model runs; and transformers' `output_attentions` out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer.model.head import Head
+from composer.model.hosts import attentions
+from composer.model.implied import implied_weights
+from composer.model.rows import Rows
+from composer.model.watched import Given
+
+Visit = Callable[[int, str, Head, Given], None]
+"""Told of the layer, of the head's name, and of what it is about to be asked."""
+
+
+@contextmanager
+def overheard(model: nn.Module, visit: Visit) -> Iterator[None]:
+    """For the block, what heads are asked is told, each group's when it is its turn, and nothing of it is kept."""
+    hooks = [
+        head.register_forward_pre_hook(partial(_heard, attention.layer, name, visit))
+        for _, attention in attentions(model)
+        for name, head in attention.composed.named_children()
+        if isinstance(head, Head)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _heard(layer: int, name: str, visit: Visit, head: nn.Module, asked: tuple[Any, ...]) -> None:
+    assert isinstance(head, Head)
+    hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = asked
+    visit(layer, name, head, Given(hidden, query, key, value, tokens, sinks))
+
+
+class Attentions:
+    """The weights of all heads of a model, as transformers has them: B H T T a layer, without gradients."""
+
+    def __init__(self, backend: str) -> None:
+        self._layers: dict[int, list[Tensor]] = {}
+        self._backend = backend
+
+    def hear(self, layer: int, name: str, head: Head, given: Given) -> None:
+        """A ``Visit``. Raises ValueError for heads whose answers are no means of values."""
+        for node, memory in head.graph.memories:
+            if not memory.weighs_values:
+                raise ValueError(
+                    f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
+                    "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
+                )
+        found = implied_weights(head, given, range(given.length), self._backend)
+        self._layers.setdefault(layer, []).append(found.total().transpose(1, 2))
+
+    def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:
+        """With rows and columns as they were handed in."""
+        whole = (torch.cat(groups, dim=1) for _, groups in sorted(self._layers.items()))
+        return tuple(_outward(weights, rows) for weights in whole)
+
+
+def _outward(weights: Tensor, rows: Rows) -> Tensor:
+    if not rows.turned:
+        return weights
+    queries = rows.outward(weights.transpose(1, 2))
+    return rows.outward(queries.permute(0, 3, 2, 1)).permute(0, 2, 3, 1)

@@ -1,0 +1,160 @@
+"""Runs a head's program so that all that flows between its steps can be looked at, a piece of the text after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocks.catalogue import PATTERNS
+from blocks.flow import Partial, Tokens
+from blocks.operation import Kind, Port, Setting
+from blocks.part import Shown, State
+from composer.graph.graph import SINKS, HeadGraph
+from composer.graph.lowering import lower
+from composer.graph.program import Around, Modules, Program, Step, Value
+from composer.model.head import Head, without_autocast
+
+ROOM = 2**25
+"""Numbers that one piece of a text may compute for all heads of a group and all pairs before it: 128 MiB in float32."""
+LONGEST = 1024
+"""Tokens of a piece at most."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one call of a group of heads is given: hidden B T C, query B T H D, key and value B T K D, the tokens, sinks H."""
+
+    hidden: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    tokens: Tokens
+    sinks: Tensor | None = None
+
+    def cut(self, columns: slice) -> Given:
+        """Some consecutive tokens."""
+        states = (of[:, columns] for of in (self.hidden, self.query, self.key, self.value))
+        return Given(*states, self.tokens.cut(columns), self.sinks)
+
+    @property
+    def length(self) -> int:
+        return self.query.shape[1]
+
+    def detached(self) -> Given:
+        """The same without what they were computed from."""
+        states = (of.detach() for of in (self.hidden, self.query, self.key, self.value))
+        return Given(*states, self.tokens, None if self.sinks is None else self.sinks.detach())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some consecutive tokens of a call, gone through.
+
+    values: what each node gives, by node and port, and the head's inputs. entering: the values as memories are given them,
+    B t K D. answers: of each memory, its answer as it computed it, B t H D; ``values`` has a copy that the read went on from.
+    shown: what parts show of themselves, by node and name; of a piece without gradients. state: after these tokens.
+    """
+
+    columns: slice
+    tokens: Tokens
+    values: Mapping[Value, Any]
+    entering: Tensor
+    answers: Mapping[str, Tensor]
+    shown: Mapping[tuple[str, str], Shown]
+    state: State
+
+    def given(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
+        """What nodes give of this kind, by their names."""
+        return {
+            node.name: self.values[node.name, port.name]
+            for node in graph.order
+            for port in node.operation.gives
+            if port.kind is kind and (node.name, port.name) in self.values
+        }
+
+
+def step_by_step(head: Head, backend: str, given: Given, *, gradients: bool) -> Program:
+    """The program that answers such a call, with an answer of each memory by itself: no form that joins memories to their read."""
+    apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
+    tokens = given.tokens
+    setting = Setting(
+        given.value.device.type,
+        str(given.value.dtype).removeprefix("torch."),
+        documents=tokens.segment is not None,
+        padded=tokens.valid is not None,
+        gradients=gradients,
+    )
+    return lower(head.graph, backend, setting, apart)
+
+
+def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
+    """The call in pieces, from an empty state, with the state handed on: what all pieces answer is what one call answers.
+
+    bounds: columns at which a piece has to end. gradients: values enter as leaves, and answers can be differentiated by them; a
+    piece's own graph goes with the piece, and what the states are made of stays. Heads that look both ways take all at once.
+    """
+    program, names = step_by_step(head, backend, given, gradients=gradients), [node.name for node, _ in head.graph.memories]
+    state = head.empty_state(given.value.shape[0], given.value.dtype, given.value.device)
+    with torch.set_grad_enabled(gradients), without_autocast(given.value.device.type):
+        for columns in _columns(head, given, bounds):
+            own = given.cut(columns)
+            inputs = {"hidden": own.hidden, "query": own.query, "key": own.key, "value": own.value}
+            values: dict[Value, Any] = {(name, name): states for name, states in inputs.items()}
+            if own.sinks is not None:
+                values[SINKS, SINKS] = own.sinks
+            values["value", "value"] = entering = own.value.detach().requires_grad_(gradients)
+            answers: dict[str, Tensor] = {}
+            shown: dict[tuple[str, str], Shown] = {}
+            carried: State = {}
+            around = Around(own.tokens, state, head.place, in_place=False)
+            for step in program.after:
+                step.run(head.parts, values, around, carried)
+                if not gradients:
+                    shown |= _shown_by(step, head.parts, values, around)
+                for node, port in _given_by(step):
+                    if port.kind is Kind.VALUE:
+                        entering = values[node, port.name].detach().requires_grad_(gradients)
+                        values[node, port.name] = entering
+                    if port.kind is Kind.PARTIAL and node in names:
+                        partial: Partial = values[node, port.name]
+                        answers[node] = partial.output
+                        values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_(gradients))
+            state = state | carried
+            yield Piece(columns, own.tokens, values, entering, answers, shown, state)
+
+
+def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], around: Around) -> dict[tuple[str, str], Shown]:
+    found: dict[tuple[str, str], Shown] = {}
+    for one in step.covers:
+        if one.node.part is not None and one.node.main:
+            inputs = one.inputs(values) | {port: values[value] for port, value in one.inside if value in values}
+            shown = parts[one.node.module](one.node.part.shows, one.call(around), inputs)
+            found |= {(one.node.name, name): what for name, what in shown.items()}
+    return found
+
+
+def _given_by(step: Step) -> Iterator[tuple[str, Port]]:
+    for covered in step.covers:
+        for port in covered.node.operation.gives:
+            yield covered.node.name, port
+
+
+def _columns(head: Head, given: Given, bounds: tuple[int, ...]) -> Iterator[slice]:
+    length = given.length
+    if head.shape.both_ways:
+        yield slice(0, length)
+        return
+    batch, heads = given.query.shape[0], given.query.shape[2]
+    most = max(16, min(LONGEST, ROOM // max(1, batch * heads * length)))
+    edges = {0, length, *(bound for bound in bounds if 0 < bound < length)}
+    start = 0
+    for end in sorted(edges - {0}):
+        count = math.ceil((end - start) / most)
+        for index in range(count):
+            yield slice(start + (end - start) * index // count, start + (end - start) * (index + 1) // count)
+        start = end

@@ -1,0 +1,114 @@
+"""How long things take: bars on a terminal, one in a notebook, and nothing of them in what is redirected to a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any, Literal, NamedTuple, ParamSpec
+
+Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
+Told = ParamSpec("Told")
+
+
+class Shown(NamedTuple):
+    """What a bar shows. name: which of the bars; text: None leaves what stands there."""
+
+    name: str
+    done: int
+    total: int
+    text: str | None = None
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal, where bars can move."""
+    return sys.stderr.isatty()
+
+
+def in_notebook() -> bool:
+    """Whether the program is a notebook's, whose page can be drawn on."""
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+@contextmanager
+def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], None]]:
+    """A bar for each name that is shown, with these columns. stay: whether they are still there afterwards."""
+    from rich import progress
+    from rich.console import Console
+
+    made: dict[Column, progress.ProgressColumn] = {
+        "name": progress.TextColumn("{task.description}", markup=False),
+        "text": progress.TextColumn("{task.fields[text]}", markup=False),
+        "bar": progress.BarColumn(),
+        "count": progress.MofNCompleteColumn(),
+        "bytes": progress.DownloadColumn(),
+        "speed": progress.TransferSpeedColumn(),
+        "elapsed": progress.TimeElapsedColumn(),
+        "left": progress.TimeRemainingColumn(),
+    }
+    with progress.Progress(*map(made.__getitem__, columns), console=Console(stderr=True), transient=not stay) as screen:
+        tasks: dict[str, Any] = {}
+
+        def show(shown: Shown) -> None:
+            if shown.name not in tasks:
+                tasks[shown.name] = screen.add_task(shown.name, total=shown.total, text="")
+            text: dict[str, Any] = {} if shown.text is None else {"text": shown.text}
+            screen.update(tasks[shown.name], completed=shown.done, total=shown.total, **text)
+
+        yield show
+
+
+@contextmanager
+def drawn() -> Iterator[Callable[[Shown], None]]:
+    """One bar on a notebook's page, which needs no widgets, and is gone afterwards."""
+    from IPython.display import HTML, display
+
+    place = display(HTML(""), display_id=True)
+    assert place is not None, "a display with an id has a handle"
+
+    def show(shown: Shown) -> None:
+        said = escape(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
+        place.update(HTML(f'<progress value="{shown.done}" max="{shown.total}"></progress> <span>{said}</span>'))
+
+    try:
+        yield show
+    finally:
+        place.update(HTML(""))
+
+
+@contextmanager
+def told_of(
+    progress: bool | Callable[Told, None], shown: Callable[Told, Shown], *columns: Column
+) -> Iterator[Callable[Told, None] | None]:
+    """What a function calls with its progress. False: nothing; True: one bar, where there is a terminal or a notebook; or what
+    the caller has. shown: from a call's arguments to what the bar shows."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif progress and in_notebook():
+        with drawn() as show:
+            yield lambda *told, **more: show(shown(*told, **more))
+    elif progress and on_terminal():
+        with bars(*(columns or ("name", "bar", "text"))) as show:
+            yield lambda *told, **more: show(shown(*told, **more))
+    else:
+        yield None
+
+
+@contextmanager
+def without_theirs(*, warnings: bool = False) -> Iterator[None]:
+    """Without bars of transformers, and, with ``warnings``, without its warnings; afterwards all is as it was."""
+    from transformers.utils import logging
+
+    bars_were, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    if warnings:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars_were:
+            logging.enable_progress_bar()

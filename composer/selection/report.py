@@ -1,0 +1,83 @@
+"""What a selection found: a score of each layer, those that are kept, and the spec that keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import computed_field
+
+from blocks.part import Closed
+from composer.spec.inherit import shown
+from composer.tables import Readable, Table, View
+from composer.words import size
+
+By = Literal["restored", "swapped", "error"]
+WORDS: dict[By, str] = {
+    "restored": "nats a token won by restoring it",
+    "swapped": "nats a token lost by replacing it",
+    "error": "relative error of its attention",
+}
+"""What each score says, as tables and pictures name it."""
+
+
+class LayerScore(Closed):
+    """One layer. The higher a score, the more the layer should keep the source's attention.
+
+    - restored: by how many nats a token KL(teacher ‖ student) falls where this layer of the student has the teacher's attention.
+    - swapped: KL(teacher ‖ teacher with the student's heads in this layer alone), in nats a token.
+    - error: ‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both given the teacher's hidden states.
+    """
+
+    layer: int
+    restored: float
+    swapped: float
+    error: float
+
+
+class Selection(Readable, Closed):
+    """divergence: KL(teacher ‖ student) without a layer kept; kept_divergence: with those of ``keep``; both in nats a token, before
+    any fine-tuning. state_bytes: of the student at ``sequence`` tokens with the layers kept. document: the spec that keeps them."""
+
+    name: str
+    teacher: str
+    by: By
+    rows: int
+    tokens: int
+    scores: tuple[LayerScore, ...]
+    keep: tuple[int, ...]
+    divergence: float
+    kept_divergence: float
+    sequence: int
+    state_bytes: int
+    document: dict[str, Any]
+    out: Path
+
+    @computed_field
+    @property
+    def rules(self) -> list[dict[str, Any]]:
+        """What stands below ``layers:`` of the spec."""
+        return self.document["layers"]
+
+    def view(self) -> View:
+        return View(f"{self.name} of {shown(Path(self.teacher))}", (table(self),), remarks(self))
+
+
+def table(found: Selection) -> Table:
+    """A row a layer."""
+    names = get_args(By)
+    rows = tuple(
+        (str(one.layer), "kept" if one.layer in found.keep else "", *(f"{getattr(one, name):.4g}" for name in names))
+        for one in found.scores
+    )
+    return Table("", ("layer", "", *(WORDS[name] for name in names)), rows, range(2, 2 + len(names)))
+
+
+def remarks(found: Selection) -> tuple[str, ...]:
+    """What keeping them does, and what to do next."""
+    return (
+        f"KL(teacher ‖ student) is {found.divergence:.4g} nats a token with none of them kept, {found.kept_divergence:.4g} with "
+        f"these ({found.tokens:,} tokens of {found.rows:,} held-out rows, before any fine-tuning).",
+        f"State at {found.sequence:,} tokens: {size(found.state_bytes)}.",
+        f"Spec: {shown(found.out / 'spec.yaml')}",
+    )

@@ -1,0 +1,122 @@
+"""A selection from beginning to end: a student learns the teacher's attention in every layer, and each layer is scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer.api import explain
+from composer.errors import SelectionError
+from composer.files import write_whole
+from composer.locks import alone, inside
+from composer.selection.choice import best, candidates, count_within, keeping
+from composer.selection.plot import draw
+from composer.selection.report import By, Selection
+from composer.selection.scores import divergence_with, score_layers
+from composer.spec.document import Spec
+from composer.spec.loading import load_spec
+from composer.spec.writing import to_yaml
+from composer.training.measure import some
+from composer.training.rows import rows_of
+from composer.training.run import TrainingOptions, load_student
+from composer.training.student import read_student
+from composer.training.teacher import open_teacher
+
+SELECTION, SPEC, PICTURE = "selection.json", "spec.yaml", "layers.png"
+BUILT, STUDENT = "built", "student"
+"""The student before it has learned the teacher's attention, and afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionOptions:
+    """keep: layers, or None for as many as ``budget`` bytes of state at ``sequence`` tokens allow. rows: held-out rows to score on
+    at most."""
+
+    keep: int | None
+    budget: int | None
+    sequence: int
+    by: By
+    rows: int
+
+
+def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOptions, options: SelectionOptions) -> Selection:
+    """Scores the layers of a student beside its teacher, on held-out rows, and writes what was found into ``out``.
+
+    spec: what the student was built from. Raises SelectionError, TrainingError and DataError.
+    """
+    described = read_student(student, ())
+    teacher = open_teacher(described.record, training.teacher)
+    free = candidates(described.record.resolved)
+    _, held_out = rows_of(described, training)
+    if held_out is None:
+        raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
+    rows = some(held_out, options.rows)
+    training.tell(f"Scoring {len(described.record.resolved.layers)} layers on {len(rows)} held-out rows.")
+    model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)
+    apart, scores = score_layers(model, taught, rows)
+    ranked = [one for one in scores if one.layer in free]
+    document = spec.model_dump(mode="json", exclude_unset=True)
+
+    def bytes_of(layers: tuple[int, ...]) -> int:
+        kept = load_spec(keeping(document, layers))
+        return explain(kept, teacher.source.folder, sequence=options.sequence).state_bytes
+
+    count = options.keep
+    if count is None:
+        assert options.budget is not None, "one of the two is said"
+        count = count_within(lambda count: bytes_of(best(ranked, options.by, count)), len(free), options.budget)
+    keep = best(ranked, options.by, count)
+    kept_apart, tokens = divergence_with(model, taught, rows, keep)
+    name = f"{spec.name}-keep-{count}"
+    found = Selection(
+        name=spec.name,
+        teacher=teacher.reference,
+        by=options.by,
+        rows=len(rows),
+        tokens=tokens,
+        scores=scores,
+        keep=keep,
+        divergence=apart,
+        kept_divergence=kept_apart,
+        sequence=options.sequence,
+        state_bytes=bytes_of(keep),
+        document={**keeping(document, keep), "name": name},
+        out=out,
+    )
+    _write(found)
+    return found
+
+
+def _write(found: Selection) -> None:
+    """The spec, the report and the picture. Raises SelectionError."""
+    try:
+        write_whole(found.out / SPEC, to_yaml(found.document))
+        write_whole(found.out / SELECTION, json.dumps(found.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
+        draw(found, found.out / PICTURE)
+    except OSError as error:
+        raise SelectionError(f"{found.out} cannot be written to: {error.strerror or error}. Choose another --out.") from error
+
+
+@contextmanager
+def selection_folder(folder: Path, *, force: bool) -> Iterator[None]:
+    """Makes the folder of a selection, and locks it for the block. Raises SelectionError where other things stand in it.
+
+    force: replace the selection that is there; its student stays, if it is of the same spec.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SelectionError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    if (folder / SELECTION).is_file() and not force:
+        raise SelectionError(f"{folder} holds a selection. Choose another --out, or replace it: --force.")
+    known = {SELECTION, SPEC, PICTURE, STUDENT, f"{STUDENT}.run", BUILT}
+    if folder.is_dir() and any(path.name not in known and not path.name.startswith(".") for path in folder.iterdir()):
+        raise SelectionError(f"{folder} holds files that no selection wrote. Move them away, or choose another --out.")
+    busy = SelectionError(f"Another selection is at work on {folder}. Wait until it has ended, or choose another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SelectionError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
+    with alone(inside(folder), busy):
+        yield

@@ -1,0 +1,101 @@
+"""Scores of layers: what becomes of a model when one of its layers alone has the attention of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+from composer.data.packing import Batch, PackedRows
+from composer.model.attention import ComposedAttention
+from composer.model.hosts import attentions
+from composer.model.modeling import ComposedForCausalLM
+from composer.selection.report import LayerScore
+from composer.training.finetune import divergence
+from composer.training.transfer import Lesson, answers, teach
+
+
+@torch.no_grad()
+def score_layers(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
+) -> tuple[float, tuple[LayerScore, ...]]:
+    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 2 + twice the layers."""
+    own, taught = _layers(student), _layers(teacher)
+    layers = range(len(own))
+    apart, tokens = 0.0, 0
+    restored, swapped, wrong, whole = ([0.0] * len(own) for _ in range(4))
+    for part in rows.in_order(1):
+        batch = part.to(student.device)
+        tokens += int(batch.valid.sum())
+
+        def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
+            found, _ = answers(own[index], lesson, student.base.backend)
+            wrong[index] += _squares(found - lesson.heads, batch)
+            whole[index] += _squares(lesson.heads, batch)
+
+        teach(teacher, batch, compared)
+        wanted = _logits(teacher, batch)
+        apart += _apart(student, batch, wanted)
+        for index in layers:
+            with in_place_of(own[index], taught[index]):
+                restored[index] += _apart(student, batch, wanted)
+            with in_place_of(taught[index], own[index]):
+                swapped[index] += _apart(teacher, batch, wanted)
+    scores = tuple(
+        LayerScore(
+            layer=index,
+            restored=(apart - restored[index]) / tokens,
+            swapped=swapped[index] / tokens,
+            error=wrong[index] / max(whole[index], torch.finfo(torch.float32).tiny),
+        )
+        for index in layers
+    )
+    return apart / tokens, scores
+
+
+@torch.no_grad()
+def divergence_with(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, keep: Iterable[int]
+) -> tuple[float, int]:
+    """KL(teacher ‖ student) in nats a token with the teacher's attention in these layers of the student, and the tokens."""
+    own, theirs = _layers(student), _layers(teacher)
+    apart, tokens = 0.0, 0
+    with ExitStack() as kept:
+        for index in keep:
+            kept.enter_context(in_place_of(own[index], theirs[index]))
+        for part in rows.in_order(1):
+            batch = part.to(student.device)
+            tokens += int(batch.valid.sum())
+            apart += _apart(student, batch, _logits(teacher, batch))
+    return apart / tokens, tokens
+
+
+@contextmanager
+def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Iterator[None]:
+    """The heads of another model's attention stand in this one, whose projections stay as they are."""
+    heads = attention.composed
+    attention.composed = other.composed
+    try:
+        yield
+    finally:
+        attention.composed = heads
+
+
+def _layers(model: ComposedForCausalLM) -> list[ComposedAttention]:
+    return [attention for _, attention in attentions(model)]
+
+
+def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:
+    """KL of what the model says to the logits N V that are wanted of real tokens, summed over them."""
+    return float(divergence(_logits(model, batch), wanted, 1.0).sum())
+
+
+def _logits(model: ComposedForCausalLM, batch: Batch) -> Tensor:
+    """Of real tokens, N V, in float32."""
+    return model(**batch.inputs(mask=True), use_cache=False).logits[batch.valid].float()
+
+
+def _squares(heads: Tensor, batch: Batch) -> float:
+    return float(heads[batch.valid].float().square().sum())

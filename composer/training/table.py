@@ -1,0 +1,36 @@
+"""The report of a run as a table: losses before and after, and what it took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from composer.spec.inherit import shown
+from composer.tables import Table
+from composer.words import quantity
+
+if TYPE_CHECKING:
+    from composer.training.run import TrainingReport
+
+
+def losses(report: TrainingReport) -> Table:
+    """Of held-out rows, a row for each thing that a stage teaches; empty where nothing was held out."""
+    rows = tuple(
+        (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
+        for outcome in report.stages
+        for name, before in outcome.before.items()
+    )
+    return Table("", ("stage", "of", "before", "after"), rows, range(2, 4))
+
+
+def remarks(report: TrainingReport) -> tuple[str, ...]:
+    """What each stage took, how the student stands to its teacher, and where the log is."""
+    said = [
+        f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
+        for outcome in report.stages
+    ]
+    if report.loss is not None and report.teacher_loss is not None:
+        said.append(f"The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
+    judged = any(outcome.before for outcome in report.stages)
+    if not judged:
+        said.append("Nothing was held out, so nothing was evaluated: it is what the last step made.")
+    return (*said, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {shown(report.out / 'training')}")

@@ -1,0 +1,29 @@
+"""The slopes that ALiBi's authors state for 8 and 16 heads, and how other numbers of heads share them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocks.gates.slopes import Slopes, slopes_of
+from blocks.legend import Shape
+from tests.blocks.support import random
+
+
+def test_eight_heads_halve_and_sixteen_take_the_root_of_that() -> None:
+    assert slopes_of(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    assert slopes_of(16) == pytest.approx([2 ** (-head / 2) for head in range(1, 17)])
+
+
+def test_other_numbers_of_heads_take_every_second_of_the_larger_power() -> None:
+    assert slopes_of(12) == pytest.approx([*slopes_of(8), *slopes_of(16)[0:8:2]])
+    assert slopes_of(3) == pytest.approx([1 / 16, 1 / 256, 1 / 4])
+    assert slopes_of(1) == [1 / 256]
+
+
+def test_every_token_decays_alike() -> None:
+    shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=4)
+    decay = Slopes().log_decay({}, random(2, 5, 6), shape)
+    wanted = torch.tensor([-1 / 4, -1 / 16, -1 / 64, -1 / 256], dtype=torch.float64)
+    assert torch.equal(decay, wanted.expand(2, 5, 4))
+    assert not Slopes().parameters(shape)

@@ -1,0 +1,69 @@
+"""Norms of queries and keys, from their formulas; exact memories see them, and RMS is √D times the length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.qk_norms import QUERY_KEY_NORMS, Length, QueryKeyNorm, RootMeanSquare
+from composer.errors import GraphError
+from tests.blocks.support import GROUPED, close, computed, counted, drawn, random, started
+from tests.laws.cases import SMALL, built, complete, inputs, run
+
+
+def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **given: Tensor) -> tuple[Tensor, Tensor]:
+    outputs, state = computed(part, "reference", GROUPED, parameters, counted(*given["query"].shape[:2]), {}, **given)
+    assert not state
+    return outputs
+
+
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
+def test_each_is_its_formula(kind: str, learned: bool) -> None:
+    part: Any = QUERY_KEY_NORMS[kind].model_validate({"learned": learned, "epsilon": 0.1})
+    given = {"query": random(2, 5, 4, 4), "key": random(2, 5, 2, 4)}
+    parameters = drawn(part, GROUPED)
+    assert bool(parameters) == learned
+    for name, found in zip(given, normed(part, parameters, **given), strict=True):
+        for head in range(found.shape[2]):
+            one, weight = given[name][1, 3, head], parameters.get(name, torch.ones(4, dtype=torch.float64))
+            size = (one**2).sum() / (4 if kind == "rms" else 1)
+            own = weight if kind == "rms" else weight[head]
+            close(found[1, 3, head], one / (size + 0.1) ** 0.5 * own)
+
+
+def test_they_differ_by_the_root_of_the_dimension() -> None:
+    given = {"query": random(1, 3, 4, 4), "key": random(1, 3, 2, 4)}
+    squares, lengths = (
+        normed(part, started(part, GROUPED), **given) for part in (RootMeanSquare(epsilon=1e-30), Length(epsilon=1e-30))
+    )
+    for one, other in zip(squares, lengths, strict=True):
+        close(one, 2 * other)
+
+
+def test_nothing_is_nan_where_there_is_nothing() -> None:
+    for part in (RootMeanSquare(), Length()):
+        query = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+        found, _ = normed(part, started(part, GROUPED), query=query, key=random(1, 1, 2, 4))
+        found.sum().backward()
+        assert torch.equal(found, torch.zeros_like(found))
+        assert query.grad is not None
+        assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
+def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
+    """However long queries and keys are, the answer is that of their directions."""
+    memories = {"memory": [{"kind": "window", "size": 5}, "state"], "feature_map": "elu", "qk_norm": kind, "position": "rope"}
+    head, data = built(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
+    before, _ = run(head, data)
+    data.query, data.key = 7 * data.query, 0.2 * data.key
+    close(run(head, data)[0], before, 1e-4)
+
+
+def test_latents_have_nothing_to_be_normed() -> None:
+    with pytest.raises(GraphError, match="no queries and keys"):
+        complete({"memory": [{"kind": "latents", "size": 4}], "qk_norm": "rms"})

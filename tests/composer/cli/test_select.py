@@ -1,0 +1,64 @@
+"""`compose select` writes a spec that builds, with its scores and a picture; mistakes are told before anything is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import composer
+from composer.cli.main import app
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
+QUICK = ["--set", "recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}", "--rows", "2"]
+
+
+def ran(*words: str):
+    return CliRunner().invoke(app, ["select", *words])
+
+
+def test_a_spec_that_builds(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
+    done = ran(*asked, "--keep", "1")
+    assert done.exit_code == 0, done.output
+    assert (out / "layers.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((out / "selection.json").read_text())
+    (kept,) = found["keep"]
+    assert found["rules"] == [{"at": kept, "use": "source"}]
+    assert max(found["scores"], key=lambda one: one["restored"])["layer"] == kept
+    assert found["kept_divergence"] == pytest.approx(found["divergence"] - found["scores"][kept]["restored"], abs=1e-6)
+    assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == found["state_bytes"]
+    assert ran(*asked, "--keep", "1").exit_code == 2, "what is there is not replaced"
+    learned = (out / "student" / "composition.json").stat().st_mtime_ns
+    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", "--force", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["state_bytes"] == found["state_bytes"]
+    assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--keep N, or --budget BYTES"),
+        (["--keep", "1", "--budget", "9"], "--keep N, or --budget BYTES"),
+        (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
+        (["--keep", "3", *QUICK], "2 layers of lawcat"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], told: str) -> None:
+    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*asked, *words)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert not (tmp_path / "out" / "selection.json").exists()
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = ran("lawcat", "--from", str(TEACHER), "--data", "stories", "--keep", "1", "-o", str(tmp_path))
+    assert done.exit_code == 2
+    assert "no selection wrote" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -1,0 +1,128 @@
+"""Everything that the command line does is a public function, typed and documented, and a user's mistake is told in words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer
+from composer.cli.main import app
+from tests.composer.programs import ROOT
+
+FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}
+CALLED = {"build": "build_folder", "distill": "distil", "eval": "evaluate"}
+"""Commands whose functions have another name."""
+RENAMED = {
+    "settings": "overrides",
+    "checkpointing": "gradient_checkpointing",
+    "interval": "checkpoint_seconds",
+    "held_rows": "held_out_rows",
+    "harness": "lm_eval",
+    "seq": "sequence",
+}
+ELSEWHERE = {"expanded", "out", "code", "backend", "device", "dtype"}
+"""Options of `compose show` that the functions `expand` and `code` are for."""
+TEACHER = ROOT / "examples" / "teacher"
+
+
+def test_the_names_are_these_and_nothing_else() -> None:
+    program = "import json, sys, composer; print(json.dumps([dir(composer), sorted({'torch', 'transformers'} & set(sys.modules))]))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == [sorted(composer.__all__), []]
+    assert dir(composer) == sorted(composer.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'distils'"):
+        _ = composer.distils  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_a_command_is_called_is_known_too() -> None:
+    assert composer.distill is composer.distil  # pyright: ignore[reportAttributeAccessIssue]
+    assert composer.eval is composer.evaluate  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("info", app.registered_commands, ids=lambda info: info.name or info.callback.__name__)
+def test_every_command_is_a_function_with_its_options(info: Any) -> None:
+    command = info.name or info.callback.__name__
+    function = FUNCTIONS[CALLED.get(str(command), str(command))]
+    known = inspect.signature(function).parameters
+    for name, parameter in inspect.signature(info.callback).parameters.items():
+        own = RENAMED.get(name, name)
+        if own not in known:
+            assert name == "as_json" or (command == "show" and name in ELSEWHERE), f"compose {command}: {name} is not in Python"
+        elif parameter.default not in (None, inspect.Parameter.empty) and command not in ("ablate", "generate"):
+            assert _plain(known[own].default) == _plain(parameter.default), f"{own} of compose {command}"
+
+
+def _plain(default: object) -> object:
+    """Numbers may be said between commas on a command line."""
+    return int(default) if isinstance(default, str) and default.isdecimal() else default
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_typed_and_documented(name: str) -> None:
+    function = inspect.unwrap(FUNCTIONS[name])
+    untyped = [one.name for one in inspect.signature(function).parameters.values() if one.annotation is inspect.Parameter.empty]
+    assert not untyped
+    assert inspect.signature(function).return_annotation is not inspect.Signature.empty
+    assert function.__doc__
+    page = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL))
+    assert f"composer.{name}(" in page
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "build": (lambda: composer.build("nothing", TEACHER), "nothing"),
+    "build dtype": (lambda: composer.build("softmax", TEACHER, dtype=typing.cast("Any", "float8")), "float8"),
+    "build_folder": (lambda: composer.build_folder("lawcat", "nowhere"), "nowhere"),
+    "load": (lambda: composer.load("nowhere"), "nowhere"),
+    "load dtype": (lambda: composer.load(TEACHER, dtype=typing.cast("Any", "float8")), "float8"),
+    "distil": (lambda: composer.distil("nowhere", "texts.jsonl"), "nowhere"),
+    "distil stage": (lambda: composer.distil("nowhere", "texts", stage=typing.cast("Any", "fintune")), 'did you mean "finetune"'),
+    "train": (lambda: composer.train("nowhere", "texts.jsonl"), "nowhere"),
+    "merge": (lambda: composer.merge("nowhere"), "nowhere"),
+    "verify": (lambda: composer.verify(TEACHER), "composition.json"),
+    "evaluate": (lambda: composer.evaluate(TEACHER, "paskey", 128), 'did you mean "passkey"'),
+    "evaluate samples": (lambda: composer.evaluate(TEACHER, "passkey", 128, samples=-1), "samples"),
+    "evaluate lengths": (lambda: composer.evaluate(TEACHER, "passkey", "many"), "many"),
+    "evaluate dtype": (lambda: composer.evaluate(TEACHER, "passkey", 128, dtype=typing.cast("Any", "half")), "dtype"),
+    "bench": (lambda: composer.bench(TEACHER), "what to time"),
+    "bench prefill": (lambda: composer.bench(TEACHER, prefill=typing.cast("Any", [1.5])), "1.5"),
+    "select": (lambda: composer.select("lawcat", TEACHER, "stories", "out"), "--keep N"),
+    "select by": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=1, by=typing.cast("Any", "eror")), "error"),
+    "select keep": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=3), "2 layers"),
+    "inspect": (lambda: composer.inspect("nowhere"), "nowhere"),
+    "inspect task": (lambda: composer.inspect(TEACHER, tasks="paskey"), 'did you mean "passkey"'),
+    "ablate": (lambda: composer.ablate("lawcat", out="out"), "what to build from"),
+    "ablate jobs": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", jobs=0), "jobs"),
+    "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
+    "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "top_p"),
+    "generate device": (lambda: composer.generate(TEACHER, "Once", device="tpu"), "tpu"),
+    "sample": (lambda: composer.sample("nowhere", "texts.jsonl"), "nowhere"),
+    "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts 0"),
+    "show": (lambda: composer.show("nothing"), "nothing"),
+    "show fresh": (lambda: composer.show("lawcat", TEACHER, fresh=True), "leave one out"),
+    "code": (lambda: composer.code("lawcat"), "--from"),
+    "check": (lambda: composer.check("lawcat", "nowhere"), "nowhere"),
+    "diff": (lambda: composer.diff("lawcat", "nothing"), "nothing"),
+    "explain": (lambda: composer.explain("lawcat", TEACHER, sequence=0), "sequence"),
+    "parts": (lambda: composer.parts("hedgehogs"), 'did you mean "hedgehog"'),
+    "new": (lambda: composer.new("No Name"), "No Name"),
+    "expand": (lambda: composer.expand("lawcat"), "no sweep"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_told_in_words(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, said = MISTAKES[what]
+    with pytest.raises(composer.ComposerError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert not list(tmp_path.iterdir())

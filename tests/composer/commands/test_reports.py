@@ -1,0 +1,121 @@
+"""What functions return can be read as it stands: as text, and in a notebook as HTML in which nothing of a user's is markup."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import composer
+from composer.commands.texts import Generated
+from composer.tables import Readable
+from tests.composer.benching import made_up
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Tags(HTMLParser):
+    """The tags that are open, and all that ever were."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.all: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.all.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def looked_at(report: Readable) -> str:
+    """Its text; the HTML is well-formed, and has all of the text's words."""
+    text, html = repr(report), report._repr_html_()
+    tags = Tags(html)
+    assert not tags.open
+    assert tags.all <= {"div", "p", "b", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert str(report) == text
+    assert max(len(line) for line in text.splitlines()) < 1000
+    return text
+
+
+def test_specs(teacher: Path) -> None:
+    assert "name: lawcat\n" in looked_at(composer.show("lawcat"))
+    assert str(composer.show("lawcat", teacher).hash) in looked_at(composer.show("lawcat", teacher))
+    assert "def head(hidden, query, key, value):" in looked_at(composer.code("lawcat", teacher))
+    assert re.search(r"ok +lawcat +[0-9a-f]{12}… +head: state", looked_at(composer.check(["lawcat"], teacher)))
+    told = looked_at(composer.diff("lolcats", "lola", teacher))
+    assert "lolcats → lola" in told
+    assert "head.memory" in told
+    assert looked_at(composer.diff("lolcats", "lolcats")).endswith("\n\nthe same meaning on every source")
+    told = looked_at(composer.explain("lolcats", teacher))
+    assert "why not faster" in told
+    assert "the whole model" in told
+    assert re.search(r"feature map +hedgehog +\S", looked_at(composer.parts("hedgehog")))
+    assert "hedgehog (feature map)" in looked_at(composer.parts("hedgehog").parts[0])
+
+
+def test_mistakes_of_a_spec_are_listed_not_raised() -> None:
+    found = composer.check({"compose": 1, "name": "wrong", "head": {"memory": [SCRIPT]}})
+    assert not found.ok
+    assert found.mistakes
+    assert "1 spec of 1 cannot be used" in looked_at(found)
+
+
+def test_what_users_write_is_no_markup(tmp_path: Path) -> None:
+    path = tmp_path / "paper.yaml"
+    path.write_text(f"compose: 1\nname: mine\npaper: {SCRIPT}\nextends: lawcat\n")
+    found = composer.show(path)
+    assert SCRIPT in looked_at(found)
+    assert SCRIPT not in found._repr_html_()
+    written = Generated(prompt=SCRIPT, text=f"{SCRIPT} & more", new_text=" & more", prompt_tokens=1, new_tokens=2, seconds=0.5)
+    assert "1 + 2 tokens" in looked_at(written)
+    assert "&lt;/script&gt;<b> &amp; more</b>" in written._repr_html_()
+
+
+def test_models(teacher: Path, tmp_path: Path) -> None:
+    planned = composer.build_folder("lolcats", teacher, tmp_path / "student", dry_run=True)
+    assert "nothing was written" in looked_at(planned)
+    built = composer.build_folder("lolcats", teacher, tmp_path / "student")
+    assert re.search(r"fresh +\d+ +[\d,]+", looked_at(built))
+    assert "untrained" in repr(built)
+    assert "is what its record says" in looked_at(composer.verify(built.out))
+    (built.out / "generation_config.json").write_text("{}")
+    report = composer.verify(built.out)
+    assert not report.ok
+    assert "1 check failed" in looked_at(report)
+    written = composer.generate(teacher, "once upon", max_new_tokens=3)
+    assert looked_at(written).startswith("once upon")
+
+
+def test_comparisons(teacher: Path, student: Path) -> None:
+    scores = composer.evaluate({"first": teacher, "second": student}, "mqar,pairs=2", 12, samples=2)
+    told = looked_at(scores)
+    assert re.search(r"^  first +0\.\d{3} ± 0\.\d{3}$", told, re.MULTILINE)
+    assert "of 2 samples, seed 0" in told
+    assert [cell.model for cell in scores.cells] == ["first", "second"]
+    times = composer.bench([teacher, student], prefill=8, repeats=1, steps=1)
+    assert re.search(r"prefill, batch 1", looked_at(times))
+    assert times.cell(student.name, "prefill", 8).seconds
+
+
+def test_a_bench_of_which_cells_failed() -> None:
+    assert "out of memory" in looked_at(made_up.report())
+
+
+def test_messages_are_warnings_at_the_callers_line(student: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "once upon a time there was a cat and it slept"}\n' * 8)
+    few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=400", "recipe.transfer.batch=1"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = composer.distil(student, str(texts), tmp_path / "out", share=0.25, stage="transfer", overrides=few)
+    (told, *_) = [one for one in caught if "by heart" in str(one.message)]
+    assert told.filename == __file__
+    assert "transfer" in looked_at(report)
+    assert report.stages[0].steps == 400

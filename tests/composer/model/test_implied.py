@@ -1,0 +1,116 @@
+"""Implied weights against formulas written out, in pieces as in one call, by documents, and in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from composer.benching.memory import can_tell_resident, resident
+from composer.model import watched
+from composer.model.implied import implied_weights
+from composer.model.watched import Given
+from tests.laws.cases import SMALL, Inputs, built, complete, inputs
+
+LOLA = {
+    "position": "rope",
+    "feature_map": "hedgehog",
+    "memory": [
+        {"kind": "window", "size": 5, "shape": "terraced", "weight": "learned"},
+        {"kind": "sparse", "size": 3, "weight": "same"},
+        "state",
+    ],
+}
+
+
+def given_to(data: Inputs) -> Given:
+    return Given(*data.tensors, data.tokens)
+
+
+def test_of_a_full_memory_they_are_its_softmax() -> None:
+    shape = SMALL.shape(4)
+    head, data = built(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
+    found = implied_weights(head, given_to(data), range(12), "auto").total()
+    for query in range(12):
+        keys = data.key[:, : query + 1].repeat_interleave(2, dim=2)
+        logits = torch.einsum("bhd,bshd->bhs", data.query[:, query], keys) / math.sqrt(8)
+        torch.testing.assert_close(found[:, query, :, : query + 1], logits.softmax(-1), rtol=0, atol=1e-12)
+        assert not found[:, query, :, query + 1 :].any()
+
+
+def test_of_a_state_they_are_its_features_products() -> None:
+    """φ(q)·φ(k)γ^(t-s) over their sum, φ = elu + 1; γ the gate's decay."""
+    shape = SMALL.shape(4)
+    gated = {"kind": "state", "gate": "constant"}
+    head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
+    found = implied_weights(head, given_to(data), range(9), "auto").total()
+    (piece,) = watched.pieces(head, given_to(data), "auto")
+    decay = (
+        piece.values["state_gate", "decay"]
+        .squeeze(-1)
+        .cumsum(1)
+        .repeat_interleave(4 // piece.values["state_gate", "decay"].shape[2], 2)
+    )
+    features = (torch.nn.functional.elu(of) + 1 for of in (data.query, data.key.repeat_interleave(2, dim=2)))
+    products = torch.einsum("bthf,bshf->bths", *features)
+    products = products * (decay[:, :, :, None] - decay.transpose(1, 2)[:, None]).exp()
+    products = products * torch.ones(9, 9).tril()[None, :, None]
+    torch.testing.assert_close(found, products / products.sum(-1, keepdim=True), rtol=0, atol=1e-12)
+
+
+def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SMALL.shape(4)
+    for head in (LOLA, {"memory": ["full"]}, {"memory": [{"kind": "latents", "size": 8}]}):
+        monkeypatch.setattr(watched, "LONGEST", 1024)
+        made, data = built(complete(head), shape), inputs(shape, 2, 50)
+        whole = implied_weights(made, given_to(data), (3, 30, 49), "auto")
+        monkeypatch.setattr(watched, "LONGEST", 16)
+        assert len(list(watched.pieces(made, given_to(data), "auto"))) == 4
+        parted = implied_weights(made, given_to(data), (3, 30, 49), "auto")
+        for name, weights in whole.weights().items():
+            torch.testing.assert_close(parted.weights()[name], weights, rtol=0, atol=1e-11)
+
+
+def test_no_document_sees_another() -> None:
+    shape = SMALL.shape(4)
+    made, data = built(complete(LOLA), shape), inputs(shape, 1, 40)
+    segment = torch.tensor([[1] * 15 + [2] * 25])
+    data.tokens = Tokens(torch.cat((torch.arange(15), torch.arange(25)))[None], segment)
+    found = implied_weights(made, given_to(data), (14, 15, 39), "auto")
+    total = found.total()
+    assert found.error() < 1e-10
+    assert not total[:, 1:, :, :15].any()
+    assert total[:, 2, :, 15:].abs().gt(0).any(1).all()
+
+
+LONG: dict[str, Any] = {
+    "window, sparse cache and state": {
+        "feature_map": "hedgehog",
+        "memory": [{"kind": "window", "size": 128, "shape": "terraced"}, {"kind": "sparse", "size": 64}, "state"],
+    },
+    "full": {"memory": ["full"]},
+    "gated state": {
+        "position": "none",
+        "conv": "causal",
+        "feature_map": "hedgehog",
+        "memory": [{"kind": "state", "gate": "channel"}],
+    },
+    "delta": {"feature_map": "elu", "memory": ["delta"]},
+    "latents": {"memory": [{"kind": "latents", "size": 8}]},
+}
+
+
+@pytest.mark.skipif(not can_tell_resident(), reason="this system does not tell resident memory")
+@pytest.mark.parametrize("name", LONG)
+def test_memory_is_bounded_at_32768_tokens(name: str) -> None:
+    """One T × T matrix of one head would be 4 GiB."""
+    shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 32768
+    head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
+    found, peak = resident(lambda: implied_weights(head, given_to(data), (length // 2, length - 1), "auto"), 0)
+    assert found.total().shape == (1, 2, 1, length)
+    assert found.error() < 1e-5
+    assert peak < 600 * 2**20

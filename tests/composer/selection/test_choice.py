@@ -1,0 +1,44 @@
+"""The layers of the highest scores are kept, as many as asked for or as a budget allows, and the spec says so."""
+
+from __future__ import annotations
+
+import pytest
+
+import composer
+from composer.errors import SelectionError
+from composer.selection.choice import best, candidates, count_within, keeping
+from composer.selection.report import LayerScore
+from composer.spec.dimensions import Dimensions
+
+SIZES = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
+
+
+def scored(*restored: float) -> list[LayerScore]:
+    return [LayerScore(layer=index, restored=one, swapped=-one, error=0.0) for index, one in enumerate(restored)]
+
+
+def test_the_highest_scores_in_the_order_of_layers() -> None:
+    scores = scored(0.1, 3.0, 0.2, 0.2)
+    assert best(scores, "restored", 2) == (1, 2)
+    assert best(scores, "swapped", 1) == (0,)
+    assert best(scores, "restored", 0) == ()
+    assert best(scores, "error", 3) == (0, 1, 2)
+
+
+def test_a_budget_is_filled_and_not_passed() -> None:
+    assert count_within(lambda count: 100 + 50 * count, 4, 210) == 2
+    assert count_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
+    with pytest.raises(SelectionError, match="takes 100 bytes with no layer kept, and 150 with one"):
+        count_within(lambda count: 100 + 50 * count, 4, 149)
+
+
+def test_the_rule_comes_last_and_wins() -> None:
+    document = composer.load_spec("lawcat", overrides=["layers=[{at: all, use: head}]"]).model_dump(mode="json", exclude_unset=True)
+    from composer.spec.loading import load_spec
+    from composer.spec.resolve import resolve
+
+    kept = resolve(load_spec(keeping(document, (1, 3))), SIZES)
+    assert [groups[0].head for groups in kept.layers] == ["head", "source", "head", "source"]
+    assert candidates(kept) == (0, 2)
+    assert keeping(document, (2,))["layers"][-1] == {"at": 2, "use": "source"}
+    assert keeping(document, ()) == document

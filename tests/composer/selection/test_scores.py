@@ -1,0 +1,80 @@
+"""Scores of layers are what comes of building the models that they speak of, and leave both models as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import composer
+from composer.data.packing import PackedRows
+from composer.model.hosts import attentions
+from composer.selection.scores import divergence_with, score_layers
+from composer.training.rows import rows_of
+from composer.training.run import TrainingOptions, load_student
+from composer.training.student import read_student
+from composer.training.teacher import open_teacher
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory):
+    """A student whose heads are random, its teacher, and two rows."""
+    out = tmp_path_factory.mktemp("selection") / "student"
+    composer.build_folder("lawcat", TEACHER, out, overrides=["recipe.sequence=64"], seed=3)
+    options = TrainingOptions(data=("stories,samples=20",), share=0.5)
+    described = read_student(out, ())
+    rows = rows_of(described, options)[1]
+    assert rows is not None
+    return (
+        load_student(described, options).eval(),
+        open_teacher(described.record, None).load("cpu"),
+        rows.taken(torch.tensor([0, 1]).numpy()),
+    )
+
+
+def apart(wanted: torch.nn.Module, found: torch.nn.Module, rows: PackedRows) -> float:
+    """KL(wanted ‖ found), a mean over tokens, in float64."""
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for batch in rows.in_order(1):
+            ids = batch.ids[batch.valid][None]
+            one, other = (model(ids).logits.double().log_softmax(-1) for model in (wanted, found))
+            total += float(functional.kl_div(other, one, reduction="sum", log_target=True))
+            tokens += ids.shape[1]
+    return total / tokens
+
+
+def test_scores_are_those_of_models_that_were_built_so(pair) -> None:
+    student, teacher, rows = pair
+    before = {name: tensor.clone() for model in (student, teacher) for name, tensor in model.state_dict().items()}
+    divergence, scores = score_layers(student, teacher, rows)
+    assert divergence == pytest.approx(apart(teacher, student, rows), rel=1e-4)
+    for one in scores:
+        rule = [f"layers=[{{at: {one.layer}, use: source}}]"]
+        restored = composer.build("lawcat", TEACHER, overrides=rule, seed=3)
+        assert one.restored == pytest.approx(divergence - apart(teacher, restored, rows), rel=1e-3, abs=1e-5)
+        others = [index for index in range(2) if index != one.layer]
+        swapped = composer.build("lawcat", TEACHER, overrides=[f"layers=[{{at: {others}, use: source}}]"], seed=3)
+        assert one.swapped == pytest.approx(apart(teacher, swapped, rows), rel=1e-3)
+        assert one.error > 0
+    for name, tensor in before.items():
+        model = student if ".composed." in name else teacher
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert all(
+        attention.composed is not other.composed
+        for (_, attention), (_, other) in zip(attentions(student), attentions(teacher), strict=True)
+    )
+
+
+def test_all_layers_kept_are_the_teacher(pair) -> None:
+    student, teacher, rows = pair
+    kept, tokens = divergence_with(student, teacher, rows, (0, 1))
+    assert abs(kept) < 1e-6
+    assert tokens == sum(int(batch.valid.sum()) for batch in rows.in_order(1))
+    none, _ = divergence_with(student, teacher, rows, ())
+    assert none == pytest.approx(score_layers(student, teacher, rows)[0], rel=1e-6)
+    assert none > 1e-3

@@ -1,0 +1,94 @@
+"""Bars move on a terminal and on a notebook's page, one where one is asked for, and nothing of them is anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rich.console
+from IPython import display as page
+from transformers.utils import logging
+
+from composer.commands import texts, verifying
+from composer.progress import Shown, told_of, without_theirs
+
+
+def shown(done: int, total: int) -> Shown:
+    return Shown("<things>", done, total, f"{done} of {total}")
+
+
+def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
+    with told_of(True, verifying.bar_of, "name", "bar", "bytes", "speed") as moved:
+        assert moved is not None
+        moved("[red]one", 500, 1000)
+        moved("two", 1000, 1000)
+    told = terminal.export_text()
+    assert "reading [red]one" in told  # no markup
+    assert "0.5/1.0 kB" in told
+    assert "1.0/1.0 kB" in told
+
+
+def test_things_are_counted(terminal: rich.console.Console) -> None:
+    with told_of(True, texts.bar_of, "name", "bar", "count", "left") as tell:
+        assert tell is not None
+        tell(2, 7)
+    assert "2/7" in terminal.export_text()
+
+
+def test_nothing_is_shown_unasked(terminal: rich.console.Console) -> None:
+    with told_of(False, shown) as tell:
+        assert tell is None
+    assert terminal.export_text() == ""
+
+
+def test_where_nothing_can_move_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with told_of(True, shown) as tell:
+        assert tell is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_the_caller_has_is_called_itself() -> None:
+    told: list[tuple[int, int]] = []
+    with told_of(lambda done, total: told.append((done, total)), shown) as tell:
+        assert tell is not None
+        tell(1, 2)
+    assert told == [(1, 2)]
+
+
+def test_one_bar_on_a_page_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[str] = []
+    place = SimpleNamespace(update=lambda html: drawn.append(html.data))
+
+    def display(first: Any, *, display_id: bool) -> Any:
+        assert display_id
+        drawn.append(first.data)
+        return place
+
+    monkeypatch.setattr(page, "display", display)
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace(kernel=None))
+    with told_of(True, shown) as tell:
+        assert tell is not None
+        tell(1, 2)
+    assert drawn[0] == drawn[-1] == ""
+    (bar,) = drawn[1:-1]
+    assert '<progress value="1" max="2">' in bar
+    assert "&lt;things&gt;  1 of 2" in bar
+    assert capsys.readouterr() == ("", "")
+
+
+def test_transformers_is_as_before_afterwards() -> None:
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+    try:
+        with without_theirs(warnings=True):
+            assert not logging.is_progress_bar_enabled()
+            assert logging.get_verbosity() == logging.ERROR
+        assert logging.is_progress_bar_enabled()
+        assert logging.get_verbosity() == logging.WARNING
+    finally:
+        logging.set_verbosity(level)
+        if not bars:
+            logging.disable_progress_bar()

@@ -1,0 +1,244 @@
+"""What transformers saves keeps its record: `verify` and `distill` accept it, and it says what is known and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
+from transformers.utils.hub import PushToHubMixin
+
+import composer
+from composer.model.modeling import ComposedPreTrainedModel
+from composer.weights.begun import IN_MEMORY
+from composer.weights.record import RECORD, Record, read_record
+from composer.weights.verify import verify
+from tests.composer.cli.conftest import Compose
+from tests.composer.hosts.families import small
+
+SPEC: dict[str, Any] = {
+    "compose": 1,
+    "name": "tiny",
+    "head": {
+        "feature_map": {"kind": "hedgehog", "dim": 4},
+        "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "state"],
+    },
+    "recipe": {"sequence": 16, "transfer": {"lr": 0.01, "steps": 2}, "finetune": {"lr": 0.001, "steps": 2}},
+}
+IDS = torch.arange(1, 11)[None]
+
+
+@pytest.fixture
+def built(teacher: Path, tmp_path: Path) -> Path:
+    return composer.build_folder(SPEC, teacher, tmp_path / "built").out
+
+
+def record_in(folder: Path) -> Record:
+    record = read_record(folder)
+    assert record is not None
+    return record
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def trained(model: Any, folder: Path, tokenizer: Any = None) -> Trainer:
+    """Two steps of transformers' own training."""
+    rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 4
+    options = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    trainer = Trainer(
+        model=model,
+        args=options,
+        train_dataset=rows,  # pyright: ignore[reportArgumentType]
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_what_a_trainer_saves_is_accepted_everywhere(teacher: Path, built: Path, compose: Compose, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(built)
+    trainer = trained(model, tmp_path / "runs", AutoTokenizer.from_pretrained(built))
+    trainer.save_model(str(tmp_path / "saved"))
+    report = composer.verify("saved")
+    assert report.ok, report
+    (told,) = [check for check in report.checks if check.what == "training"]
+    assert told.outcome == "unknown"
+    record, before = record_in(tmp_path / "saved"), record_in(built)
+    (save,) = record.saved
+    assert (record.spec, record.spec_hash, record.source, record.seed) == (
+        before.spec,
+        before.spec_hash,
+        before.source,
+        before.seed,
+    )
+    assert save.after == composer.verify(built).record_sha256
+    assert save.changed == save.tensors == len(record.plan.parameters)
+    assert record.untrained == ()
+    assert torch.equal(logits(composer.load("saved")), logits(model))
+    assert compose("verify", "saved").exit_code == 0
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "once upon a time there was a cat and it slept once upon a time"}\n' * 24)
+    result = compose("distill", "saved", "--data", texts, "--share", 0.25, "-o", "distilled")
+    assert result.exit_code == 0, result.output
+    assert composer.verify("distilled").ok
+    assert record_in(tmp_path / "distilled").saved == record.saved
+    for command in (("generate", "saved", "--prompt", "once upon"), ("eval", "saved", "--tasks", "mqar,pairs=2", "--lengths", 12)):
+        assert compose(*command).exit_code == 0
+
+
+def test_checkpoints_have_one_too(built: Path, tmp_path: Path) -> None:
+    trainer = trained(composer.load(built), tmp_path / "runs")
+    trainer._save_checkpoint(trainer.model, None)
+    trainer.save_model()
+    assert composer.verify(tmp_path / "runs" / "checkpoint-2").ok
+    assert composer.verify(tmp_path / "runs").ok
+
+
+def test_nothing_changed_and_it_says_so(built: Path, tmp_path: Path) -> None:
+    composer.load(built).save_pretrained(tmp_path / "saved")
+    record = record_in(tmp_path / "saved")
+    assert [save.changed for save in record.saved] == [0]
+    assert record.untrained == record_in(built).untrained != ()
+    assert not [check for check in composer.verify(tmp_path / "saved").checks if check.what == "training"]
+
+
+def test_what_was_trained_is_told_from_what_was_not(built: Path, tmp_path: Path) -> None:
+    model, first = composer.load(built), record_in(built).untrained[0]
+    with torch.no_grad():
+        model.get_parameter(first).add_(1)
+    model.save_pretrained(tmp_path / "saved")
+    record = record_in(tmp_path / "saved")
+    assert [save.changed for save in record.saved] == [1]
+    assert record.untrained == record_in(built).untrained[1:]
+
+
+@pytest.mark.parametrize("size", ["20KB", "1GB"])
+def test_a_model_that_was_built_in_memory(teacher: Path, tmp_path: Path, size: str) -> None:
+    model = composer.build(SPEC, teacher, seed=3)
+    model.save_pretrained(tmp_path / "saved", max_shard_size=size)
+    record, folder = record_in(tmp_path / "saved"), composer.build_folder(SPEC, teacher, tmp_path / "built", seed=3).out
+    assert composer.verify(tmp_path / "saved").ok
+    built = record_in(folder)
+    assert (record.spec, record.source, record.seed, record.untrained) == (built.spec, built.source, 3, built.untrained)
+    assert [(save.after, save.changed) for save in record.saved] == [(None, 0)]
+    assert {name: entry.kind for name, entry in record.plan.parameters.items()} == {
+        name: entry.kind for name, entry in built.plan.parameters.items()
+    }
+    with torch.no_grad():
+        model.get_parameter(record.untrained[0]).add_(1)
+    model.save_pretrained(tmp_path / "again")
+    assert [save.changed for save in record_in(tmp_path / "again").saved] == [1]
+    assert record_in(tmp_path / "again").untrained == record.untrained[1:]
+
+
+def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: Path) -> None:
+    source = AutoModelForCausalLM.from_pretrained(teacher)
+    composer.build(SPEC, source).save_pretrained(tmp_path / "saved")
+    record = record_in(tmp_path / "saved")
+    assert record.source is not None
+    assert record.source.folder == str(teacher.resolve())
+    assert [save.changed for save in record.saved] == [None], "nobody knows what was done to the source in memory"
+    assert composer.verify(tmp_path / "saved").ok
+    source.config._name_or_path = ""
+    source.name_or_path = ""
+    composer.build(SPEC, source).save_pretrained(tmp_path / "nowhere")
+    told = record_in(tmp_path / "nowhere").source
+    assert told is not None
+    assert told.folder == IN_MEMORY
+    with pytest.raises(composer.ComposerError, match="--teacher SOURCE"):
+        composer.distil(tmp_path / "nowhere", "texts.jsonl")
+
+
+def test_a_model_from_nothing(tmp_path: Path) -> None:
+    spec = SPEC | {"trunk": {"width": 16, "layers": 1, "heads": 2, "vocabulary": 16}}
+    model = composer.build(spec, fresh=True)
+    model.save_pretrained(tmp_path / "saved")
+    record = record_in(tmp_path / "saved")
+    assert composer.verify(tmp_path / "saved").ok
+    assert record.source is None
+    assert [save.changed for save in record.saved] == [0]
+    assert set(record.untrained) == set(record.plan.parameters)
+
+
+def test_other_types_are_compared_in_their_own(built: Path, tmp_path: Path) -> None:
+    composer.load(built).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
+    record = record_in(tmp_path / "saved")
+    assert composer.verify(tmp_path / "saved").ok
+    assert [save.changed for save in record.saved] == [0]
+    assert record.plan.dtype == "bfloat16"
+
+
+def test_a_save_in_place(built: Path) -> None:
+    model = composer.load(built)
+    with torch.no_grad():
+        model.get_parameter(record_in(built).untrained[0]).add_(1)
+    model.save_pretrained(built)
+    assert [save.changed for save in record_in(built).saved] == [None], "what it was has been written over"
+    assert torch.equal(logits(composer.load(built)), logits(model))
+    assert composer.verify(built).ok
+
+
+def test_saves_add_up(built: Path, tmp_path: Path) -> None:
+    composer.load(built).save_pretrained(tmp_path / "first")
+    composer.load(tmp_path / "first").save_pretrained(tmp_path / "second")
+    saves = record_in(tmp_path / "second").saved
+    assert [save.after for save in saves] == [composer.verify(folder).record_sha256 for folder in (built, tmp_path / "first")]
+
+
+def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> None:
+    model = composer.load(built)
+    model.config.spec_hash = "0" * 64
+    with pytest.warns(UserWarning, match="is saved without composition.json, its record: its config.json has the spec 0000"):
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / RECORD).exists()
+
+
+def test_without_a_record_there_is_none_to_keep(built: Path, tmp_path: Path) -> None:
+    (built / RECORD).unlink()
+    composer.load(built).save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / RECORD).exists()
+
+
+def test_a_changed_byte_is_found(built: Path, tmp_path: Path) -> None:
+    composer.load(built).save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    assert {check.subject for check in composer.verify(tmp_path / "saved").failed} == {"model.safetensors"}
+
+
+def test_records_without_saves_are_as_they_were(built: Path) -> None:
+    assert "saved" not in json.loads((built / RECORD).read_text())
+
+
+def test_other_families(tmp_path: Path) -> None:
+    small("qwen3_moe").save_pretrained(tmp_path / "source")
+    composer.build_folder(SPEC, tmp_path / "source", tmp_path / "built")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "built")
+    model.save_pretrained(tmp_path / "saved")
+    assert composer.verify(tmp_path / "saved").ok
+    assert [save.changed for save in record_in(tmp_path / "saved").saved] == [0]
+    composer.build(SPEC, tmp_path / "source").save_pretrained(tmp_path / "second")
+    assert composer.verify(tmp_path / "second").ok
+
+
+def test_what_is_sent_to_the_hub_has_it(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bool] = []
+    monkeypatch.setattr(
+        PushToHubMixin, "_upload_modified_files", lambda _, folder, *rest, **more: sent.append(verify(Path(folder)).ok)
+    )
+    model = composer.load(built)
+    super(ComposedPreTrainedModel, model).save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / RECORD).exists()
+    model._upload_modified_files(str(tmp_path / "saved"), "somebody/saved", {})
+    assert sent == [True]

@@ -1,0 +1,66 @@
+"""A law: the weights that a head's memories imply, applied to the values, give its answer, and its memories' shares of them are 1
+together. For every part and every shipped spec, and for random heads, with no word said by any of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blocks.flow import repeat_heads
+from blocks.legend import Shape
+from composer.graph.composition import HeadSpec
+from composer.model.head import Head
+from composer.model.implied import Implied, implied_weights
+from composer.model.watched import Given
+from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, once, run
+from tests.laws.draw import random_heads
+
+HEADS = {**every_head(), **every_head("bidirectional")}
+LENGTH = 70
+SAID_APART = {"value_position", "output"}
+"""What becomes of an answer when memories and read have given it."""
+
+
+def given_to(head: Head, data: Inputs) -> Given:
+    """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
+    return Given(data.hidden, data.query, data.key, data.value, data.tokens)
+
+
+@once
+def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
+    head, data = built(spec, shape), inputs(shape, 2, length)
+    found = implied_weights(head, given_to(head, data), queries, "auto")
+    total = found.total()
+    values = repeat_heads(found.entered, shape.heads)
+    weighed = torch.einsum("bqhs,bshd->bqhd", total, values)
+    scale = max(1.0, float(found.answer.abs().max()))
+    torch.testing.assert_close(weighed, found.answer, rtol=0, atol=1e-5 * scale)
+    assert found.error() < 1e-5
+    if not shape.both_ways:
+        for row, query in enumerate(found.queries):
+            assert not total[:, row, :, query + 1 :].any()
+    shares = torch.stack(list(found.shares().values())).sum(0)
+    nothing = total.abs().sum(-1) == 0
+    torch.testing.assert_close(shares, (~nothing).to(shares.dtype), rtol=0, atol=1e-9)
+    assert_it_is_the_heads_answer(spec, head, data, found)
+
+
+def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, found: Implied) -> None:
+    if spec.output is not None or spec.value_position is not None or head._mixes:
+        return
+    whole, _ = run(head, data)
+    scale = max(1.0, float(whole.abs().max()))
+    torch.testing.assert_close(found.answer, whole[:, list(found.queries)], rtol=1e-8, atol=1e-9 * scale)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_weights_give_the_answer(name: str) -> None:
+    assert_implied(HEADS[name], SMALL.shape(4), LENGTH, (0, 1, 7, 40, LENGTH - 1))
+
+
+@given(drawn=random_heads(), length=st.integers(1, 60), queries=st.sets(st.integers(0, 59), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_weights_of_random_heads_give_the_answer(drawn: tuple[HeadSpec, Shape], length: int, queries: set[int]) -> None:
+    assert_implied(*drawn, length, tuple(sorted(query % length for query in queries)))

@@ -1,0 +1,105 @@
+"""The notebook of examples/ runs through its day, from a spec to a model that is shared, and shows what it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+import composer
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "examples" / "a-day.ipynb"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all that the notebook makes goes."""
+    return tmp_path_factory.mktemp("day")
+
+
+@pytest.fixture(scope="module")
+def shown(work: Path) -> dict[str, dict[str, Any]]:
+    """What each code cell shows at its end, by its last line: by kinds (text, HTML)."""
+    kernels = work / "kernels" / "python3"
+    kernels.mkdir(parents=True)
+    start = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "",
+        "language": "python",
+    }
+    (kernels / "kernel.json").write_text(json.dumps(start))
+    told = {"TEACHER": str(ROOT / "examples" / "teacher"), "WORK": str(work), "IPYTHONDIR": str(work / "ipython")}
+    told |= {"JUPYTER_RUNTIME_DIR": str(work / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    book: Any = nbformat.read(NOTEBOOK, as_version=4)
+    specs = KernelSpecManager(kernel_dirs=[str(work / "kernels")], ensure_native_kernel=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (told | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}).items():
+            patch.setenv(name, value)
+        client = NotebookClient(book, timeout=100, kernel_name="python3")
+        client.create_kernel_manager().kernel_spec_manager = specs
+        client.execute(env=dict(os.environ))
+    found = {}
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            assert not [output for output in cell.outputs if output.output_type == "stream"], "nothing is printed"
+            results = [output.data for output in cell.outputs if output.output_type == "execute_result"]
+            found[cell.source.splitlines()[-1]] = results[-1] if results else {}
+    return found
+
+
+def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:
+    """A cell's HTML; its text is there, too."""
+    (data,) = (data for last, data in shown.items() if last.startswith(line))
+    assert data["text/plain"]
+    return data["text/html"]
+
+
+def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
+    assert "head.memory" in html_of(shown, "composer.diff(")
+    assert "why not faster" in html_of(shown, "costs")
+    assert "def head(" in html_of(shown, "composer.code(")
+    assert "fresh.safetensors" in html_of(shown, "built")
+    assert "Once upon a time" in html_of(shown, 'composer.generate("distilled"')
+    assert "is what its record says" in html_of(shown, 'composer.verify("whole")')
+    tables = [line for line, data in shown.items() if "<table>" in data.get("text/html", "")]
+    assert len(tables) >= 9
+
+
+def test_the_student_has_learned(shown: dict[str, dict[str, Any]], work: Path) -> None:
+    """Untrained heads are far from the teacher; those that have been trained for a minute are nearer."""
+    text = shown["distilled"]["text/plain"]
+    layers = re.findall(r"transfer +layer \d +([\d.]+) +([\d.]+)", text)
+    assert layers
+    assert all(float(after) < float(before) for before, after in layers)
+    rows = re.findall(r"^  (teacher|untrained|student) +([\d.]+)", shown["scores"]["text/plain"], re.MULTILINE)
+    stories, passkeys = dict(rows[:3]), dict(rows[3:])
+    assert float(stories["teacher"]) < float(stories["student"]) < float(stories["untrained"])
+    assert float(passkeys["teacher"]) == 1
+
+
+def test_speeds_and_variants_are_compared(shown: dict[str, dict[str, Any]], work: Path) -> None:
+    assert re.search(r"512 +whole +[\d.]+×", shown["times"]["text/plain"])
+    report = json.loads((work / "ablation" / "report.json").read_text())
+    assert [variant["values"] for variant in report["variants"]] == [{"head.memory.0.size": 8}, {"head.memory.0.size": 32}]
+    assert "attention MSE" in html_of(shown, "ablation")
+
+
+def test_what_is_saved_is_the_same_model(shown: dict[str, dict[str, Any]], work: Path) -> None:
+    assert shown['same, composer.verify("shared").ok']["text/plain"] == "(True, True)"
+    assert composer.verify(work / "shared").ok
+
+
+def test_no_outputs_are_kept_in_the_file() -> None:
+    book: Any = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(book)
+    assert not [cell for cell in book.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)]
