@@ -27,7 +27,7 @@ from composer.cli.options import (
     Strict,
 )
 from composer.cli.screen import heading, one_voice, print_json, print_table
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -73,12 +73,13 @@ def distill(
 
     Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
-    at_once(f"Distilling {model}", quiet=quiet or as_json)
     from composer.training.student import read_student, stages_of
 
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         asked = read_student(model, settings or ())
         stages_of(asked.record, asked.recipe, stage)
+        check_references((*data, *(held_out or ())))
+        at_once(f"Distilling {model}", quiet=quiet or as_json)
     with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.distil(
             model,
