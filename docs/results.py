@@ -63,7 +63,7 @@ INTRODUCTION = """\
 What commands print with `--json`, and the JSON that they write. `make docs` writes this page out of the schemas, which refuse what
 they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
 that; shares are 0 to 1; sizes are bytes, times seconds. What a command refuses goes to stderr as text, with exit code 2; `compose
-check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line` and `column` (from 1) and `path`, as in
+check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in
 `head.memory[0].size`.
 """
 
