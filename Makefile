@@ -3,6 +3,8 @@
 # make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
 # make check   formatting, lint, types
 # make docs    write anew what follows from the parts: the tables in docs/, and specs/schema.json
+# make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
+# make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
 # make gpu     what needs a CUDA device
@@ -19,11 +21,13 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs evidence oldest gpu clean
+.PHONY: demo test fuzz check docs gallery screenshots evidence oldest gpu clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
 
+# What is compiled of Python is kept, wherever the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
@@ -37,6 +41,12 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/write.py
+
+gallery: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
+
+screenshots: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_screenshots
 
 evidence: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m evidence

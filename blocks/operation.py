@@ -74,8 +74,8 @@ class Setting:
     """Where and how an operation is to run: what a form may have to refuse.
 
     one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
-    are asked for. every_pair: of a memory, that it sees each token's pair as it comes; one_pair: that at most
-    one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
+    are asked for. every_pair: of a memory, that it sees each token's pair as it comes; sifted: that one above it keeps some tokens'
+    pairs for good; one_pair: that at most one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
     for its lse, or for its largest logit. capped: that the model around it caps its logits. shape: the sizes that the operation
     works on.
     """
@@ -87,6 +87,7 @@ class Setting:
     padded: bool = False
     gradients: bool = False
     every_pair: bool = False
+    sifted: bool = False
     one_pair: bool = True
     mass_asked: bool = True
     maximum_asked: bool = False

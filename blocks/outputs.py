@@ -103,6 +103,8 @@ class GatedNorm(Norm):
     equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w ⊙ act(x_t W + b), W: C × (heads · D), or of a rank"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4"
     kind: Literal["gated_norm"] = "gated_norm"  # pyright: ignore[reportIncompatibleVariableOverride]
+    first: Literal["norm", "gate"] = "norm"
+    """gate: what the gate leaves is normalised, as in Mamba-2."""
     activation: Literal["swish", "sigmoid"] = "swish"
     """act."""
     rank: PositiveInt | Literal["full"] = "full"
@@ -117,9 +119,11 @@ class GatedNorm(Norm):
     def finish(
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
-        """Normalise, then open and close each coordinate."""
-        gate = opening(parameters, hidden, self.activation).view(output.shape)
-        return super().finish(parameters, output, hidden) * gate.to(output.dtype)
+        """Normalise, then open and close each coordinate, or the other way round."""
+        gate = opening(parameters, hidden, self.activation).view(output.shape).to(output.dtype)
+        if self.first == "gate":
+            return super().finish(parameters, output * gate, hidden)
+        return super().finish(parameters, output, hidden) * gate
 
 
 def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:

@@ -138,6 +138,10 @@ class Mixture(Read):
         return _weighted(partials, weights)
 
 
+_SHARED = Shared()
+"""Made once: a compiler does not look into how a schema is made."""
+
+
 class Sum(Read):
     """Memories with a mass are merged as in ``shared``; raw numerators are added to that."""
 
@@ -153,7 +157,7 @@ class Sum(Read):
         with_mass = [partial for partial in partials if partial.lse is not None]
         outputs = [_scaled(partial) for partial in partials if partial.lse is None]
         if with_mass:
-            outputs.append(Shared().combine(parameters, with_mass))
+            outputs.append(_SHARED.combine(parameters, with_mass))
         return torch.stack(outputs).sum(0)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from composer.api import build, build_folder, explain, load, load_spec
     from composer.commands.ablation import ablate
     from composer.commands.bench import bench
+    from composer.commands.drawing import draw
     from composer.commands.evaluation import evaluate
     from composer.commands.inspecting import inspect
     from composer.commands.parts import parts
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from composer.commands.texts import generate, sample
     from composer.commands.training import distil, merge, train
     from composer.commands.verifying import verify
+    from composer.commands.viewing import view
     from composer.errors import ComposerError
     from composer.spec.loading import expand
     from composer.spec.shipped import shipped_specs
@@ -46,6 +48,7 @@ __all__ = [
     "code",
     "diff",
     "distil",
+    "draw",
     "evaluate",
     "expand",
     "explain",
@@ -63,6 +66,7 @@ __all__ = [
     "show",
     "train",
     "verify",
+    "view",
 ]
 __version__ = "0.1.0"
 
@@ -71,6 +75,7 @@ _ROOMS = {
     "api": ["build", "build_folder", "explain", "load", "load_spec"],
     "commands.ablation": ["ablate"],
     "commands.bench": ["bench"],
+    "commands.drawing": ["draw"],
     "commands.evaluation": ["evaluate"],
     "commands.inspecting": ["inspect"],
     "commands.parts": ["parts"],
@@ -80,6 +85,7 @@ _ROOMS = {
     "commands.texts": ["generate", "sample"],
     "commands.training": ["distil", "merge", "train"],
     "commands.verifying": ["verify"],
+    "commands.viewing": ["view"],
     "spec.loading": ["expand"],
     "spec.shipped": ["shipped_specs"],
 }

@@ -80,8 +80,9 @@ def build(
         made.set_backend(backend)
         return made
     if isinstance(source, (str, os.PathLike)):
-        import torch
-        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+        with without_theirs():
+            import torch
+            from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
         opened = open_model(source, revision)
@@ -214,10 +215,10 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
 
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
-    from composer.weights.loading import load_model
-
     _check_dtype(dtype)
     with without_theirs():
+        from composer.weights.loading import load_model
+
         return load_model(Path(folder), dtype, device, backend)
 
 

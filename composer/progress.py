@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import Any, Literal, NamedTuple, ParamSpec
+from warnings import catch_warnings, filterwarnings
 
 Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
 Told = ParamSpec("Told")
@@ -99,8 +100,13 @@ def told_of(
 
 @contextmanager
 def without_theirs(*, warnings: bool = False) -> Iterator[None]:
-    """Without bars of transformers, and, with ``warnings``, without its warnings; afterwards all is as it was."""
-    from transformers.utils import logging
+    """Without bars of transformers, and, with ``warnings``, without its warnings; afterwards all is as it was.
+
+    What imports it stands inside: in a notebook, its bars ask for widgets as they are imported.
+    """
+    with catch_warnings():
+        filterwarnings("ignore", message="IProgress not found")
+        from transformers.utils import logging
 
     bars_were, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

@@ -139,11 +139,12 @@ def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:
     """Markdown: mean ± standard deviation over seeds; a dash where nothing is kept."""
     lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for name, run in rows.items():
-        lines.append(f"| {name} | {' | '.join(_cell(kept.at(Place(run, column))) for column in columns)} |")
+        lines.append(f"| {name} | {' | '.join(cell(kept.at(Place(run, column))) for column in columns)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(figures: Mapping[int, float]) -> str:
+def cell(figures: Mapping[int, float]) -> str:
+    """Mean ± standard deviation of figures by seed; a dash where there is none."""
     values = list(figures.values())
     if not values:
         return "–"

@@ -1,24 +1,32 @@
 """Triton kernels built for GPUs that are not there, and what they take of one.
 
-``built`` starts a process of its own, where kernels are kernels: in the tests' processes they are the interpreter's.
+``built`` asks a process of its own, where kernels are kernels: in the tests' processes they are the interpreter's. What Triton has
+built stays beside pytest's own cache until it would be built differently, so that a kernel that nobody has touched is built once.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.composer.programs import printed_behind
+
 CAPABILITIES = (80, 90)
 """Ampere's and Hopper's."""
+BUILT = Path(__file__).parents[1] / ".pytest_cache" / "triton"
+COMPILER = f"""
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["TRITON_CACHE_DIR"] = {str(BUILT)!r}
+import blocks.kernels, tests.compiling, torch, triton.compiler
+blocks.kernels.prepare()
+"""
 MEASURED = re.compile(r"REG:(?P<registers>\d+) .*?STACK:(?P<stack>\d+)")
 
 
@@ -51,13 +59,9 @@ class Built:
 
 def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -> list[Built]:
     """Each kernel built for each capability, printed. Raises AssertionError with the compiler's words where one cannot be."""
-    asked = {"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]}
-    with tempfile.TemporaryDirectory() as cache:
-        around = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": cache}
-        command = (sys.executable, "-m", "tests.compiling")
-        done = subprocess.run(command, input=json.dumps(asked), env=around, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [Built(**one) for one in json.loads(done.stdout)]
+    asked = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
+    said = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({asked!r})")
+    found = [Built(**one) for one in json.loads(said)]
     for one in found:
         print(one)
     return found
@@ -90,9 +94,7 @@ def _built(build: Mapping[str, Any], capability: int) -> Built:
     return Built(build["kernel"], capability, **taken, shared=compiled.metadata.shared, tf32=".tf32" in compiled.asm["ptx"])
 
 
-if __name__ == "__main__":
-    from blocks.kernels import prepare
-
-    prepare()
-    asked = json.load(sys.stdin)
-    print(json.dumps([asdict(_built(build, capability)) for build in asked["builds"] for capability in asked["capabilities"]]))
+def print_built(asked: str) -> None:
+    """What has been built, as JSON, of what ``built`` asks for, as JSON."""
+    wanted = json.loads(asked)
+    print(json.dumps([asdict(_built(build, capability)) for build in wanted["builds"] for capability in wanted["capabilities"]]))

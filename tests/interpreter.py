@@ -8,7 +8,7 @@ in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things 
 - the functions of CUDA's mathematical library.
 
 What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
-combines whole rows, not one number with another; what follows from a type is remembered: its shape, and which type of NumPy's it is.
+combines whole rows, not one number with another; what follows from a type is remembered: its shape, and its counterpart in NumPy.
 
 Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
 refuses would be tested by the one that answers in its place.
@@ -114,18 +114,18 @@ LIBRARY = {
 }
 
 
-def _combined_row_by_row(self: interpreter.ScanOps, given: tuple[Any, ...]) -> list[Any]:
+def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
     """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
-    found = [numpy.zeros_like(one.handle.data) for one in given]
+    found = [numpy.zeros_like(one.handle.data) for one in input]
     before: tuple[Any, ...] = ()
-    for entry in range(given[0].handle.data.shape[self.axis]):
+    for entry in range(input[0].handle.data.shape[self.axis]):
         here = (*[slice(None)] * self.axis, entry)
         row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in given)
         after = self.combine_fn.fn(*before, *row) if entry else row
         for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
             out[here] = one.handle.data.reshape(out[here].shape)
-        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, given, strict=True))
-    return [self.to_tensor(out, one.dtype) for out, one in zip(found, given, strict=True)]
+        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, input, strict=True))
+    return [self.to_tensor(out, one.dtype) for out, one in zip(found, input, strict=True)]
 
 
 class _Stays:
@@ -166,9 +166,13 @@ def _sides(shape: Any) -> tuple[Any, Any]:
     return tl.tuple([tl.constexpr(side) for side in shape]), tl.constexpr(math.prod(shape))
 
 
-def _tensor(self: tl.tensor, handle: Any, type: Any, alone: Any = _sides(())) -> None:
+ALONE = _sides(())
+"""Of one number."""
+
+
+def _tensor(self: tl.tensor, handle: Any, type: Any) -> None:
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = type.sides if type.is_block() else alone
+    self.shape, self.numel = type.sides if type.is_block() else ALONE
 
 
 triton.runtime.driver.set_active(ProcessorDriver())

@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import inspect
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -26,6 +28,7 @@ from torch import Tensor
 Function = Callable[..., Any]
 NAME = "_stated_shapes"
 """What decorates every function and class of a checked package."""
+VERSION = zlib.crc32(Path(__file__).read_bytes())
 _READ: dict[tuple[str, CodeType], tuple[dict[str, Any], set[str], CodeType | None]] = {}
 
 
@@ -176,14 +179,24 @@ class _Decorate(ast.NodeTransformer):
 
 
 class _Loader(SourceFileLoader):
-    def get_code(self, fullname: str) -> CodeType:
-        """From its source at each import: the compiled file beside it is the undecorated one's."""
-        path = self.get_filename(fullname)
-        return compile(_Decorate().visit(ast.parse(self.get_data(path), path)), path, "exec", dont_inherit=True)
+    """Compiled files stand beside those of undecorated modules, under a name that changes with this file."""
+
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:
+        return compile(_Decorate().visit(ast.parse(data, path)), path, "exec", dont_inherit=True)
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(_beside(path))
+
+    def set_data(self, path: str, data: Any, **how: Any) -> None:
+        super().set_data(_beside(path), data, **how)
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)[NAME] = stated_shapes
         super().exec_module(module)
+
+
+def _beside(path: str) -> str:
+    return path.removesuffix("pyc") + f"shapes-{VERSION}.pyc" if path.endswith(".pyc") else path
 
 
 class _Finder(MetaPathFinder):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import composer
+from composer.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,6 +48,17 @@ def test_the_commands_run_as_typed(tmp_path: Path) -> None:
     scores = re.search(r"^ *lawcat-distilled +(\d\.\d+) ± \S+ +(\d\.\d+)", ran.stdout, re.MULTILINE)
     assert scores, ran.stdout
     assert float(scores[2]) < 0.8, "the student should read on where its teacher, at 1.0, does not"
+
+
+def test_it_shows_commands_that_exist() -> None:
+    code = "\n".join(re.findall(r"```[^`]*```|^ {4}.*$|`[^`\n]+`", README, flags=re.MULTILINE))
+    commands = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    said, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
+    assert said <= commands
+    assert made <= targets
+    assert {"build", "generate"} <= said
+    assert {"demo", "test"} <= made
 
 
 def test_its_pages_are_there() -> None:

@@ -33,6 +33,8 @@ def test_commands_that_read_specs_only_import_neither_torch_nor_transformers(tmp
         ["diff", "lawcat", "lolcats", "--from", str(tiny_source)],
         ["explain", "lawcat", "--from", str(tiny_source)],
         ["new", str(tmp_path / "mine")],
+        ["diff", "lawcat", "lolcats", "--draw", str(tmp_path / "both.svg")],
+        ["draw", "lola", "--from", str(tiny_source)],
         ["parts", "hedgehog"],
         ["schema"],
         ["tasks"],

@@ -22,6 +22,8 @@ class Gate(Part):
 
     role: ClassVar[str] = "gate"
     rank_of_decay: ClassVar[DecayRank]
+    steps: ClassVar[bool] = False
+    """Beside the decay it gives the step that it is made of, one a state head, in a port of that name."""
 
     def key_heads(self, shape: Shape, incoming: int) -> int:
         """State heads that this gate asks for where the keys come in with ``incoming`` heads."""

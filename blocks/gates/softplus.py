@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
@@ -10,7 +11,8 @@ from blocks import initialise
 from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, Gate, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Per
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Per, State
 
 SHORTEST, LONGEST = 1e-3, 0.1
 """Between which steps start."""
@@ -22,8 +24,8 @@ def step_bias() -> initialise.Fill:
 
 
 def decayed(step: Tensor, rate: Tensor) -> Tensor:
-    """-exp(A) · softplus(step), at most 0."""
-    return -rate.to(step.dtype).exp() * torch.nn.functional.softplus(step)
+    """-exp(A) times a step, at most 0."""
+    return -rate.to(step.dtype).exp() * step
 
 
 class Softplus(Gate):
@@ -35,6 +37,7 @@ class Softplus(Gate):
     equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W + b), W: C × heads"
     source: ClassVar[str] = "Dao & Gu 2024, arXiv:2405.21060, section 7; Yang et al. 2024, arXiv:2412.06464"
     rank_of_decay: ClassVar[DecayRank] = "head"
+    steps: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = frozenset({"fastest"})
     kind: Literal["softplus"] = "softplus"
     fastest: PositiveFloat = 16.0
@@ -57,8 +60,20 @@ class Softplus(Gate):
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self._own_heads(shape)
 
+    def operation(self, shape: Shape) -> Operation:
+        plain = super().operation(shape)
+        step = Port("step", Kind.NUMBERS, shape.state_heads, 1)
+        return replace(plain, gives=(*plain.gives, step), forms=(Form(EVERY, "as defined", self._both),))
+
+    def _both(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
+        step = torch.nn.functional.softplus(logits(parameters, hidden))
+        given = decayed(step, parameters["rate"]), step
+        decay, step = (repeat_heads(of, call.shape.state_heads) for of in given)
+        return (decay, step), {}
+
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        return repeat_heads(decayed(logits(parameters, hidden), parameters["rate"]), shape.state_heads)
+        step = torch.nn.functional.softplus(logits(parameters, hidden))
+        return repeat_heads(decayed(step, parameters["rate"]), shape.state_heads)
 
 
 def rate_between_one_and(fastest: float) -> initialise.Fill:

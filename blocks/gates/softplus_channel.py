@@ -9,7 +9,7 @@ from pydantic import PositiveFloat, PositiveInt
 from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, Gate, flops_of_matrices, logits, matrices
 from blocks.gates.softplus import decayed, rate_between_one_and, step_bias
-from blocks.legend import Float, Shape, Tensor
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters, Per
 
 
@@ -48,6 +48,6 @@ class SoftplusChannel(Gate):
         return flops_of_matrices(shape.hidden_size, self._own_heads(shape) * shape.features, self.rank)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        steps = logits(parameters, hidden)
+        steps = torch.nn.functional.softplus(logits(parameters, hidden))
         steps = steps.view(*steps.shape[:2], -1, shape.features)
         return repeat_heads(decayed(steps, parameters["rate"][:, None]), shape.state_heads)

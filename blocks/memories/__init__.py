@@ -7,9 +7,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from blocks.memories.delta import Delta
+from blocks.memories.first import First
 from blocks.memories.full import Full
 from blocks.memories.latents import Latents
 from blocks.memories.lola import LOLA
+from blocks.memories.meta import Meta
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
@@ -18,7 +20,7 @@ from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.part import bare, kinds
 
 MemoryConfig = Annotated[
-    Full | Window | Sparse | StateMemory | Delta | Latents,
+    Full | First | Meta | Window | Sparse | StateMemory | Delta | Latents,
     Field(discriminator="kind"),
     BeforeValidator(bare),
 ]

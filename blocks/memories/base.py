@@ -50,6 +50,8 @@ class Memory(Part):
     """Each query head holds pairs of its own."""
     features_as: ClassVar[Literal["unit"] | None] = None
     """unit: features of length 1, whatever the map. None: as they are, exponential ones by their logarithms."""
+    sifts: ClassVar[bool] = False
+    """It keeps some pairs for good, so the tokens that they came with bring none to the memories below."""
     decay_ranks: ClassVar[frozenset[str]] = frozenset()
     """The ranks of decay that it can forget by, where it has a gate."""
     takes_several: ClassVar[bool] = False

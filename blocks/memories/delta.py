@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from blocks.flow import Features, Pairs, Partial, accumulating, repeat_heads
+from pydantic import Field
+
+from blocks import initialise
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.base import Memory, Path
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import FLA, Call, Form
-from blocks.part import Slot, State
+from blocks.operation import FLA, Call, Form, Kind, Port
+from blocks.part import Fresh, Parameters, Slot, State
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
@@ -28,13 +32,17 @@ class Delta(Recurrent):
     equation: ClassVar[str] = "S_t = (I - β_t u_t u_tᵀ) D_t S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
     source: ClassVar[str] = (
         "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated); "
-        "a decay for each feature: Kimi team 2025, arXiv:2510.26692"
+        "a decay for each feature: Kimi team 2025, arXiv:2510.26692; steps: Siems et al. 2025, arXiv:2502.10297 (DeltaProduct)"
     )
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
     incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     kind: Literal["delta"] = "delta"
     rate: RateConfig = Learned()
     """How strongly each pair is written."""
+
+    steps: Annotated[int, Field(ge=1, le=8)] = 1
+    """Corrections a token, each with a key, a value and a rate of its own; those after the first are learned maps of the hidden
+    state, not convolved. The decay comes before the first, the answer after the last (DeltaProduct)."""
 
     features_as: ClassVar[Literal["unit"] | None] = "unit"
 
@@ -64,16 +72,89 @@ class Delta(Recurrent):
         """With the rate that each pair brings."""
         return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
 
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+        if self.steps > 1 and above is not None:
+            yield (
+                "its further steps are of the token whose pair comes in, and pairs fall into this memory later; let it see every "
+                f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or say `steps: 1`",
+                ("steps",),
+            )
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
+        return (*super().inputs(shape), *([hidden] if self.steps > 1 else []))
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        more = self.steps - 1
+        if not more:
+            return super().parameters(shape)
+        start = initialise.normal(shape.hidden_size)
+        pair = Fresh((more, shape.key_heads * shape.head_dim, shape.hidden_size), start)
+        rates = {f"rate_{name}": replace(own, shape=(more, *own.shape)) for name, own in self.rate.parameters(shape).items()}
+        return super().parameters(shape) | {"key": pair, "value": pair} | rates
+
+    def answer(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        features: Mapped,
+        pairs: Pairs | None,
+        decay: Tensor | None = None,
+        hidden: Float[Tensor, "B T C"] | None = None,
+        recurrence: Form,
+    ) -> tuple[tuple[Partial], State]:
+        if hidden is None or pairs is None:
+            return super().answer(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=recurrence)
+        every = [self.features(features, pairs), *self._further(parameters, call.shape, features, pairs, hidden)]
+        if recurrence.decode:
+            return self._one_after_the_other(call, features.query, every, decay, recurrence)
+        along = replace(call, tokens=_stretched(call.tokens, self.steps))
+        nothing = [torch.zeros_like(features.query)] * (self.steps - 1)
+        if decay is not None:
+            decay = _between([decay, *[torch.zeros_like(decay)] * (self.steps - 1)])
+        answer, state = self.recall(along, _between([*nothing, features.query]), _joined(every), decay, recurrence)
+        return (replace(answer, output=answer.output[:, self.steps - 1 :: self.steps]),), state
+
+    def _one_after_the_other(
+        self, call: Call, query: Tensor, every: list[Features], decay: Tensor | None, recurrence: Form
+    ) -> tuple[tuple[Partial], State]:
+        """The steps of one token."""
+        answer = None
+        for pairs in every:
+            answer, state = self.recall(call, query, pairs, decay, recurrence)
+            # No time passes between them, and no document begins.
+            call, decay = replace(call, state=state, tokens=replace(call.tokens, segment=None)), None
+        assert answer is not None, "there is one step at least"
+        return (answer,), call.state
+
+    def _further(
+        self, parameters: Parameters, shape: Shape, features: Mapped, pairs: Pairs, hidden: Float[Tensor, "B T C"]
+    ) -> Iterator[Features]:
+        """What the tokens write after their own pairs."""
+        for step in range(self.steps - 1):
+            key, value = (
+                torch.nn.functional.linear(hidden.to(parameters[name].dtype), parameters[name][step])
+                .unflatten(-1, (shape.key_heads, -1))
+                .to(pairs.value.dtype)
+                for name in ("key", "value")
+            )
+            own = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
+            numbers = {self._travels_as: self.rate.rate(own, hidden, shape)}
+            more = Pairs(key, key, value, pairs.position, numbers=numbers, of=pairs.of, looked=pairs.looked)
+            yield self.features(features, more)
+
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         entry = 2 * shape.features * shape.head_dim
-        return entry * (2 * shape.state_heads + shape.heads)
+        further = 2 * shape.hidden_size * (2 * shape.key_heads * shape.head_dim) + self.rate.flops(shape, tokens)
+        return entry * (2 * self.steps * shape.state_heads + shape.heads) + (self.steps - 1) * further
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Update and read of the state, the chunk's own pairs, and the triangular system of its keys."""
-        chunk = min(CHUNK, tokens)
+        chunk = self.steps * min(CHUNK, tokens)
         pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
         system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
         return pairs + system + self.flops(shape, tokens)
@@ -93,3 +174,29 @@ class Delta(Recurrent):
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         return torch.einsum("behf,bhfv->behv", key, state["state"])
+
+
+def _between(steps: Sequence[Tensor]) -> Tensor:
+    """B T … each, to B (T · steps) …: those of a token one behind the other."""
+    return torch.stack(tuple(steps), dim=2).flatten(1, 2)
+
+
+def _stretched(tokens: Tokens, steps: int) -> Tokens:
+    every = (None if of is None else of.repeat_interleave(steps, dim=1) for of in (tokens.position, tokens.segment, tokens.valid))
+    position, segment, valid = every
+    assert position is not None
+    return Tokens(position, segment, valid)
+
+
+def _joined(steps: list[Features]) -> Features:
+    """The pairs of all steps as pairs of a longer text."""
+    heads = max(of.key.shape[2] for of in steps)
+    first = steps[0]
+    rates = [of.rate for of in steps if of.rate is not None]
+    wide = max(rate.shape[2] for rate in rates)
+    return Features(
+        _between([repeat_heads(of.key, heads) for of in steps]),
+        _between([of.value for of in steps]),
+        None if first.present is None else first.present.repeat_interleave(len(steps), dim=1),
+        rate=_between([repeat_heads(rate, wide) for rate in rates]),
+    )

@@ -98,6 +98,7 @@ def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) 
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,
         f"it has room for {WIDEST} numbers a head": sizes.head_dim > WIDEST,
         "it caps no logits": setting.capped,
+        "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Path
+from blocks.memories.base import Memory, Path
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import FLA, REFERENCE, TORCH, Call, Form
-from blocks.part import FieldError, Parameters, Slot, State
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port
+from blocks.part import FieldError, Fresh, Parameters, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.additive.together import together
@@ -38,7 +39,9 @@ class StateMemory(Recurrent):
     """
 
     equation: ClassVar[str] = "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t, z_t = D_t z_{t-1} + φ(k_t); o_t = φ(q_t) S_t / φ(q_t)·z_t"
-    source: ClassVar[str] = "LoLCATs (workshop), eq. 4 and 5; LAWCAT, eq. 4 to 8"
+    source: ClassVar[str] = (
+        "LoLCATs (workshop), eq. 4 and 5; LAWCAT, eq. 4 to 8; input_scale and skip: Dao & Gu 2024, arXiv:2405.21060 (Mamba-2)"
+    )
     decay_ranks: ClassVar[frozenset[str]] = additive.DECAY_RANKS
     to_have_mass: ClassVar[str] = "set `normalise: true`, "
     kind: Literal["state"] = "state"
@@ -47,8 +50,21 @@ class StateMemory(Recurrent):
     scale: Literal["none", "root"] = "none"
     """root: a raw numerator is divided by √F, as GLA and RetNet divide q·k (their K^-½); none: it is not."""
 
+    input_scale: Literal["none", "step"] = "none"
+    """step: each pair enters times its token's step, the Δ that the gate makes its decay of (`softplus`), as in Mamba-2."""
+    skip: bool = False
+    """Add the token's own value, times one learned number a head, to a raw numerator, as in Mamba-2 (its D)."""
+
     @model_validator(mode="after")
     def _a_mass_cancels_the_scale(self) -> Self:
+        if self.normalise and self.skip:
+            raise FieldError(
+                "adds to a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "skip"
+            )
+        if self.input_scale == "step" and not self.gate.steps:
+            raise FieldError(
+                "asks the gate for its step, and this gate has none: say `gate: softplus`, or remove it", "input_scale"
+            )
         if self.normalise and self.scale != "none":
             raise FieldError(
                 "scales a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "scale"
@@ -71,6 +87,22 @@ class StateMemory(Recurrent):
             )
         yield from super().problem_with(feature_map)
 
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+        said = [name for name, there in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if there]
+        if said and above is not None:
+            yield (
+                f"`{said[0]}` is of the token whose pair comes in, and pairs fall into this state later; let it see every pair "
+                f"(`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",
+                (said[0],),
+            )
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        return super().parameters(shape) | ({"skip": Fresh((shape.heads,), initialise.constant(1.0))} if self.skip else {})
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        step = Port("step", Kind.NUMBERS, shape.state_heads, 1)
+        return (*super().inputs(shape), *([step] if self.input_scale == "step" else []))
+
     def named(self, form: Form, shape: Shape) -> str:
         by_channel = shape.exponential or self.gate.rank_of_decay == "channel"
         return form.says.split(" or ")[by_channel] if form.backend == FLA else form.says
@@ -92,6 +124,32 @@ class StateMemory(Recurrent):
         columns = shape.head_dim + self.normalise
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
+
+    def answer(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        features: Mapped,
+        pairs: Pairs | None,
+        decay: Tensor | None = None,
+        step: Float[Tensor, "B T N"] | None = None,
+        recurrence: Form,
+    ) -> tuple[tuple[Partial], State]:
+        taken = None if pairs is None else self.features(features, pairs)
+        if step is not None and taken is not None:
+            key, step = repeat_heads(taken.key, step.shape[2]), step[..., None]
+            taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
+        answer, state = self.recall(call, features.query, taken, decay, recurrence)
+        if self.skip and pairs is not None:
+            answer = self._skipped(parameters, answer, pairs.value)
+        return (answer,), state
+
+    def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K D"]) -> Partial:
+        """With the tokens' own values."""
+        output = answer.output
+        own = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
+        return replace(answer, output=output + own)
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
@@ -181,7 +239,8 @@ class StateMemory(Recurrent):
             answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
             output = output + answer * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        return (self._answer(output, log_scale, dtype, query.shape[-1]),), {}
+        answer = self._answer(output, log_scale, dtype, query.shape[-1])
+        return (self._skipped(parameters, answer, pairs.value) if self.skip else answer,), {}
 
     def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True) -> Partial:
         """log_scale: of what the output is to be multiplied by; None: nothing. mass: whether anybody asks for it."""

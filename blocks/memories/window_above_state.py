@@ -214,6 +214,7 @@ def _fits(rank: str, shape: str, setting: Setting) -> str | None:
         "it has decay by the head below a sliding window, and no other": rank == "channel"
         or (rank != "none" and shape != "sliding"),
         "it caps no logits": setting.capped,
+        "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
@@ -226,6 +227,7 @@ def _fits_one(setting: Setting) -> str | None:
     reasons = {
         "it has no gradient": setting.gradients,
         "it caps no logits": setting.capped,
+        "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or unbroken(setting) or needs_gpu(setting)

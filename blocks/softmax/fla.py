@@ -22,6 +22,8 @@ def fits(setting: Setting) -> str | None:
     """Of a form that calls it."""
     if setting.mass_asked or setting.maximum_asked:
         return "its attention gives no mass, and the read asks for it"
+    if setting.sifted:
+        return "a memory above keeps some pairs for good, and its window has no gaps"
     if setting.capped:
         return "its attention caps no logits"
     if setting.one_token:

@@ -32,6 +32,8 @@ def bench(
     prefill: Sequence[int] = (),
     decode: Sequence[int] = (),
     options: BenchOptions | None = None,
+    *,
+    built: Mapping[str, str] | None = None,
 ) -> BenchReport:
     """Times every model on every workload, in turn.
 
@@ -39,6 +41,7 @@ def bench(
       are compared with the first.
     - prefill: tokens of prompts.
     - decode: positions at which a token is decoded.
+    - built: folders that were built for this bench, by path, and what they are in words.
 
     Raises BenchError, BuildError and SourceError before anything is timed. Where memory does not suffice, the report says so.
     """
@@ -64,14 +67,16 @@ def bench(
     out = None if options.out is None else options.out.expanduser()
     with nullcontext() if out is None else bench_folder(out, force=options.force):
         with _threads(options.threads):
-            report = _run(opened, trial, options, measured_apart=options.memory and not cuda)
+            report = _run(opened, trial, options, built or {}, measured_apart=options.memory and not cuda)
         if out is not None:
             check_free(out, force=options.force)  # again, for file systems without locks
             write_report(report, out)
     return report
 
 
-def _run(opened: Sequence[Opened], trial: Trial, options: BenchOptions, *, measured_apart: bool) -> BenchReport:
+def _run(
+    opened: Sequence[Opened], trial: Trial, options: BenchOptions, built: Mapping[str, str], *, measured_apart: bool
+) -> BenchReport:
     workloads = list(trial.workloads())
     cuda, done, total = options.device.startswith("cuda"), 0, len(workloads) * (1 + measured_apart * len(opened))
 
@@ -82,7 +87,11 @@ def _run(opened: Sequence[Opened], trial: Trial, options: BenchOptions, *, measu
         done += 1
 
     peaks: dict[str, Peaks] = {}
-    remarks: list[str] = []
+    remarks = [
+        f"{one.label}: {built[one.reference]}, built for this bench; its heads are random, on which no time depends."
+        for one in opened
+        if one.reference in built
+    ]
     for one in opened if measured_apart else ():
 
         def heard(workload: Workload, label: str = one.label) -> None:
@@ -94,7 +103,7 @@ def _run(opened: Sequence[Opened], trial: Trial, options: BenchOptions, *, measu
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
     contestants = [Contestant(one.label, one.load(options.dtype, options.device, options.backend)) for one in opened]
-    facts = [_facts(one, contestant.model, options) for one, contestant in zip(opened, contestants, strict=True)]
+    facts = [_facts(one, contestant.model, options, built) for one, contestant in zip(opened, contestants, strict=True)]
     try:
         with room():
             warm(contestants, trial)
@@ -166,10 +175,11 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _facts(opened: Opened, model: Any, options: BenchOptions) -> TimedModelFacts:
+def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str, str]) -> TimedModelFacts:
     parameters = list(model.parameters())
+    facts = opened.facts(options.dtype).model_copy(update={"reference": built.get(opened.reference, opened.reference)})
     return TimedModelFacts(
-        **dict(opened.facts(options.dtype)),
+        **dict(facts),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),
         attention=COMPOSED if opened.source.is_composed else str(model.config._attn_implementation),

@@ -30,7 +30,8 @@ def bench(
         typer.Argument(
             metavar="MODEL...",
             help="Built or distilled folders, or what one can be built from: folders of sources and models of the Hub (OWNER/NAME, "
-            "OWNER/NAME@REVISION). The first is the one that the others are compared with.",
+            "OWNER/NAME@REVISION). A spec is built for the bench, with random heads, on the first model beside it. The first is "
+            "the one that the others are compared with.",
         ),
     ],
     prefill: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of prompts: 1k,4k,64k, where 1k is 1,024.")] = None,

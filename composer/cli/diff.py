@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,13 +16,24 @@ WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the fol
 Which = Annotated[str, typer.Argument(help=WHICH, show_default=False, autocompletion=complete_spec)]
 
 
-def diff(first: Which, second: Which, source: MaybeFrom = None, revision: Revision = None, as_json: Json = False) -> None:
+def diff(
+    first: Which,
+    second: Which,
+    source: MaybeFrom = None,
+    revision: Revision = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="FILE", help="Draw both beside each other, what differs marked: an .svg file."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --draw: replace the file.")] = False,
+    as_json: Json = False,
+) -> None:
     """Say what differs between two specs in meaning, not in text.
 
     Names, papers and recipes mean nothing, and a default means the same written out or not. With --from they are compared layer
     by layer, as they would be built on that source; without it head by head, and their own trunks where they have them.
     """
-    found = composer.diff(first, second, source, revision=revision)
+    found = composer.diff(first, second, source, revision=revision, draw=draw, force=force)
     if as_json:
         rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in found.differences]
         print_json({"specs": found.specs, "same": found.same, "hashes": found.hashes, "differences": rows})

@@ -39,7 +39,7 @@ def inspect(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Look inside a model: what heads attend to, what states hold.
+    """Look inside a model: what heads attend to, what states know.
 
     Which memory answers, too, how fast gates forget, and how like the teacher each layer is.
 
@@ -66,11 +66,11 @@ def inspect(
 
         print_json(plain(found))
         return
-    from composer.inspection.table import rows
+    from composer.inspection.table import table_of
 
-    heading(f"{found.model} on {found.text}, {len(found.tokens):,} tokens")
-    headers, table = rows(found)
-    print_table(table, headers=headers, right=range(2, len(headers)))
+    table = table_of(found)
+    heading(table.title)
+    print_table(table.rows, headers=table.headers, right=table.figures, wrap=False)
     if out is not None:
         typer.echo(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
 

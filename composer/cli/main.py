@@ -14,6 +14,7 @@ from composer.cli.build import build
 from composer.cli.check import check
 from composer.cli.diff import diff
 from composer.cli.distill import distill
+from composer.cli.draw import draw
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
@@ -29,6 +30,7 @@ from composer.cli.show import show
 from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
+from composer.cli.view import view
 from composer.errors import ComposerError, Stopped
 from converters.errors import ConverterError
 
@@ -90,6 +92,7 @@ COMMANDS = (
     check,
     show,
     diff,
+    draw,
     parts,
     tasks,
     schema,
@@ -98,6 +101,7 @@ COMMANDS = (
     generate,
     sample,
     verify,
+    view,
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

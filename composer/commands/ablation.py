@@ -73,27 +73,28 @@ def ablate(
     check_range("--samples", samples, 1)
     check_references((*several(data), *several(held_out)))
     named: Mapping[str, Reference | None] = {"text": text, "haystack": haystack, "babi": babi}
-    from composer.ablation.ablate import ablate as run
-    from composer.ablation.plan import Request
+    with without_theirs(warnings=True):
+        from composer.ablation.ablate import ablate as run
+        from composer.ablation.plan import Request
 
-    request = Request(
-        source=None if source is None else str(source),
-        data=several(data),
-        held_out=several(held_out),
-        share=share,
-        teacher=None if teacher is None else str(teacher),
-        tasks=several(tasks),
-        lengths=tuple(dict.fromkeys(numbers_of(lengths, "--lengths", AblationError))),
-        samples=samples,
-        seeds=tuple(dict.fromkeys(numbers_of(seeds, "--seeds", AblationError, thousands=False))),
-        tokenizer=None if tokenizer is None else str(tokenizer),
-        files={name: Path(path) for name, path in named.items() if path is not None},
-        device=device,
-        autocast=bfloat16,
-    )
-    workers = _workers(jobs, ray, device)
-    with told_of(progress, bar_of, "bar", "count", "elapsed", "text") as tell, without_theirs(warnings=True):
-        return run(several(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
+        request = Request(
+            source=None if source is None else str(source),
+            data=several(data),
+            held_out=several(held_out),
+            share=share,
+            teacher=None if teacher is None else str(teacher),
+            tasks=several(tasks),
+            lengths=tuple(dict.fromkeys(numbers_of(lengths, "--lengths", AblationError))),
+            samples=samples,
+            seeds=tuple(dict.fromkeys(numbers_of(seeds, "--seeds", AblationError, thousands=False))),
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            files={name: Path(path) for name, path in named.items() if path is not None},
+            device=device,
+            autocast=bfloat16,
+        )
+        workers = _workers(jobs, ray, device)
+        with told_of(progress, bar_of, "bar", "count", "elapsed", "text") as tell:
+            return run(several(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
 
 
 def _workers(jobs: int | None, ray: str | None, device: str) -> Start:

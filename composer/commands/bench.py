@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
+from composer.benching.specs import built
 from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
@@ -38,7 +39,7 @@ def bench(
 ) -> BenchReport:
     """Times the prefill and the decode of models, which take turns; the first is the one that the others are compared with.
 
-    - models: folders, or models of the Hub.
+    - models: folders, or models of the Hub; a spec is built for the bench, on the first model that is named beside it.
     - prefill: tokens of prompts. decode: positions that a token is decoded at. batch: rows. Each one number, several, or such as
       ``"1k,64k"``, where 1k is 1,024.
     - repeats: timed passes over each prompt. steps: timed tokens at each position.
@@ -72,11 +73,12 @@ def bench(
             watch=watch,
         )
         read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
-        open_models(named, BenchError)
-        from composer.benching.runner import bench as run
+        with built(named, seed) as (folders, said):
+            open_models(folders, BenchError)
+            with without_theirs(warnings=True):
+                from composer.benching.runner import bench as run
 
-        with without_theirs(warnings=True):
-            return run(named, lengths, positions, options)
+                return run(folders, lengths, positions, options, built=said)
 
 
 def bar_of(progress: BenchProgress) -> Shown:

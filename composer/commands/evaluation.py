@@ -84,9 +84,9 @@ def evaluate(
         if read_tasks(asked, options):  # a mistake is told before all that takes seconds to import
             read_lengths(sizes)
         open_models({name: str(one) for name, one in named.items()} if isinstance(named, Mapping) else named, EvaluationError)
-        from composer.evaluation.runner import evaluate as run
-
         with without_theirs(warnings=True):
+            from composer.evaluation.runner import evaluate as run
+
             return run({k: str(v) for k, v in named.items()} if isinstance(named, Mapping) else named, asked, sizes, options)
 
 

@@ -58,7 +58,7 @@ def inspect(
         seed=seed,
         layers=layers,
         queries=queries,
-        teacher=teacher,
+        teacher=None if teacher is None else str(teacher),
         alone=alone,
         device=device,
         backend=backend,

@@ -11,6 +11,7 @@ from blocks.part import Closed
 from composer.api import SpecLike, loaded_spec, resolve_spec
 from composer.commands.arguments import Reference, check_dtype
 from composer.commands.checking import SpecCheck, answers_on, check_alone
+from composer.commands.drawing import check_file, draw_beside
 from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.graph import INPUTS
 from composer.graph.listing import DECODE
@@ -222,13 +223,23 @@ class SpecDifferences(Readable, Closed):
 
 
 @in_words
-def diff(first: SpecLike, second: SpecLike, source: Reference | None = None, *, revision: str | None = None) -> SpecDifferences:
+def diff(
+    first: SpecLike,
+    second: SpecLike,
+    source: Reference | None = None,
+    *,
+    revision: str | None = None,
+    draw: str | Path | None = None,
+    force: bool = False,
+) -> SpecDifferences:
     """What differs between two specs in meaning, not in text: names, papers and recipes mean nothing, nor do defaults written out.
 
-    source: they are compared layer by layer, as they would be built on it; else head by head. Raises ComposerError.
+    source: they are compared layer by layer, as they would be built on it; else head by head. draw: an .svg file for a picture of
+    both beside each other, what differs marked; force: replaces what is there. Raises ComposerError.
 
         composer.diff("lolcats", "lola", "teacher").differences
     """
+    check_file(draw, force=force)
     specs = [loaded_spec(one, ()) for one in (first, second)]
     if source is None:
         for spec in specs:
@@ -239,6 +250,8 @@ def diff(first: SpecLike, second: SpecLike, source: Reference | None = None, *, 
         size = dimensions(describe_model(source, revision).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
         found, hashes = differences_on_source(*resolved), [one.hash for one in resolved]
+    if draw is not None:
+        draw_beside(specs, source, revision, draw, force=force)
     names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip((first, second), specs, strict=True)]
     return SpecDifferences(
         specs=(names[0], names[1]),

@@ -83,12 +83,12 @@ def generate(
     if top_p < 1 and temperature == 0:
         raise ComposerError("top_p is for what is sampled: it takes a temperature (--temperature) above 0")
     describe_model(model)  # a mistake is told before all that takes seconds to import
-    import torch
-
-    from composer.model.generation import keep_tokens_alone
-
     check_device(device)
     with without_theirs():
+        import torch
+
+        from composer.model.generation import keep_tokens_alone
+
         loaded, folder = _loaded(str(model), device, backend)
         tokenizer = _tokenizer(folder)
         tokens = tokenizer(prompt, return_tensors="pt").to(device)
@@ -166,12 +166,12 @@ def sample(
     _check_free(target, force=force)
     describe_model(model)  # a mistake is told before all that takes seconds to import
     check_device(device)
-    from composer.data.sampling import sample_texts
-    from composer.training.rows import tokenizer_of
-    from composer.training.teacher import open_language_model
-
     first: list[str] = []
     with without_theirs():
+        from composer.data.sampling import sample_texts
+        from composer.training.rows import tokenizer_of
+        from composer.training.teacher import open_language_model
+
         source = open_language_model(str(model))
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)

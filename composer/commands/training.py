@@ -77,9 +77,9 @@ def distil(
         asked = read_student(model, overrides)
         stages_of(asked.record, asked.recipe, stage)
         check_references((*several(data), *several(held_out)))
-    from composer.training.distill import distill as run
-
     with told_of(progress, bar_of) as watch, without_theirs():
+        from composer.training.distill import distill as run
+
         options = _options(
             data,
             held_out,
@@ -134,9 +134,9 @@ def train(
     if processes_started() == 1:
         stage_from_nothing(read_student(model, overrides))
         check_references((*several(data), *several(held_out)))
-    from composer.training.scratch import train as run
-
     with told_of(progress, bar_of) as watch, without_theirs():
+        from composer.training.scratch import train as run
+
         options = _options(
             data,
             held_out,
@@ -177,10 +177,10 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
         composer.merge("lawcat-mine-distilled", "lawcat-whole")
     """
     open_model(model)  # a mistake is told before all that takes seconds to import
-    from composer.training.merge import merge_adapters
-
     target = _out(model, out, "merged")
     with without_theirs():
+        from composer.training.merge import merge_adapters
+
         record = merge_adapters(Path(model).expanduser(), target, force=force)
     return MergeReport(out=target, spec_hash=record.spec_hash)
 

@@ -185,6 +185,12 @@ def falls_together(graph: HeadGraph, name: str) -> bool:
     return isinstance(part, Memory) and part.falls_together
 
 
-def sees_every_pair(graph: HeadGraph, name: str) -> bool:
-    """Whether this memory is handed each token's pair as it comes."""
-    return any(edge.start == "pairs" for edge in graph.into(name, "pairs"))
+def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:
+    """How pairs come to this memory, as a ``Setting`` has it."""
+    starts, above = [edge.start for edge in graph.into(name, "pairs")], list[str]()
+    while starts:
+        above += starts
+        starts = [edge.start for start in starts for edge in graph.into(start, "pairs")]
+    parts = [graph.nodes[start].part for start in above]
+    sifted = any(isinstance(part, Memory) and part.sifts for part in parts)
+    return {"every_pair": "pairs" in above[:1], "sifted": sifted}

@@ -20,7 +20,7 @@ from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Kind, P
 from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, sees_every_pair, takers_of
+from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, pairs_of, takers_of
 from composer.graph.program import Program, Step, covered, tell
 
 AUTO = "auto"
@@ -190,7 +190,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
     return replace(
         setting,
         shape=node.shape,
-        every_pair=sees_every_pair(graph, node.name),
+        **pairs_of(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         mass_asked=_mass_asked(graph, node),
         maximum_asked=any(taker.asks_maximum for taker in takers_of(graph, node.name)),

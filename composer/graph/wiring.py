@@ -124,6 +124,8 @@ class _Wiring:
             self.draft.connect(f"{name}_features", name, "features")
         self._feed(name, "pairs")
         self._gate(name, shape)
+        if any(port.name == "hidden" for port in memory.inputs(shape)):
+            self.draft.connect("hidden", name, "hidden")
 
     def _gate(self, name: str, shape: Shape) -> None:
         """How fast a memory forgets, where it does."""
@@ -133,7 +135,9 @@ class _Wiring:
         self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
         for port in gate.operation(shape).reads:
             self.draft.connect(port.name, f"{name}_gate", port.name)
-        self.draft.connect(f"{name}_gate", name, "decay")
+        self.draft.connect(f"{name}_gate", name, "decay", output="decay")
+        if any(port.name == "step" for port in self.memory[name].inputs(shape)):
+            self.draft.connect(f"{name}_gate", name, "step", output="step")
 
     def _connect(self, start: tuple[str, str], end: str, to: str) -> None:
         """start: a node, and which of its outputs."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from composer.tables import Readable, View
+
 Numbers = np.ndarray[Any, Any]
 
 
@@ -106,10 +108,13 @@ class Stream:
     error: list[float]
 
 
-@dataclass
-class Findings:
-    """All of it. answers: their columns. found_at: of each, where it stands in the text before. queries: the columns that were
-    asked about; the one before an answer predicts it. bin: columns of a bin."""
+@dataclass(repr=False)
+class Findings(Readable):
+    """All of it, which shows itself as a line a head.
+
+    answers: their columns. found_at: of each, where it stands in the text before. queries: the columns that were asked about; the
+    one before an answer predicts it. bin: columns of a bin.
+    """
 
     model: str
     teacher: str | None
@@ -124,6 +129,11 @@ class Findings:
     answered: Answered | None = None
     teacher_answered: Answered | None = None
     stream: Stream | None = None
+
+    def view(self) -> View:
+        from composer.inspection.table import table_of
+
+        return View("", (table_of(self),))
 
 
 def plain(value: Any) -> Any:

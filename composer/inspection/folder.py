@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -50,14 +49,12 @@ def _write(found: Findings, folder: Path) -> list[Path]:
     written: list[Path] = []
     shots: list[Shot] = []
     for picture in drawn(found):
-        buffer = io.BytesIO()
-        picture.figure.savefig(buffer, dpi=RESOLUTION, format="png", metadata={"Software": None})
         image, numbers = folder / f"{picture.name}.png", folder / f"{picture.name}.json"
         with files.whole(image) as partial:
-            partial.write_bytes(buffer.getvalue())
+            picture.figure.savefig(partial, dpi=RESOLUTION, format="png", metadata={"Software": None})
         files.write_whole(numbers, json.dumps(plain(picture.data), allow_nan=False) + "\n")
         written += [image, numbers]
-        shots.append(Shot(picture.name, picture.title, picture.says, buffer.getvalue()))
+        shots.append(Shot(picture.name, picture.title, picture.says, image.read_bytes()))
     whole = plain(found)
     summary = {name: value for name, value in whole.items() if name != "heads"}
     summary["heads"] = [

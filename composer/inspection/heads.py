@@ -33,7 +33,7 @@ def head_findings(
 ) -> HeadFindings:
     """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
     answer, the columns where that answer stands. size: columns of a bin."""
-    implied = implied_weights(head, given, queries, backend)
+    implied = implied_weights(head, given, queries, backend).cpu()
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
     found = HeadFindings(
         layer=layer,
@@ -86,7 +86,7 @@ def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size
     for store in stores:
         store.into(found)
     for (node, name), what in last.shown.items():
-        whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers
+        whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers.cpu()
         found.shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
 
 
@@ -102,15 +102,15 @@ class Flow:
         """What goes by in a piece."""
         for node, log_decay in piece.given(Kind.DECAY, head.graph).items():
             if log_decay is not None:
-                sums = log_decay[0].double().sum(0)
+                sums = log_decay[0].double().sum(0).cpu()
                 self.decays[node] = self.decays[node] + sums if node in self.decays else sums
         for kind in (Kind.QUERY, Kind.KEY):
             for node, states in piece.given(kind, head.graph).items():
                 label = kind.value if node == kind.value else f"{kind.value} after {node}"
-                self.vectors.setdefault(label, []).append(states[0])
+                self.vectors.setdefault(label, []).append(states[0].cpu())
         for key, what in piece.shown.items():
             if what.axes[0] == "token":
-                self.shown.setdefault(key, []).append(what.numbers[0])
+                self.shown.setdefault(key, []).append(what.numbers[0].cpu())
 
 
 def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
@@ -124,7 +124,7 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
 def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
     """Of the matrices that memories sum up, a head each."""
     return {
-        f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).numpy()
+        f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).cpu().numpy()
         for node, _ in head.graph.memories
         for name, slot in node.operation.slots.items()
         if slot.dtype == "state" and len(slot.shape) == 3

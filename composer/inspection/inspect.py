@@ -69,6 +69,11 @@ def look(
     layers = _layers(options, len(resolved.layers))
     if max(text.ids) >= student.config.get_text_config().vocab_size:
         raise InspectionError("The tokenizer has tokens that the model has no embedding for: it is another model's.")
+    if teacher is not None and _sizes(teacher) != _sizes(student):
+        raise InspectionError(
+            f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "
+            "heads, key heads and channels, and the same vocabulary. Name the model that the student was built from."
+        )
     queries = text.queries(options.queries)
     if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
         raise InspectionError(
@@ -96,6 +101,12 @@ def look(
     return found
 
 
+def _sizes(model: Any) -> tuple[int, ...]:
+    size = model.config.resolved().dimensions
+    vocabulary = model.config.get_text_config().vocab_size
+    return size.layers, size.heads, size.key_heads, size.head_dim, size.hidden_size, vocabulary
+
+
 class _Opened:
     def __init__(self, model: Any, tokenizer: Any, label: str, teacher: Any, teacher_label: str | None) -> None:
         self.model, self.tokenizer, self.label = model, tokenizer, label
@@ -112,8 +123,8 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
         if tokenizer is None:
             raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
         _check_direction(model, "The model")
-        teacher = None if options.teacher is None else _teacher_named(str(options.teacher), options)
-        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else str(options.teacher))
+        teacher = None if options.teacher is None else _teacher_named(options.teacher, options)
+        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(options.teacher or ""))
     from composer.evaluation.subjects import open_subjects
 
     (subject,) = open_subjects([os.fspath(model)])
@@ -141,7 +152,12 @@ def _teacher(folder: Path, options: InspectOptions) -> tuple[Any, str | None]:
         teacher = open_teacher(record, options.teacher)
     except (TrainingError, SourceError) as error:
         raise InspectionError(f"{error} To look at the student alone: --alone") from error
-    return teacher.load(options.device, options.backend), teacher.reference
+    return teacher.load(options.device, options.backend), _named(teacher.reference)
+
+
+def _named(reference: str) -> str:
+    """A folder by its own name: a report may be read elsewhere."""
+    return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
 def _teacher_named(reference: str, options: InspectOptions) -> Any:

@@ -16,6 +16,8 @@ from composer.inspection.findings import Numbers, Recalled, Spectrum
 
 CUT = 1e-12
 """Of the largest eigenvalue: smaller ones are rounding."""
+BINS_OF_AGE = 12
+"""At most, each so many times as wide as the one before."""
 
 
 @runtime_checkable
@@ -47,8 +49,8 @@ class Moment:
 def recalled(moments: Sequence[Moment]) -> Recalled:
     """How well what is stored comes back, over how much there is and over its age."""
     last = moments[-1]
-    most = int(last.age.max()) + 1
-    bounds = sorted({min(most, 2**power) for power in range(math.ceil(math.log2(max(2, most))) + 1)})
+    there = last.age[last.there.any(1)] + 1
+    bounds = np.unique(np.geomspace(int(there.min()), int(there.max()), BINS_OF_AGE).round().astype(int)).tolist()
     bins = [last.there & ((last.age >= low) & (last.age < high))[:, None] for low, high in zip([0, *bounds], bounds, strict=False)]
     scores = [moment.scores for moment in moments]
     error, cosine = (

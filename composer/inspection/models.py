@@ -53,7 +53,7 @@ class Run:
         def visit(layer: int, name: str, head: Head, given: Given) -> None:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
-                implied = implied_weights(head, given, self.queries, model.base.backend)
+                implied = implied_weights(head, given, self.queries, model.base.backend).cpu()
                 rows = implied.total()[0].transpose(0, 1)
                 earlier = self._teacher.get(layer)
                 self._teacher[layer] = rows if earlier is None else torch.cat((earlier, rows))
@@ -92,14 +92,14 @@ class Run:
         weights: dict[str, Tensor] = {}
 
         def visit(at: int, name: str, head: Head, given: Given) -> None:
-            implied = implied_weights(head, given, self.queries, student.base.backend)
+            implied = implied_weights(head, given, self.queries, student.base.backend).cpu()
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), overheard(student, visit):
             heads, _ = answers(own[layer], lesson, student.base.backend)
         for one in self._of_layer(layer):
             place = slice(one.first, one.first + one.heads)
-            mine, theirs = heads[0, :, place].double(), lesson.heads[0, :, place].double()
+            mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
             one.teacher = binned(rows[place].float(), self.size).numpy()
             one.likeness = Likeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),

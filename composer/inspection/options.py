@@ -33,7 +33,7 @@ class InspectOptions:
     seed: int = 0
     layers: Sequence[int] | None = None
     queries: int = QUERIES
-    teacher: str | Path | None = None
+    teacher: str | None = None
     alone: bool = False
     device: str = "cpu"
     backend: str = "auto"

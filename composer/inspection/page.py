@@ -28,6 +28,7 @@ td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px soli
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; max-height: 14rem; overflow-y: auto;
   border: 1px solid var(--line); padding: .6rem; border-radius: 4px; }
 mark { background: none; color: var(--mark); font-weight: 700; text-decoration: underline; }
+nav { margin: 1rem 0; }
 nav a { color: inherit; margin-right: .8rem; white-space: nowrap; }
 """
 

@@ -34,9 +34,9 @@ class Store:
         mapped: Mapped = piece.values[self._features]
         pairs: Pairs = piece.values[ALL, ALL]
         self._logarithm = mapped.logarithm
-        self._queries.append(mapped.query[0])
-        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0])
-        self._values.append(repeat_heads(pairs.value, self._heads)[0])
+        self._queries.append(mapped.query[0].cpu())
+        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0].cpu())
+        self._values.append(repeat_heads(pairs.value, self._heads)[0].cpu())
 
     def ask(self, piece: Piece) -> None:
         """Ask the state, as it stands behind this piece, for all that is in it; the last token is one that was asked about."""
@@ -47,7 +47,8 @@ class Store:
         if not there.any():
             return
         own = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
-        back = memory.predict(torch.cat(self._keys)[None], own)[0]
+        keys = torch.cat(self._keys)[None].to(next(iter(own.values())).device)
+        back = memory.predict(keys, own)[0].cpu()
         age = end - 1 - torch.arange(end)
         self._moments.append(Moment(end, age, there, torch.cat(self._values).to(back.dtype), back))
 

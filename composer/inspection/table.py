@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings
+from composer.tables import Table
 
 
-def rows(found: Findings) -> tuple[list[str], list[list[str]]]:
-    """Headers, and a row a head."""
+def table_of(found: Findings) -> Table:
+    """A row a head, with means over the queries and the tokens of the answer."""
     memories = list(dict.fromkeys(name for head in found.heads for name in head.shares))
     asked = any(head.found.size for head in found.heads)
     headers = ["head", "of", *(f"{name} %" for name in memories)]
     headers += ["on the answer", "teacher's"] if asked else []
     headers += ["MSE", "KL"] if any(head.likeness for head in found.heads) else []
-    return headers, [_row(head, index, memories, headers) for head in found.heads for index in range(head.heads)]
+    rows = tuple(tuple(_row(head, index, memories, headers)) for head in found.heads for index in range(head.heads))
+    title = f"{found.model} on {found.text}, {len(found.tokens):,} tokens"
+    return Table(title, tuple(headers), rows, range(2, len(headers)))
 
 
 def _row(head: HeadFindings, index: int, memories: list[str], headers: list[str]) -> list[str]:

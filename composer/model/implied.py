@@ -36,6 +36,12 @@ class Implied:
     entered: Tensor
     sunk: Tensor | None = None
 
+    def cpu(self) -> Implied:
+        """The same in the memory of the CPU."""
+        own, parts = ({name: one.cpu() for name, one in of.items()} for of in (self.own, self.parts))
+        sunk = None if self.sunk is None else self.sunk.cpu()
+        return Implied(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk)
+
     def weights(self) -> dict[str, Tensor]:
         """Of each memory, the weights in the head's answer: B Q H T."""
         return {name: own * self.parts[name][..., None] for name, own in self.own.items()}

@@ -64,9 +64,9 @@ class ComposedPreTrainedModel(PreTrainedModel):
             keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, _where(options))
         return answer
 
-    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> None:
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **options: Any) -> None:
         """As transformers has it, with the record of what the model is."""
-        super().save_pretrained(save_directory, is_main_process, **options)
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if is_main_process:
             for keeper in KEEPERS:
                 keeper.saved(self, Path(save_directory))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +38,7 @@ class Given:
 
     def cut(self, columns: slice) -> Given:
         """Some consecutive tokens."""
-        states = (of[:, columns] for of in (self.hidden, self.query, self.key, self.value))
-        return Given(*states, self.tokens.cut(columns), self.sinks)
+        return self._each(lambda of: of[:, columns], self.tokens.cut(columns), self.sinks)
 
     @property
     def length(self) -> int:
@@ -47,8 +46,10 @@ class Given:
 
     def detached(self) -> Given:
         """The same without what they were computed from."""
-        states = (of.detach() for of in (self.hidden, self.query, self.key, self.value))
-        return Given(*states, self.tokens, None if self.sinks is None else self.sinks.detach())
+        return self._each(Tensor.detach, self.tokens, None if self.sinks is None else self.sinks.detach())
+
+    def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> Given:
+        return Given(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from composer.spec.inherit import find_spec, inherited, not_found, shown
 from composer.spec.messages import spec_error
 from composer.spec.overrides import overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
-from composer.spec.reading import read_file
+from composer.spec.reading import read_file, read_spec
+from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -37,6 +38,11 @@ def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
         return _overridden(document, overrides)
     except SpecError as error:
         raise together([(variant, error)], vary) from None
+
+
+def load_text(text: str, called: str, folder: Path) -> Spec:
+    """A spec from its text. called: how messages name it. folder: where the names that it extends start. Raises SpecError."""
+    return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
 def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
@@ -72,6 +78,14 @@ def load_document(source: Source) -> SpecNode:
     if path is None:
         raise SpecError(not_found(str(source), Path()))
     return inherited(read_file(path, shown(path)), path.parent, (Spec,), (path,))
+
+
+def names_a_spec(said: str) -> bool:
+    """Whether a word is a spec's, and no folder's: a shipped one's, or a YAML file's, with the variant of a sweep or without."""
+    if Path(said).expanduser().is_dir():
+        return False
+    names = (said, said.rpartition(SEPARATOR)[0])
+    return any(name.removesuffix(".yaml") in shipped_specs() or (name.endswith(".yaml") and Path(name).is_file()) for name in names)
 
 
 def _split(source: Source) -> tuple[Source, str | None]:

@@ -6,6 +6,7 @@ PyYAML follows YAML 1.1, where ``1e-3`` is text and ``on`` is true. Anchors, tag
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -97,6 +98,11 @@ def read_file(path: Path, shown: str) -> SpecNode:
         before = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
         raise SpecError(at(Place(shown, line, column), (), "not UTF-8: save the file in that encoding")) from None
+    return read_spec(text, shown)
+
+
+def read_spec(text: str, shown: str) -> SpecNode:
+    """Read the text of one spec, which has to say its version. Raises SpecError; of a text that is no spec it shows nothing."""
     try:
         root = read_text(text, shown)
     except SpecError:
@@ -108,6 +114,7 @@ def read_file(path: Path, shown: str) -> SpecNode:
     return root
 
 
+@functools.lru_cache(maxsize=64)  # the variants of a sweep, and what they extend, are the same text again and again
 def read_text(text: str, shown: str) -> SpecNode:
     """Read the text of one spec, a mapping at its top. shown: what messages call it. Raises SpecError."""
     root = _Document(text, shown).read()

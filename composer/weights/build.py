@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
+from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
 from composer.weights.beside import CARD, CONFIG, HASHED_ANYWAY, documents_in
-from composer.weights.card import model_card
+from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
@@ -150,11 +151,12 @@ def check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
 
 
 def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> Record:
-    """Puts config, card and record beside the weights and checks that all is as planned: the record, with all that stands there.
+    """Puts config, picture, card and record beside the weights and checks that all is as planned: the record, with all there is.
 
     name: what the card calls the model. Raises ``BuildError``.
     """
     write_json(folder / CONFIG, config)
+    write_text(folder / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
     write_text(folder / CARD, model_card(record, name))
     record = record.model_copy(update={"documents": documents_in(folder, record.files)})
     write_json(folder / RECORD, record.model_dump(mode="json"))

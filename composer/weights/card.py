@@ -8,6 +8,9 @@ import yaml
 
 from composer.weights.record import RECORD, Record, StoredSource
 
+PICTURE = "composition.svg"
+"""What the model is made of, drawn."""
+
 
 def model_card(record: Record, name: str) -> str:
     """Markdown with the Hub's front matter."""
@@ -37,6 +40,8 @@ def model_card(record: Record, name: str) -> str:
 
 `{record.resolved.name}` heads {_origin(source)}.
 {paper}
+![The graph of each head, and the map of layers]({PICTURE})
+
 | | |
 |---|---|
 | spec hash | `{record.spec_hash}` |

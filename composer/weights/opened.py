@@ -11,6 +11,7 @@ from blocks.part import Closed
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO, check_backend
+from composer.spec.loading import names_a_spec
 from composer.spec.parameters import graphs_of
 from composer.trust import refuse_code
 from composer.weights.contents import sha256
@@ -150,6 +151,8 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 def _open(reference: str, refusal: type[ComposerError]) -> Source:
     name, found, revision = reference.rpartition("@")
     here = Path(reference).expanduser().is_dir()
+    if names_a_spec(reference):
+        raise refusal(f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE")
     source = open_model(name, revision) if found and not here else open_model(reference)
     if source.trunk.labels is not None:
         raise refusal(f"{reference} is a classifier, and this is for language models.")

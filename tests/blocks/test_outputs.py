@@ -52,6 +52,9 @@ def test_the_gate_is_an_activation_of_the_hidden_state(activation: str, rank: in
     gate = logits / (1 + (-logits).exp()) if activation == "swish" else 1 / (1 + (-logits).exp())
     expected = Norm().finish(weights, output, hidden)[0, 1] * gate
     torch.testing.assert_close(part.finish(weights, output, hidden)[0, 1], expected, rtol=0, atol=1e-12)
+    last = part.model_copy(update={"first": "gate"})
+    expected = Norm().finish(weights, output[:, 1:2] * gate, hidden[:, 1:2])[0, 0]
+    torch.testing.assert_close(last.finish(weights, output, hidden)[0, 1], expected, rtol=0, atol=1e-12)
     alone = OutputGate(activation=activation, rank=rank)
     assert tensors(alone, noise=0.0).keys() == weights.keys() - {"weight"}
     torch.testing.assert_close(alone.finish(weights, output, hidden)[0, 1], output[0, 1] * gate, rtol=0, atol=1e-12)

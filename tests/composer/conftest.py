@@ -19,14 +19,14 @@ BLANK = b"\x89PNG\r\n\x1a\n"
 SAVED = Figure.savefig
 
 
-def _blank(_: Figure, target: Path, **__: Any) -> None:
-    Path(target).write_bytes(BLANK)
+def _blank(self: Figure, fname: Any, **_: Any) -> None:
+    Path(fname).write_bytes(BLANK)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Also while fixtures are made, whoever shares them."""
-    Figure.savefig = SAVED if item.path.name in DRAWN else _blank
+    Figure.savefig = SAVED if item.path.name in DRAWN else _blank  # pyright: ignore[reportAttributeAccessIssue]
     try:
         return (yield)
     finally:

@@ -72,15 +72,16 @@ def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
 
     A process that has imported them copies itself for each program.
     """
-    return _printed_behind(LIBRARIES, code, folder)
+    return printed_behind(LIBRARIES, code, folder)
 
 
 def printed_behind_composer(code: str, folder: Path = ROOT) -> str:
     """The same behind all that a model needs, and its compiler."""
-    return _printed_behind(COMPOSER, code, folder)
+    return printed_behind(COMPOSER, code, folder)
 
 
-def _printed_behind(imports: str, code: str, folder: Path) -> str:
+def printed_behind(imports: str, code: str, folder: Path = ROOT) -> str:
+    """What a program prints in a copy of a process that has run these imports, which stays there for the next one."""
     starter = _starter(imports)
     assert starter.stdin is not None
     assert starter.stdout is not None

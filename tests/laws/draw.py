@@ -46,7 +46,8 @@ def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrateg
     if annotation is bool:
         return st.booleans()
     if annotation is int:
-        return st.integers(1, 7)
+        top = next((int(bound.le) for bound in metadata if isinstance(bound, annotated_types.Le)), 7)
+        return st.integers(1, min(top, 7))
     if annotation is float:
         top = next((float(bound.lt) for bound in metadata if isinstance(bound, annotated_types.Lt)), 20.0)
         return st.sampled_from([top * 0.125, top * 0.5])

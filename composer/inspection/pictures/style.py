@@ -14,7 +14,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """Okabe & Ito's."""
 TEACHER, STUDENT, MARK = "#000000", "#0072B2", "#D55E00"
 MAP = "cividis"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,

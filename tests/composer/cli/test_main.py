@@ -54,6 +54,7 @@ def test_the_commands() -> None:
         "check",
         "diff",
         "distill",
+        "draw",
         "eval",
         "explain",
         "generate",
@@ -68,6 +69,7 @@ def test_the_commands() -> None:
         "tasks",
         "train",
         "verify",
+        "view",
     ]
 
 

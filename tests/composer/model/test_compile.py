@@ -10,6 +10,8 @@ from tests.composer.programs import printed_behind_composer
 
 BOTH = ["softmax", "lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato"]
 """Those that cover the kinds of memory."""
+TWO = ["alternating-delta", "gdn-hybrid", "kda-hybrid", "hypenet"]
+"""Those whose layers differ."""
 PROGRAM = """
     import torch
     import composer
@@ -45,9 +47,9 @@ def test_a_step_of_decode_is_one_graph(name: str) -> None:
         if hasattr(memory, "size")
     ]
     calls = [(1, 9), (4, 10)] if name in BOTH else [(4, 10)]
-    code = PROGRAM.format(spec=name, small=small, calls=calls, layers=2 if name == "alternating-delta" else 1)
+    code = PROGRAM.format(spec=name, small=small, calls=calls, layers=2 if name in TWO else 1)
     assert printed_behind_composer(code).split() == ["compared"] * len(calls)
 
 
 def test_none_is_left_out() -> None:
-    assert {"lolcats-terraced", *BOTH} <= set(CAUSAL)
+    assert {"lolcats-terraced", *BOTH, *TWO} <= set(CAUSAL)

@@ -8,7 +8,7 @@ from tests.composer.model.models import CAUSAL
 from tests.composer.programs import printed_behind_composer
 
 SMALL = {"lola": ["head.memory.0.size=4", "head.memory.1.size=3"], "lolcats-terraced": ["head.memory.0.size=4"]}
-LAYERS = {"alternating-delta": 2, "hybrid": 2, "mixed-heads": 2}
+LAYERS = dict.fromkeys(("alternating-delta", "hybrid", "mixed-heads", "gdn-hybrid", "kda-hybrid", "hypenet"), 2)
 EXPORTED = ["softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"]
 PROGRAM = """
     import torch

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BuildError
+from composer.weights.card import PICTURE
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
 from tests.checkpoints import llama
@@ -51,6 +52,7 @@ def test_force_over_what_an_earlier_version_built(source: Path, tmp_path: Path):
     record = json.loads((out / RECORD).read_text())
     del record["documents"]
     (out / RECORD).write_text(json.dumps(record))
+    (out / PICTURE).unlink()  # of which earlier versions knew nothing
     (out / "tokenizer.model").write_text("mine")
     with pytest.raises(BuildError, match=r"no build wrote \(tokenizer\.model; its record, of an earlier version"):
         build(source, out, force=True)

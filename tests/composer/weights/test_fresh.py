@@ -16,6 +16,7 @@ from composer.errors import BuildError, SpecError
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
 from composer.weights import fresh as fresh_module
+from composer.weights.card import PICTURE
 from composer.weights.dimensions import dimensions
 from composer.weights.fresh import build_fresh_folder, parameters, trunk_from
 from composer.weights.record import RECORD, read_record
@@ -26,7 +27,7 @@ from tests.composer.model.trunks import HEADS, TRUNKS, document
 from tests.composer.weights.students import SOFTMAX, loaded
 
 WEIGHTS = "model.safetensors"
-FILES = [RECORD, "README.md", "config.json", "generation_config.json", WEIGHTS]
+FILES = [RECORD, "README.md", PICTURE, "config.json", "generation_config.json", WEIGHTS]
 
 
 def build(out: Path, head: str = "lolcats", trunk: dict[str, Any] | None = None, **options: Any) -> Path:

@@ -97,7 +97,8 @@ def test_what_a_trainer_saves_is_accepted_everywhere(teacher: Path, built: Path,
 
 def test_checkpoints_have_one_too(built: Path, tmp_path: Path) -> None:
     trainer = trained(composer.load(built), tmp_path / "runs")
-    trainer._save_checkpoint(trainer.model, None)
+    model: Any = trainer.model
+    trainer._save_checkpoint(model, None)
     trainer.save_model()
     assert composer.verify(tmp_path / "runs" / "checkpoint-2").ok
     assert composer.verify(tmp_path / "runs").ok
@@ -170,7 +171,8 @@ def test_a_model_from_nothing(tmp_path: Path) -> None:
 
 
 def test_other_types_are_compared_in_their_own(built: Path, tmp_path: Path) -> None:
-    composer.load(built).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
+    model: Any = composer.load(built)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "saved")
     record = record_in(tmp_path / "saved")
     assert composer.verify(tmp_path / "saved").ok
     assert [save.changed for save in record.saved] == [0]

@@ -1,0 +1,71 @@
+"""The first pairs of a document, exactly: sinks that attention leans on, kept for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from blocks.flow import Pairs, Partial
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.holding import Holding, only, state_of
+from blocks.operation import EVERY, Call, Form
+from blocks.part import Parameters, Slot, State
+from blocks.softmax import dense
+
+
+class First(Holding):
+    """Softmax over the first ``size`` pairs of the document; all others fall as they come.
+
+    Above a window, the window with sinks of StreamingLLM: ``memory: [first, window]``.
+    """
+
+    equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t, s < size"
+    source: ClassVar[str] = "Xiao et al. 2023, arXiv:2309.17453"
+    sifts: ClassVar[bool] = True
+    kind: Literal["first"] = "first"
+    size: PositiveInt = 4
+    """Pairs that it holds."""
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        return self.slots(shape, self.size)
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return self.size
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 4 * self.size * shape.heads * shape.head_dim
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        return (Form(EVERY, "the first pairs, masked", self.answer),)
+
+    def answer(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
+    ) -> tuple[tuple[Partial, Pairs], State]:
+        """Answer the queries; a pair that is not kept falls at its own token."""
+        tokens, size = call.tokens, self.size
+        entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
+        stays = pairs.present & (pairs.position < size)
+        there = torch.cat((call.state["position"] >= 0, stays), dim=1)
+        entry = torch.arange(there.shape[1], device=there.device)
+        visible = there[:, None] & (entry <= entry[size:, None])
+        segment = tokens.extended_segment(size)
+        if segment is not None:
+            visible = visible & (segment[:, size:, None] == segment[:, None])
+        answer = dense(call.turn(query, self.turn), entries.key, entries.value, visible, call.shape.softcap)
+
+        # Handed on are those of the document that the row ends in, in their order, and as many that are none behind them.
+        held = there if segment is None else there & (segment == tokens.last_segment())
+        order = torch.where(held, entry, entry + there.shape[1]).argsort(1)[:, :size]
+        kept = _picked(held, order)
+        carried = entries.each(lambda of: _picked(of, order) * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
+        carried = only(carried, kept)
+        # The pairs are the call's own, whatever becomes of them; one that has stayed is none for those below.
+        fallen = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
+        return (answer, fallen), state_of(carried, call.state)
+
+
+def _picked(entries: Tensor, order: Tensor) -> Tensor:
+    index = order.view(*order.shape, *[1] * (entries.dim() - 2)).expand(-1, -1, *entries.shape[2:])
+    return entries.gather(1, index)

@@ -1,0 +1,59 @@
+"""Learned pairs that every token sees: what a model wants to have at hand, whatever the text."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from blocks import initialise
+from blocks.flow import Pairs, Partial
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.holding import Holding
+from blocks.operation import EVERY, Call, Form
+from blocks.part import Fresh, Parameters, Slot, State
+from blocks.softmax import dense
+
+
+class Meta(Holding):
+    """Softmax over ``size`` learned pairs a key head, which belong to no token; every pair of the text falls as it comes.
+
+    Keys stand at position 0: with ``position: none`` a token sees them alike wherever it stands. Values start at 0.
+    """
+
+    equation: ClassVar[str] = "o_t = Σ_m softmax_m(q_t·k_m / √D) v_m, k_m and v_m learned; lse_t = log Σ_m exp(q_t·k_m / √D)"
+    source: ClassVar[str] = (
+        "Nguyen et al. 2025, arXiv:2507.09025 (Lizard's meta memory); Dong et al. 2024, arXiv:2411.13676 (Hymba)"
+    )
+    incidental: ClassVar[frozenset[str]] = Holding.incidental - {"size"}
+    kind: Literal["meta"] = "meta"
+    size: PositiveInt = 4
+    """Learned pairs."""
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        pair = (self.size, shape.key_heads, shape.head_dim)
+        own = {"key": Fresh(pair, initialise.normal(shape.head_dim)), "value": Fresh(pair, initialise.constant(0.0))}
+        return super().parameters(shape) | own
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        """Nothing of the text."""
+        return {}
+
+    def pairs_held(self, shape: Shape, tokens: int) -> float:
+        return 0
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 4 * self.size * shape.heads * shape.head_dim
+
+    def forms(self, shape: Shape) -> tuple[Form, ...]:
+        return (Form(EVERY, "all learned pairs", self.answer),)
+
+    def answer(
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
+    ) -> tuple[tuple[Partial, Pairs], State]:
+        """Answer the queries, and let every pair fall."""
+        asking = call.turn(query, self.turn)
+        batch, length = query.shape[:2]
+        key, value = (parameters[name].to(query.dtype).expand(batch, -1, -1, -1) for name in ("key", "value"))
+        visible = torch.ones(batch, length, self.size, dtype=torch.bool, device=query.device)
+        return (dense(asking, key, value, visible, call.shape.softcap), pairs), {}

@@ -1,0 +1,53 @@
+"""Specs in the place of models: each is built for the bench, and its heads are random, on which no time depends."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer.api import build_folder
+from composer.errors import BenchError
+from composer.spec.loading import load_spec, names_a_spec
+
+
+@contextmanager
+def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, str]]]:
+    """The folders and models to time, specs built in a folder that is gone afterwards: on the first model that is named beside
+    them, or, where none is, on a trunk of their own. And what each folder that was built is, in words, by its path.
+
+    Raises BenchError where there is nothing to build one on, and SpecError, SourceError and BuildError.
+    """
+    specs = [one for one in named if names_a_spec(one)]
+    if not specs:
+        yield tuple(named), {}
+        return
+    source = next((one for one in named if one not in specs), None)
+    name, found, revision = (source or "").rpartition("@")
+    tagged = bool(found) and source is not None and not Path(source).expanduser().is_dir()
+    with tempfile.TemporaryDirectory(prefix="compose-bench-") as folder:
+        paths, said = [], {}
+        for number, one in enumerate(named):
+            if one not in specs:
+                paths.append(one)
+                continue
+            spec = load_spec(one)
+            if source is None and spec.trunk is None:
+                raise BenchError(
+                    f"{one} is a spec, and models are timed. Name one beside it, for it to be built on (compose bench SOURCE {one} "
+                    f"…), or build it: compose build {one} --from SOURCE"
+                )
+            out = Path(folder) / str(number) / spec.name
+            fresh = spec.trunk is not None
+            build_folder(
+                spec,
+                None if fresh else name if tagged else source,
+                out,
+                fresh=fresh,
+                revision=revision if tagged and not fresh else None,
+                seed=seed,
+            )
+            paths.append(str(out))
+            said[str(out)] = f"the spec {one}" if fresh else f"the spec {one} on {source}"
+        yield tuple(paths), said

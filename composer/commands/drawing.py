@@ -1,0 +1,90 @@
+"""``draw``, and the pictures of ``diff``: what a spec or a model is made of, as SVG; nothing here needs torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from composer.api import SpecLike, loaded_spec
+from composer.commands.arguments import Reference, check_dtype
+from composer.drawing.beside import beside
+from composer.drawing.picture import Picture, picture
+from composer.errors import BuildError, ComposerError, in_words
+from composer.files import write_whole
+from composer.spec.document import Spec
+from composer.weights.drawn import of_model, on_source
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@in_words
+def draw(
+    spec: SpecLike | PreTrainedModel,
+    source: Reference | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+    sequence: int = 4096,
+    dtype: Dtype | None = None,
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Picture:
+    """A picture of the spec, as SVG: the graph of each head and the map of layers. Of a model that was built, its own spec's.
+
+    spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk or,
+    where it has none, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted. dtype: that states are counted in;
+    left out, the source's own, or float32. out: an .svg file that it is written to, too; force: replaces what is there. Raises
+    ComposerError.
+
+        composer.draw("lola", "teacher").save("lola.svg")
+    """
+    check_dtype(dtype)
+    check_file(out, force=force)
+    if sequence < 1:
+        raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    given = of_model(spec)
+    if given is None:
+        given = on_source(loaded_spec(cast("SpecLike", spec), overrides), source, revision)
+    elif source is not None or overrides or revision is not None:
+        raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
+    found = picture(given.resolved, on=given.on, sequence=sequence, dtype=dtype or given.dtype)
+    if out is not None:
+        _write(found, Path(out), force=force)
+    return found
+
+
+def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str | None, out: str | Path, *, force: bool) -> Picture:
+    """Two specs beside each other, what differs marked, written to a file. Raises ComposerError."""
+    check_file(out, force=force)
+    one, other = (on_source(spec, source, revision) for spec in specs)
+    found = beside(one.resolved, other.resolved, on=one.on, dtype=one.dtype)
+    _write(found, Path(out), force=force)
+    return found
+
+
+def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
+    """Whether a picture may be written there. Raises ComposerError."""
+    if out is None:
+        if force:
+            raise ComposerError("--force replaces a file, and none is named to write the picture to")
+    elif Path(out).suffix != ".svg":
+        raise ComposerError(f"{out}: pictures are SVG; name a file that ends in .svg")
+    elif Path(out).exists() and not force:
+        raise ComposerError(_taken(out))
+
+
+def _write(found: Picture, out: Path, *, force: bool) -> None:
+    try:
+        write_whole(out, found.svg, replace=force)
+    except FileExistsError:
+        raise ComposerError(_taken(out)) from None
+    except OSError as error:
+        raise ComposerError(f"{out} cannot be written: {error.strerror}") from None
+
+
+def _taken(out: str | os.PathLike[str]) -> str:
+    return f"{out} is there already; --force replaces it, or choose another name"

@@ -1,0 +1,1 @@
+"""Pictures of specs: the graph of each head and the map of layers, as SVG."""

@@ -1,0 +1,52 @@
+"""Two specs beside each other, with what differs between their heads marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from composer.drawing.picture import BETWEEN, Picture, kinds_of, picture, svg
+from composer.graph.graph import HeadGraph, build_graph
+from composer.spec.resolve import Resolved, meaning
+
+Kind = tuple[str, int]
+
+
+def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence: int = 4096, dtype: str = "float32") -> Picture:
+    """Both pictures as one. Marked are the parts of a head that the other spec's has not, or has otherwise; heads are the same by
+    their names, or where each spec has but one."""
+    marks = _marks(first, second)
+    one, other = (
+        picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
+        for spec, marked in zip((first, second), marks, strict=True)
+    )
+    wide, high = one.width + BETWEEN + other.width, max(one.height, other.height)
+    inside = one.svg + other.svg.replace("<svg ", f'<svg x="{one.width + BETWEEN:.0f}" ', 1)
+    return Picture(svg(inside, wide, high), wide, high)
+
+
+def _marks(first: Resolved, second: Resolved) -> tuple[dict[Kind, frozenset[str]], dict[Kind, frozenset[str]]]:
+    graphs = tuple(
+        {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds_of(spec).items()} for spec in (first, second)
+    )
+    return _marked(*graphs), _marked(*reversed(graphs))
+
+
+def _marked(graphs: dict[Kind, HeadGraph], others: dict[Kind, HeadGraph]) -> dict[Kind, frozenset[str]]:
+    """Nodes of the first that the others have not, by head and number of its heads; nothing of a head that has no counterpart."""
+    found = {}
+    for kind, graph in graphs.items():
+        alike = [other for (name, _), other in others.items() if name == kind[0]]
+        if len(graphs) == len(others) == 1:
+            alike = list(others.values())
+        if alike:
+            known = set(_said(alike[0]))
+            found[kind] = frozenset(name for name, means in _said(graph) if (name, means) not in known)
+    return found
+
+
+def _said(graph: HeadGraph) -> Iterator[tuple[str, str]]:
+    """Each part's node, with what it means and what it is fed, as text."""
+    for node in graph.parts:
+        fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))
+        said = meaning(node.part) if node.main else getattr(node.part, "weight", None)
+        yield node.name, repr((node.kind, said, fed))

@@ -1,0 +1,204 @@
+"""What a picture says of each part: parts answer for themselves, so that a new one appears by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blocks.memories.base import Memory
+from blocks.operation import Kind
+from blocks.part import Part, Slot
+from composer.drawing.layered import LABEL_SIZE, Link, Size
+from composer.drawing.text import fitted, lines_of, width
+from composer.graph.graph import Edge, HeadGraph, Node
+from composer.spec.explain import state_bytes, state_size
+from composer.words import size
+
+CAPTION, TITLE, DETAIL = 10, 13, 11
+WIDEST = 210.0
+"""Of a line in a box."""
+LEADING = {CAPTION: 13.0, TITLE: 17.0, DETAIL: 15.0}
+PADDING, INSET = 7.0, 10.0
+WORDS = {
+    Kind.HIDDEN: "hidden states",
+    Kind.QUERY: "queries",
+    Kind.KEY: "keys",
+    Kind.VALUE: "values",
+    Kind.NUMBERS: "rates",
+    Kind.PAIRS: "pairs",
+    Kind.FEATURES: "features",
+    Kind.DECAY: "decay",
+    Kind.WEIGHT: "weight",
+    Kind.PARTIAL: "partial",
+    Kind.SINKS: "sinks",
+    Kind.OUTPUT: "output",
+}
+"""What flows, as labels have it."""
+LOOKS = {
+    Kind.PARTIAL: "memory",
+    Kind.FEATURES: "features",
+    **dict.fromkeys((Kind.DECAY, Kind.NUMBERS, Kind.WEIGHT, Kind.SINKS), "control"),
+    Kind.PAIRS: "pairs",
+    Kind.OUTPUT: "after",
+}
+"""How a part looks that gives this; any other looks like one that mixes tokens."""
+ENOUGH = 40
+"""Characters of a value that is shown as it is."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One line in a box. style: caption, title, detail or state."""
+
+    text: str
+    size: int
+    style: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """One node as it is drawn. look: what decides its shape and colour. title: what a pointer that rests on it is told."""
+
+    name: str
+    look: str
+    lines: tuple[Text, ...]
+    title: str
+
+    @property
+    def size(self) -> Size:
+        wide = max(width(line.text, line.size, bold=line.style in ("title", "state")) for line in self.lines)
+        height = sum(LEADING[line.size] for line in self.lines) + 2 * PADDING
+        return Size(max(wide + 2 * (PADDING + INSET), 84.0), height, INSET)
+
+
+def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str, Box], list[Link]]:
+    """What of a head's graph is drawn: nodes that something flows through, in the order of the flow, and what flows.
+
+    tokens: after how many the state is counted that grows. dtype: that the model computes in.
+    """
+    passed = {node.name: edge for node in graph.parts if (edge := _passes(graph, node))}
+    joined: dict[tuple[str, str, str, str], list[Edge]] = {}
+    for edge in graph.edges:
+        if edge.end in passed:
+            continue
+        start = edge
+        while start.start in passed:
+            start = passed[start.start]
+        joined.setdefault((start.start, start.output, edge.end, edge.input), []).append(
+            replace(start, end=edge.end, input=edge.input)
+        )
+    links = [_link(edges[0], len(edges)) for edges in joined.values()]
+    drawn = {name for link in links for name in (link.start, link.end)}
+    sizes = _state_bytes(graph, tokens, dtype)
+    nodes = [node for node in graph.order if node.name in drawn]
+    return {node.name: _box(node, graph, sizes.get(node.name, 0), tokens) for node in nodes}, links
+
+
+def _passes(graph: HeadGraph, node: Node) -> Edge | None:
+    """What flows into a node that no spec says and that hands on the only thing it is given: it is drawn as a line."""
+    entering = graph.into(node.name)
+    alone = node.path is None and node.main and len(entering) == 1 and len(graph.out_of(node.name)) == 1
+    return entering[0] if alone and not node.operation.slots else None
+
+
+def _link(edge: Edge, count: int) -> Link:
+    word = WORDS[edge.kind]
+    if edge.output == "fallen":
+        word = "pairs that fall"
+    elif edge.input not in (edge.kind, "partial", "pairs", "numbers") and edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE):
+        word = f"{edge.input} {word}"
+    kind = "fallen" if edge.output == "fallen" else str(edge.kind)
+    label = fitted(word, WIDEST, LABEL_SIZE)
+    sizes = " × ".join(f"{count:,}" for count in (edge.heads, edge.dim) if count)
+    title = f"{word}, from {edge.start} to {edge.end}" + (f": {sizes} a token" if sizes and kind != "weight" else "")
+    return Link(edge.start, edge.output, edge.end, kind, label, width(label, LABEL_SIZE), title)
+
+
+def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
+    """Of each node, for one row of a batch."""
+    found: dict[str, dict[str, Slot]] = {}
+    for name, slot in state_size(graph, tokens).items():
+        node, _, tensor = name.rpartition(".")
+        found.setdefault(node, {})[tensor] = slot
+    return {node: state_bytes(slots, dtype) for node, slots in found.items()}
+
+
+def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
+    caption, title, details = _words(node)
+    lines = [Text(fitted(caption, WIDEST, CAPTION), CAPTION, "caption")] if caption else []
+    lines.append(Text(fitted(title, WIDEST, TITLE, bold=True), TITLE, "title"))
+    shown = {id(other.part) for other in graph.parts if other is not node}
+    if node.part is not None and node.main:
+        details = [*details, *_said(node.part, shown)]
+    lines += [Text(line, DETAIL, "detail") for line in lines_of(details, WIDEST, DETAIL)]
+    if held:
+        grows = isinstance(node.part, Memory) and node.part.grows
+        lines.append(Text(f"state {size(held)}", DETAIL, "state"))
+        if grows:
+            lines.append(Text(f"at {tokens:,} tokens; it grows", DETAIL, "detail"))
+    equation = f"\n{node.part.equation}\n({node.part.source})" if node.part is not None and hasattr(node.part, "equation") else ""
+    return Box(node.name, _look(node), tuple(lines), f"{node.name}{equation}")
+
+
+def _words(node: Node) -> tuple[str, str, list[str]]:
+    """Caption, title and first details."""
+    shape, gives = node.shape, [port.kind for port in node.operation.gives]
+    if node.part is None:
+        if not gives:
+            return "", "output", [f"{shape.heads:,} heads × {shape.head_dim:,}"]
+        word = WORDS[gives[0]]
+        heads = {Kind.QUERY: shape.heads, Kind.KEY: shape.key_heads, Kind.VALUE: shape.key_heads}.get(gives[0])
+        sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: f"{shape.heads:,} heads"}.get(gives[0])
+        return "", word, [sizes or f"{heads:,} head{'' if heads == 1 else 's'} × {shape.head_dim:,}"]
+    if gives == [Kind.WEIGHT]:
+        return f"weight of {node.module}", _value(getattr(node.part, "weight", None)), []
+    if node.path is None and Kind.PAIRS in gives:
+        return "", "pairs", ["key and value of a token"]
+    role = getattr(node.part, "role", "")
+    if isinstance(node.part, Memory):
+        named = node.part.called != node.kind
+        return f"{role}: {node.kind}" if named else role, node.part.called, []
+    details = []
+    if Kind.FEATURES in gives:
+        details.append(f"{shape.features:,} features")
+    return (role if node.main else f"{role}, way out"), node.kind, details
+
+
+def _said(part: Part, shown: set[int]) -> Iterator[str]:
+    """Its fields, in words: sizes always, others where they are not at their defaults. shown: parts with a box of their own."""
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if name in ("kind", "name", "weight") or id(value) in shown:
+            continue
+        if isinstance(value, Part):
+            kind = getattr(value, "kind", "none")
+            inner = ", ".join(_said(value, shown))
+            if kind != "none":
+                yield f"{name} {kind}" + (f" ({inner})" if inner else "")
+        elif (isinstance(value, int) and not isinstance(value, bool)) or value != field.get_default(call_default_factory=True):
+            yield f"{name.replace('_', ' ')} {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        text = ", ".join(map(_value, value))
+    elif isinstance(value, Mapping):
+        text = ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    elif isinstance(value, bool) or value is None:
+        text = {True: "yes", False: "no", None: "none"}[value]
+    elif isinstance(value, float):
+        text = f"{value:g}"
+    else:
+        text = str(value)
+    return text if len(text) <= ENOUGH else text[:ENOUGH] + "…"
+
+
+def _look(node: Node) -> str:
+    """What decides shape and colour: what the node reads and gives."""
+    if node.part is None:
+        return "input" if node.operation.gives else "result"
+    gives = {port.kind for port in node.operation.gives}
+    if any(port.kind is Kind.PARTIAL for port in node.operation.reads):
+        return "read"
+    return next((look for kind, look in LOOKS.items() if kind in gives), "mixing")

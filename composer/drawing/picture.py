@@ -1,0 +1,188 @@
+"""The picture of a resolved spec: its name, the map of its layers, and the graph of every kind of head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from blocks.legend import Shape
+from composer.drawing.head import drawn
+from composer.drawing.layers import letters, map_of_layers
+from composer.drawing.style import style
+from composer.drawing.svg import element, escaped
+from composer.drawing.text import fitted, lines_of, width
+from composer.files import write_whole
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import HeadGraph, build_graph
+from composer.spec.dimensions import Dimensions
+from composer.spec.explain import COUNTER, state_bytes, state_size
+from composer.spec.resolve import Resolved
+from composer.words import ranges, size
+from converters.shard import BYTES
+
+TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
+TYPICAL_OF = "the sizes of Llama-3.2-1B"
+"""What a spec is drawn on where nobody names a source."""
+MARGIN, BETWEEN = 20.0, 28.0
+NARROWEST, WIDEST = 440.0, 820.0
+"""Of a picture, where its content lets it: what a README shows without making it smaller is the wider one."""
+Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """SVG, and its size in pixels. A notebook shows it; ``save`` writes it."""
+
+    svg: str
+    width: float
+    height: float
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the picture, whole or not at all. Raises OSError."""
+        write_whole(Path(path), self.svg)
+
+
+@dataclass
+class _Sheet:
+    """Elements on their way down a picture."""
+
+    elements: list[str]
+    width: float
+    y: float
+
+
+def picture(
+    resolved: Resolved,
+    *,
+    on: str | None = None,
+    sequence: int = 4096,
+    dtype: str = "float32",
+    marked: Mapping[tuple[str, int], frozenset[str]] | None = None,
+) -> Picture:
+    """The spec, drawn. on: what its sizes are those of. sequence: tokens at which a growing state is counted, and the source's
+    cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
+    kinds = kinds_of(resolved)
+    graphs = {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds.items()}
+    sheet = _Sheet([], NARROWEST, MARGIN)
+    panels = {kind: drawn(graph, sequence, dtype, (marked or {}).get(kind, frozenset())) for kind, graph in graphs.items()}
+    widest = max([NARROWEST, *(wide for _, wide, _ in panels.values())])
+    _heading(sheet, resolved, on, widest)
+    _figures(sheet, resolved, kinds, graphs, sequence, dtype, widest)
+    named = letters(list(kinds))
+    found, wide, high = map_of_layers(resolved, named, MARGIN, sheet.y)
+    sheet.elements += found
+    sheet.width, sheet.y = max(sheet.width, wide), sheet.y + high + BETWEEN
+    _panels(sheet, panels, {kind: _says(named[kind], kind, kinds[kind], several=len(kinds) > 1) for kind in kinds})
+    return _whole(sheet, resolved.name)
+
+
+def kinds_of(resolved: Resolved) -> Kinds:
+    """Every kind of group there is, by head and number of its heads: head, shape, layers."""
+    kinds: Kinds = {}
+    for layer, group, head, shape in resolved.groups():
+        kinds.setdefault((group.head, group.heads), (head, shape, []))[2].append(layer)
+    return kinds
+
+
+def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
+    _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
+    size_ = resolved.dimensions
+    layers = f"{size_.layers:,} layer{'' if size_.layers == 1 else 's'}"
+    heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
+    _lines(sheet, [*([f"on {on}"] if on else []), layers, heads], most)
+    _lines(sheet, [resolved.paper] if resolved.paper else [], most)
+
+
+def _figures(
+    sheet: _Sheet,
+    resolved: Resolved,
+    kinds: Kinds,
+    graphs: Mapping[tuple[str, int], HeadGraph],
+    tokens: int,
+    dtype: str,
+    most: float,
+) -> None:
+    """What it takes to go on with a text, for one row of a batch, beside the source's cache."""
+    if resolved.direction != "causal":
+        _text(sheet, "Every token sees those after it, too: no state is kept.", 12, "said", 17)
+        sheet.y += 8
+        return
+    state = COUNTER + sum(
+        len(layers) * state_bytes(state_size(graphs[kind], tokens), dtype) for kind, (_, _, layers) in kinds.items()
+    )
+    size_ = resolved.dimensions
+    cache = 2 * tokens * size_.layers * size_.key_heads * size_.head_dim * BYTES[dtype]
+    grows = any(memory.grows for head, _, _ in kinds.values() for memory in head.memory)
+    _text(sheet, f"State {size(state)}" + (f" at {tokens:,} tokens, and growing" if grows else " at any length"), 13, "state", 18)
+    beside = f"softmax attention's KV cache: {size(cache)} at {tokens:,} tokens"
+    _lines(sheet, [f"of one text, in {dtype}", beside], most)
+    sheet.y += 8
+
+
+def _lines(sheet: _Sheet, pieces: list[str], most: float) -> None:
+    """What stands below a heading, in as many lines as it takes."""
+    for line in lines_of(pieces, most, 12):
+        _text(sheet, line, 12, "said", 17)
+
+
+def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> None:
+    sheet.y += leading
+    sheet.elements.append(element("text", escaped(text), class_=f"cd-{name}", x=MARGIN, y=sheet.y - 5, font_size=font))
+    sheet.width = max(sheet.width, width(text, font, bold=name in ("name", "state")))
+
+
+def _says(letter: str, kind: tuple[str, int], about: tuple[HeadSpec, Shape, list[int]], *, several: bool) -> str:
+    name, heads = kind
+    where = f"layer{'' if len(about[2]) == 1 else 's'} {_ranges(about[2])}"
+    return f"{letter}: {name}, " + (f"{heads:,} query head{'' if heads == 1 else 's'} of {where}" if several else f"in {where}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 3, 6; or, of evenly spaced ones, 0, 2, … 14."""
+    steps = {second - first for first, second in pairwise(numbers)}
+    if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
+    return ranges(numbers)
+
+
+def _panels(
+    sheet: _Sheet, panels: Mapping[tuple[str, int], tuple[list[str], float, float]], says: Mapping[tuple[str, int], str]
+) -> None:
+    """The heads' graphs, beside each other as long as there is room."""
+    x, lowest = 0.0, sheet.y
+    for kind, (elements, wide, high) in panels.items():
+        said = fitted(says[kind], max(wide, NARROWEST), 13, bold=True)
+        across = max(wide, width(said, 13, bold=True))
+        if x and x + across > WIDEST - 2 * MARGIN:
+            x, sheet.y = 0.0, lowest + BETWEEN
+        left = MARGIN + x
+        sheet.elements.append(element("text", escaped(said), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
+        moved = f"translate({left + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
+        sheet.elements.append(element("g", elements, transform=moved))
+        lowest = max(lowest, sheet.y + 28 + high)
+        x += across + BETWEEN
+        sheet.width = max(sheet.width, x - BETWEEN)
+    sheet.y = lowest
+
+
+def _whole(sheet: _Sheet, name: str) -> Picture:
+    wide, high = sheet.width + 2 * MARGIN, sheet.y + MARGIN
+    ground = element("rect", class_="cd-ground", x=0.5, y=0.5, width=wide - 1, height=high - 1, rx=8)
+    title = element("title", escaped(f"{name}: its heads and layers"))
+    elements = "\n".join([ground, *sheet.elements])
+    inside = f"{title}\n{element('style', style(elements))}\n{elements}"
+    return Picture(svg(inside + "\n", wide, high), wide, high)
+
+
+def svg(inside: str, wide: float, high: float) -> str:
+    """The whole of a picture."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="cd-picture" role="img" width="{wide:.0f}" height="{high:.0f}" '
+        f'viewBox="0 0 {wide:.0f} {high:.0f}">\n{inside}</svg>\n'
+    )

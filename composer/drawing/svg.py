@@ -1,0 +1,33 @@
+"""SVG as text. All that comes from a user is escaped, and what XML forbids is replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escaped(text: str) -> str:
+    """Text as it may stand between tags and in attributes."""
+    clean = _FORBIDDEN.sub("\ufffd", text)
+    for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
+        clean = clean.replace(character, written)
+    return clean
+
+
+def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
+    """One element. children: elements; of text, use ``escaped``. An attribute's trailing and inner underscores are hyphens or
+    nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
+    said = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escaped(number(value) if isinstance(value, float) else str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    inside = children if isinstance(children, str) else "".join(children)
+    return f"<{tag}{said}>{inside}</{tag}>" if inside else f"<{tag}{said}/>"
+
+
+def number(value: float) -> str:
+    """A coordinate, to a tenth."""
+    return f"{value:.1f}".removesuffix(".0")

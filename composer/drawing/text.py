@@ -1,0 +1,66 @@
+"""How wide text is, and how it is broken and cut to fit.
+
+Widths are those of DejaVu Sans, which ships with matplotlib; of the fonts that the pictures ask for, no usual one is wider. So what
+fits by this table fits wherever the picture is opened.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+FAMILY = "-apple-system, 'Segoe UI', 'Noto Sans', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+
+# Thousandths of the font's size, from the space to the tilde.
+_PLAIN = (
+    "318 401 460 838 637 951 780 275 391 391 500 838 318 361 318 337 637 637 637 637 637 637 637 637 637 637 337 337 838 "
+    "838 838 531 1000 685 687 699 771 632 576 775 752 295 295 656 558 863 749 788 604 788 695 635 611 732 685 989 686 611 "
+    "686 391 337 391 838 500 500 613 635 550 635 616 353 635 634 278 278 580 278 975 634 612 635 635 412 521 393 634 592 "
+    "818 592 592 525 637 337 637 838"
+)
+_BOLD = (
+    "349 457 521 838 696 1002 873 307 458 458 523 838 380 416 380 366 696 696 696 696 696 696 696 696 696 696 400 400 838 "
+    "838 838 581 1000 774 763 734 831 684 684 821 837 373 373 775 638 996 837 851 733 851 771 721 683 813 774 1104 771 725 "
+    "726 458 366 458 838 500 500 675 716 593 716 679 436 716 712 343 343 666 343 1042 712 688 716 716 494 596 479 712 652 "
+    "924 646 652 583 712 366 712 838"
+)
+_TABLES = {
+    bold: dict(zip(map(chr, range(32, 127)), map(int, widths.split()), strict=True))
+    for bold, widths in ((False, _PLAIN), (True, _BOLD))
+}
+_OTHER, _WIDE = 1250, 1400
+"""Any other character, and one that takes two columns of a terminal: more than all but a few of them are wide."""
+CUT = "…"
+
+
+def width(text: str, size: float, *, bold: bool = False) -> float:
+    """Of one line of text, in the units of ``size``."""
+    return sum(_of(character, _TABLES[bold]) for character in text) * size / 1000
+
+
+def _of(character: str, table: dict[str, int]) -> int:
+    found = table.get(character)
+    if found is not None:
+        return found
+    return _WIDE if unicodedata.east_asian_width(character) in "WF" else _OTHER
+
+
+def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
+    """The text, or as much of its beginning as leaves room for ``…``."""
+    if width(text, size, bold=bold) <= most:
+        return text
+    kept = text
+    while kept and width(kept.rstrip() + CUT, size, bold=bold) > most:
+        kept = kept[:-1]
+    return kept.rstrip() + CUT
+
+
+def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
+    """Pieces one after another, in as many lines as they take; a piece that is too long for a line is cut."""
+    lines: list[str] = []
+    for piece in (fitted(one, most, size) for one in pieces):
+        longer = f"{lines[-1]}{between}{piece}" if lines else piece
+        if lines and width(longer, size) <= most:
+            lines[-1] = longer
+        else:
+            lines.append(piece)
+    return lines

@@ -1,0 +1,115 @@
+"""The page itself, made with Gradio. It asks nothing of any other machine: no fonts, no scripts, and nobody is told of its use."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from composer.errors import ComposerError
+from composer.spec.shipped import shipped_specs
+from composer.viewing.answers import answer
+from composer.viewing.reading import TYPED, Place
+from converters.shard import BYTES
+
+if TYPE_CHECKING:
+    from gradio import Blocks
+
+OLDEST = 6
+"""Major version of Gradio."""
+INSTALL = "pip install 'attention-composer[view]'"
+START = "lolcats"
+LABELS = dict(zip(TYPED, ("layers", "width", "heads", "key heads", "head size"), strict=True))
+STYLE = """
+footer{display:none!important}
+.wrong{border-left:4px solid #cf222e;padding:.2em 1em;background:color-mix(in srgb,#cf222e 8%,transparent)}
+.right{border-left:4px solid #1a7f37;padding:.2em 1em;background:color-mix(in srgb,#1a7f37 8%,transparent)}
+.wrong pre{white-space:pre-wrap}
+#picture svg{max-width:100%;height:auto}
+#costs{overflow-x:auto}
+#costs td,#costs th{padding:.2em .6em;text-align:left;vertical-align:top;border:1px solid var(--border-color-primary)}
+"""
+
+
+def made_with() -> Any:
+    """Gradio. Raises ComposerError, with what to do, where it is missing or too old."""
+    try:
+        found = version("gradio")
+    except PackageNotFoundError:
+        raise ComposerError(f"the page is made with Gradio, which is not installed: {INSTALL}") from None
+    if int(found.partition(".")[0]) < OLDEST:
+        raise ComposerError(f"the page takes Gradio {OLDEST} or later, and {found} is installed: {INSTALL}")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    import gradio
+
+    return gradio
+
+
+def page(text: str | None = None, place: Place | None = None) -> Blocks:
+    """The page, ready to be launched. text: what stands on the left at first; a shipped spec where it is left out. Raises
+    ComposerError where there is no Gradio."""
+    gradio, at = made_with(), place or Place()
+    first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
+    numbers = tuple(getattr(at.base, name) for name in TYPED)
+
+    def answered(said: str | None, length: float | None, dtype: str, *sizes: float | None) -> tuple[Any, ...]:
+        found = answer(said or "", at, sizes, length, dtype)
+        others = (found.picture, found.costs, found.program)
+        return (found.status, *(gradio.skip() if one is None else one for one in others))
+
+    def shipped(name: str) -> str:
+        return shipped_specs()[name].read_text(encoding="utf-8") if name in shipped_specs() else ""
+
+    begun = answer(first, at, numbers, 4096, "float32")
+    with gradio.Blocks(title="compose view", analytics_enabled=False) as made:
+        with gradio.Row():
+            with gradio.Column(scale=2, min_width=360):
+                start = gradio.Dropdown(list(shipped_specs()), value=None, label="Begin with a shipped spec", elem_id="shipped")
+                code = gradio.Code(first, language="yaml", label=at.called, elem_id="spec", lines=24, max_lines=40)
+                with gradio.Row():
+                    typed = [
+                        gradio.Number(number, label=LABELS[name], precision=0, minimum=1, min_width=90, elem_id=name)
+                        for name, number in zip(TYPED, numbers, strict=True)
+                    ]
+                with gradio.Row():
+                    tokens = gradio.Number(4096, label="tokens", precision=0, minimum=1, min_width=90, elem_id="tokens")
+                    dtype = gradio.Dropdown(list(BYTES), value="float32", label="computes in", min_width=120, elem_id="dtype")
+            with gradio.Column(scale=3, min_width=480):
+                status = gradio.HTML(begun.status, elem_id="status")
+                with gradio.Tab("Picture"):
+                    drawn = gradio.HTML(begun.picture or "", elem_id="picture")
+                with gradio.Tab("Costs"):
+                    costs = gradio.HTML(begun.costs or "", elem_id="costs")
+                with gradio.Tab("Program"):
+                    listing = begun.program or ""
+                    program = gradio.Code(listing, language="python", label="program", elem_id="program", interactive=False)
+        given, shown = [code, tokens, dtype, *typed], [status, drawn, costs, program]
+        quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private"}
+        for one in given:
+            one.change(answered, given, shown, **quiet)
+        start.input(shipped, start, code, show_progress="hidden", api_visibility="private")
+    return made
+
+
+def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
+    """Serves the page on this machine alone, in threads of its own, and gives its address. Raises ComposerError."""
+    try:
+        _, address, _ = made.launch(
+            server_name="127.0.0.1",
+            server_port=port,
+            inbrowser=open_browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            share=False,
+            **look(),
+        )
+    except OSError as error:
+        raise ComposerError(f"the page cannot be served: {error}") from None
+    return address
+
+
+def look() -> dict[str, Any]:
+    """What whoever launches the page passes on: its style, with the reader's own fonts; nothing can be uploaded."""
+    theme = made_with().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "Consolas", "monospace"])
+    return {"css": STYLE, "theme": theme, "ssr_mode": False, "enable_monitoring": False, "max_file_size": 1}

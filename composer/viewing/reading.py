@@ -1,0 +1,88 @@
+"""A typed text becomes a resolved spec, within bounds: it may come from anybody.
+
+Nothing in it is executed, and it reads no files but the shipped specs, unless the page was opened on a file of its user's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from composer.drawing.picture import TYPICAL, kinds_of
+from composer.errors import GraphError, SpecError
+from composer.spec.dimensions import Dimensions
+from composer.spec.loading import load_text, locate
+from composer.spec.places import at
+from composer.spec.reading import read_spec
+from composer.spec.resolve import Resolved, resolve
+from composer.spec.shipped import shipped_specs, specs_folder
+
+MOST_TEXT = 2**14
+"""Characters of a text: a shipped spec has a few thousand."""
+MOST_LAYERS, MOST_TOKENS, MOST_SIZE = 512, 10**9, 2**17
+MOST_KINDS, MOST_MEMORIES = 12, 64
+"""Kinds of heads that a page shows, and their memories in all."""
+TYPED = ("layers", "hidden_size", "heads", "key_heads", "head_dim")
+"""The sizes that one may type, in their order on the page."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a text is said to stand. called: as messages have it. folder: where names that it extends start; None: it may extend
+    shipped specs alone. base: the source's sizes, of which those that are typed may differ."""
+
+    called: str = "spec.yaml"
+    folder: Path | None = None
+    base: Dimensions = TYPICAL
+
+
+def resolved_text(text: str, place: Place, sizes: tuple[float | None, ...]) -> Resolved:
+    """The spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
+    if len(text) > MOST_TEXT:
+        raise SpecError(f"{place.called}: {len(text):,} characters; this page reads {MOST_TEXT:,} at most")
+    if place.folder is None:
+        _check_extends(text, place.called)
+    spec = load_text(text, place.called, place.folder or specs_folder())
+    try:
+        if spec.trunk is not None and spec.trunk.layers > MOST_LAYERS:
+            raise GraphError(f"{spec.trunk.layers:,} layers; this page draws {MOST_LAYERS} at most", ("trunk", "layers"))
+        found = resolve(spec, None if spec.trunk else dimensions_of(place.base, sizes))
+    except GraphError as error:
+        raise locate(error, spec) from error
+    kinds = kinds_of(found)
+    memories = sum(len(head.memory) for head, _, _ in kinds.values())
+    if len(kinds) > MOST_KINDS or memories > MOST_MEMORIES:
+        raise SpecError(
+            f"{place.called}: {len(kinds)} kinds of heads with {memories} memories; this page shows {MOST_KINDS} with "
+            f"{MOST_MEMORIES} at most, and `compose draw` and `compose explain` any"
+        )
+    return found
+
+
+def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensions:
+    """The base with what was typed. Raises SpecError."""
+    typed: dict[str, int] = {}
+    for name, given in zip(TYPED, sizes, strict=True):
+        most = MOST_LAYERS if name == "layers" else MOST_SIZE
+        typed[name] = whole(given, name.replace("_", " "), most)
+    try:
+        return Dimensions.model_validate({**base.model_dump(), **typed})
+    except ValidationError as error:
+        raise SpecError(f"sizes: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+
+
+def whole(given: float | None, name: str, most: int) -> int:
+    """A number that was typed. Raises SpecError."""
+    if given is None or not 1 <= given <= most or given != int(given):
+        said = "nothing" if given is None else f"{given:g}"
+        raise SpecError(f"{name}: {said}; expected a whole number from 1 to {most:,}")
+    return int(given)
+
+
+def _check_extends(text: str, called: str) -> None:
+    said = read_spec(text, called).child("extends")
+    if said is not None and isinstance(said.value, str) and said.value.removesuffix(".yaml") not in shipped_specs():
+        message = "on this page a spec extends shipped ones alone, by their names: it reads no other files"
+        raise SpecError(at(said.where, ("extends",), message))

@@ -1,0 +1,67 @@
+"""What a picture is drawn of: a model's own spec, or a spec on a source, on its own trunk, or on sizes that stand in for one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer.drawing.picture import TYPICAL, TYPICAL_OF
+from composer.errors import BuildError, GraphError, SpecError
+from composer.spec.document import Spec
+from composer.spec.loading import locate
+from composer.spec.resolve import Resolved, resolve
+from composer.spec.sweep import refuse_sweep
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A resolved spec; what its sizes are those of, in words, None for its own; and what the model computes in."""
+
+    resolved: Resolved
+    on: str | None
+    dtype: str
+
+
+def of_model(model: Any) -> Drawn | None:
+    """Of a folder, or of a model in memory; None for what is neither. Raises SourceError or BuildError."""
+    if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():
+        described = describe_model(model)
+        if not described.is_composed:
+            raise BuildError(f"{model} is no model that was built here: name a spec, and this as its source (--from {model})")
+        return Drawn(_resolved(described.config.get("spec"), str(model)), None, described.trunk.dtype)
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    kind = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
+    return Drawn(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
+
+
+def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> Drawn:
+    """The spec on a source's sizes; on those of its own trunk, or of another model, where none is named. Raises SpecError."""
+    try:
+        if source is not None:
+            trunk = describe_model(source, revision).trunk
+            return Drawn(resolve(spec, dimensions(trunk)), str(source), trunk.dtype)
+        if spec.trunk is not None:
+            return Drawn(resolve(spec), None, "float32")
+        refuse_sweep(spec)
+    except GraphError as error:
+        raise locate(error, spec) from error
+    try:
+        return Drawn(resolve(spec, TYPICAL), TYPICAL_OF, "float32")
+    except GraphError as error:
+        problem = locate(error, spec)
+        raise SpecError(f"{problem}\nNo source is named, so it was drawn on {TYPICAL_OF}: --from SOURCE names another") from error
+
+
+def _resolved(spec: Any, what: str) -> Resolved:
+    if spec is None:
+        raise BuildError(f"{what} is no composed model: its config has no spec")
+    try:
+        return Resolved.model_validate(spec)
+    except ValueError as error:
+        raise BuildError(f"the spec in the config of {what} cannot be read: {error}") from error

@@ -1,0 +1,221 @@
+"""Writes docs/gallery: every shipped spec with its picture, equations, what is peculiar, what was measured of it, and its YAML.
+``make gallery``."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from blocks.catalogue import CATALOGUE
+from blocks.part import Part
+from composer.ablation.plan import read_variants
+from composer.drawing.picture import TYPICAL, Picture, picture
+from composer.files import write_whole
+from composer.spec.dimensions import Dimensions
+from composer.spec.document import Spec
+from composer.spec.loading import load_spec, load_specs
+from composer.spec.resolve import Resolved, resolve
+from composer.spec.shipped import shipped_specs
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
+from docs.gallery_style import STYLE
+from evidence.experiments import EXPERIMENTS, TEACHER
+from evidence.kept import KEPT, Run, read
+from evidence.page import cell
+
+ROOT = Path(__file__).parents[1]
+GALLERY = ROOT / "docs" / "gallery"
+SOURCE_ON = "Llama-3.2-1B"
+REMARK = re.compile(r"^# ?", re.MULTILINE)
+HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> makes a model of one, and
+<code>compose new mine --like NAME</code> a file of your own. Pictures are drawn on the sizes of Llama-3.2-1B
+(<code>compose draw NAME --from SOURCE</code>: on others); states are those of one text, in float32. Measurements are of the small
+teacher's students, with three seeds each, where a run of <a href="../evidence.md">the evidence</a> has just these heads: shares of
+right answers, perplexities, and what is named otherwise, mean ± standard deviation.</p>
+"""
+
+
+def written() -> dict[str, str]:
+    """Every file of the gallery, by its name."""
+    found = {f"{_file(name)}.svg": drawn.svg for name, drawn in _pictures().items()}
+    return {"index.html": _page(), "README.md": _short(), **found}
+
+
+def _page() -> str:
+    names = sorted(shipped_specs(), key=lambda name: (name.startswith("ablations/"), "/" in name, name))
+    links = "".join(f'<li><a href="#{_file(name)}">{name}</a></li>' for name in names)
+    entries = "".join(_entry(name) for name in names)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Gallery of specs</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<nav><ul>{links}</ul></nav>\n<main>\n<h1>Gallery of specs</h1>\n{HEAD}{entries}"
+        "</main>\n</body>\n</html>\n"
+    )
+
+
+def _short() -> str:
+    """For who browses the repository: the pictures, and the first words on each."""
+    rows = [
+        "# Gallery of specs\n\nThe heads of each shipped spec, drawn on the sizes of Llama-3.2-1B. [index.html](index.html), to\n"
+        "be opened in a browser, has their equations, what was measured of them, the YAML to copy, and the sweeps.\n"
+        "`make gallery` writes both.\n"
+    ]
+    for name in _pictures():
+        link = f"[`{name}`](../../specs/{name}.yaml)"
+        rows.append(f"\n## {name}\n\n{link}: {_peculiar(name)[0]}\n\n![The heads of {name}, drawn]({_file(name)}.svg)\n")
+    return "".join(rows)
+
+
+def _entry(name: str) -> str:
+    spec = load_spec(name)
+    pieces = [f'<section id="{_file(name)}">\n<h2>{name}</h2>\n', *(f"<p>{_marked_up(text)}</p>\n" for text in _peculiar(name))]
+    if spec.paper:
+        pieces.append(f'<p class="paper">{html.escape(spec.paper)}</p>\n')
+    if spec.vary is None:
+        drawn = _pictures()[name]
+        size = f'width="{drawn.width:.0f}" height="{drawn.height:.0f}"'
+        pieces.append(f'<img src="{_file(name)}.svg" {size} alt="The heads of {name} and its layers, drawn">\n')
+    else:
+        pieces.append(_variants(name))
+    pieces += [_equations(name), _measured(name)]
+    text = shipped_specs()[name].read_text(encoding="utf-8")
+    pieces.append(
+        f"<details><summary>The YAML, to copy: specs/{name}.yaml</summary><pre>{html.escape(text)}</pre></details>\n</section>\n"
+    )
+    return "".join(pieces)
+
+
+def _peculiar(name: str) -> list[str]:
+    """What the file itself says above its first key, a paragraph each."""
+    lines = shipped_specs()[name].read_text(encoding="utf-8").splitlines()[1:]
+    remarks = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        remarks.append(REMARK.sub("", line))
+    paragraphs = "\n".join(remarks).split("\n\n")
+    return [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()] or [f"The heads of {name}."]
+
+
+def _variants(name: str) -> str:
+    rows = []
+    for variant in read_variants([name]):
+        said = "".join(f"<br>{html.escape(path)} = {html.escape(_plain(value))}" for path, value in variant.values.items())
+        rows.append(f"<tr><td><code>{variant.name}</code></td><td>{said.removeprefix('<br>')}</td></tr>\n")
+    return f"<table><tr><th>variant</th><th>what it says</th></tr>\n{''.join(rows)}</table>\n"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def _equations(name: str) -> str:
+    """Of every part that the spec's heads have, or those of a sweep's variants, each once."""
+    found: dict[tuple[str, str], type[Part]] = {}
+    for spec in load_specs(name).values():
+        for head in _resolved(spec).heads.values():
+            for part in _parts(head):
+                if part.role in CATALOGUE:
+                    found.setdefault((part.role, type(part).model_fields["kind"].default), type(part))
+    rows = [
+        f"<tr><td>{role}</td><td><code>{kind}</code></td><td>{html.escape(part.equation)}</td><td>{html.escape(part.source)}</td></tr>\n"
+        for (role, kind), part in sorted(found.items(), key=lambda one: one[0])
+        if kind != "none"
+    ]
+    return f"<table><tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>\n{''.join(rows)}</table>\n"
+
+
+def _parts(of: BaseModel) -> Iterator[Part]:
+    """The parts of a head, and those inside of them."""
+    for _, value in of:
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Part):
+                yield one
+            if isinstance(one, BaseModel):
+                yield from _parts(one)
+
+
+def _measured(name: str) -> str:
+    """The runs that are kept of the same heads on the small teacher; nothing where there are none."""
+    found: dict[str, list[Run]] = {}
+    for spec in load_specs(name).values():
+        for variant, runs in _runs().get(_resolved(spec, teacher=True).hash, {}).items():
+            # Experiments share runs: what has the same figures is one run by several names.
+            if not any(runs[0].figures == others[0].figures for others in found.values()):
+                found["/".join(variant)] = runs
+    titles = list(dict.fromkeys(title for runs in found.values() for title in runs[0].figures))
+    if not titles:
+        return ""
+    head = "".join(f"<th><code>{variant}</code></th>" for variant in found)
+    body = "".join(f"<tr><td>{html.escape(title)}</td>{_figures(found.values(), title)}</tr>\n" for title in titles)
+    return f'<div class="wide"><table class="figures"><tr><th>measured</th>{head}</tr>\n{body}</table></div>\n'
+
+
+def _figures(found: Iterable[list[Run]], title: str) -> str:
+    """A cell for each run's seeds, as the page of the evidence has it."""
+    by_seed = ({run.seed: run.figures[title] for run in runs if title in run.figures} for runs in found)
+    return "".join(f"<td>{cell(figures)}</td>" for figures in by_seed)
+
+
+@cache
+def _runs() -> Mapping[str, Mapping[tuple[str, str], list[Run]]]:
+    """The kept runs, by the hash of what they mean on the small teacher, experiment and variant."""
+    found: dict[str, dict[tuple[str, str], list[Run]]] = {}
+    for experiment in EXPERIMENTS.values():
+        for variant in read_variants(experiment.specs, experiment.overrides):
+            paths = (KEPT / experiment.name / f"{variant.name}.seed-{seed}.json" for seed in experiment.request.seeds)
+            kept = [run for path in paths if (run := read(path)) is not None]
+            if kept:
+                means = _resolved(variant.spec, teacher=True).hash
+                found.setdefault(means, {})[experiment.name, variant.name] = kept
+    return found
+
+
+def _resolved(spec: Spec, *, teacher: bool = False) -> Resolved:
+    """On its own trunk, on the small teacher, or on the sizes that the pictures have."""
+    return resolve(spec, None if spec.trunk else _teacher() if teacher else TYPICAL)
+
+
+@cache
+def _teacher() -> Dimensions:
+    return dimensions(describe_model(ROOT / TEACHER).trunk)
+
+
+@cache
+def _pictures() -> dict[str, Picture]:
+    """Of all that are one spec."""
+    specs = {name: load_spec(name) for name in shipped_specs()}
+    return {
+        name: picture(_resolved(spec), on=None if spec.trunk else SOURCE_ON) for name, spec in specs.items() if spec.vary is None
+    }
+
+
+def _file(name: str) -> str:
+    return name.replace("/", "-")
+
+
+def _marked_up(text: str) -> str:
+    """Text as HTML; what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def main() -> None:
+    files = written()
+    for path in GALLERY.glob("*"):
+        if path.name not in files:
+            path.unlink()
+    for name, text in files.items():
+        write_whole(GALLERY / name, text)
+
+
+if __name__ == "__main__":
+    main()

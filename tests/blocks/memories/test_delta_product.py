@@ -1,0 +1,88 @@
+"""Several corrections a token: DeltaProduct, by every form, in any split, and as flash-linear-attention computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.recurrences.delta import naive
+from composer.errors import GraphError
+from tests.blocks.recurrences.delta.problems import draw
+from tests.blocks.support import close
+from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+
+SHAPE = SMALL.shape(4)
+MEMORY = {"kind": "delta", "gate": "softplus", "rate": {"kind": "learned", "largest": 2}, "steps": 3}
+HEAD: dict[str, Any] = {"position": "none", "feature_map": "identity", "memory": [MEMORY]}
+
+
+def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
+    """Decay once, then every step: the state moves by β k (v - k S), and the last state answers."""
+    named, output = dict(head.named_parameters()), torch.zeros_like(data.query)
+
+    def unit(of: Tensor) -> Tensor:
+        return of / of.norm()
+
+    for row in range(data.query.shape[0]):
+        for one in range(4):
+            held, own = torch.zeros(8, 8, dtype=torch.float64), slice(one // 2 * 8, one // 2 * 8 + 8)
+            for t in range(data.query.shape[1]):
+                hidden = data.hidden[row, t]
+                step = torch.log1p(torch.exp(named["delta_gate.weight"][one] @ hidden + named["delta_gate.bias"][one]))
+                held = held * torch.exp(-torch.exp(named["delta_gate.rate"][one]) * step)
+                keys = [data.key[row, t, one // 2], *(named["delta.key"][more, own] @ hidden for more in range(2))]
+                values = [data.value[row, t, one // 2], *(named["delta.value"][more, own] @ hidden for more in range(2))]
+                weights = [named["delta_rate.weight"][one], *named["delta.rate_weight"][:, one]]
+                biases = [named["delta_rate.bias"][one], *named["delta.rate_bias"][:, one]]
+                for key, value, weight, bias in zip(keys, values, weights, biases, strict=True):
+                    rate = 2 / (1 + torch.exp(-(weight @ hidden + bias)))
+                    held = held + rate * unit(key).outer(value - unit(key) @ held)
+                output[row, t, one] = unit(data.query[row, t, one]) @ held
+    return output
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_it_is_its_recurrence(backend: str) -> None:
+    head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 13)
+    found, _ = run(head, data, backend=backend)
+    close(found, by_hand(head, data))
+    outputs, state = [], None
+    for piece in pieces(13, (1, 2, 9, 10)):
+        output, state = run(head, data.cut(piece), state, backend)
+        outputs.append(output)
+    close(torch.cat(outputs, dim=1), found)
+
+
+def test_gradients_are_those_of_the_recurrence() -> None:
+    head, data = built(complete(HEAD), SHAPE).requires_grad_(), inputs(SHAPE, 1, 5)
+    answers = []
+    for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):
+        answers.append(torch.autograd.grad(compute().square().sum(), list(head.parameters())))
+    for one, other in zip(*answers, strict=True):
+        close(one, other, 1e-8)
+
+
+def test_steps_are_tokens_between_which_no_time_passes() -> None:
+    """As flash-linear-attention's loop has it, in float32: two keys, values and rates to a query and a decay."""
+    others = pytest.importorskip("fla.ops.gated_delta_product.naive")
+    problem = draw("head", (3, 3, 3), 24, features=8)
+    assert problem.log_decay is not None
+    first = torch.arange(24) % 2 == 0
+    decay = problem.log_decay.masked_fill(~first[:, None], 0.0)
+    output, state = naive(problem.query, problem.key, problem.value, problem.rate, decay, None, problem.state)
+    given = (of.float() for of in (problem.query[:, ~first], problem.key, problem.value, decay[:, first], problem.rate))
+    found, left = others.naive_recurrent_gated_delta_product(
+        *given, scale=1.0, initial_state=problem.state.float(), output_final_state=True, num_householder=2
+    )
+    close(found, output[:, ~first], 2e-5)
+    close(left, state, 2e-5)
+
+
+def test_steps_are_of_the_token_that_comes_in() -> None:
+    window = {"kind": "window", "size": 5}
+    with pytest.raises(GraphError, match="its further steps are of the token"):
+        complete(HEAD | {"memory": [window, MEMORY], "read": "sum"})
+    assert complete(HEAD | {"memory": [window, MEMORY], "read": "sum", "flow": "parallel"})

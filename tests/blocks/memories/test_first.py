@@ -1,0 +1,73 @@
+"""The first pairs stay and all others fall: with a window below it, softmax over the first pairs and the last."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.operation import Setting
+from composer.graph.graph import build_graph
+from composer.graph.lowering import lower
+from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
+
+SHAPE, KEPT, LAST = SMALL.shape(4), 2, 3
+FIRST = {"kind": "first", "size": KEPT}
+WINDOW = {"kind": "window", "size": LAST, "evict": "drop"}
+SINKS = {"position": "none", "memory": [FIRST, WINDOW]}
+
+
+def by_hand(data: Inputs, seen: list[list[int]]) -> Tensor:
+    """seen: by which places each token is answered."""
+    output = torch.zeros_like(data.query)
+    for row in range(data.query.shape[0]):
+        for token, places in enumerate(seen):
+            for head in range(4):
+                logits = data.key[row, places, head // 2] @ data.query[row, token, head] / math.sqrt(8)
+                output[row, token, head] = logits.softmax(0) @ data.value[row, places, head // 2]
+    return output
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("shape", ["sliding", "terraced"])
+def test_a_window_with_sinks(shape: str, backend: str) -> None:
+    data = inputs(SHAPE, 2, 17)
+    head = built(complete(SINKS | {"memory": [FIRST, {**WINDOW, "shape": shape}]}), SHAPE)
+    near = [range(t - LAST + 1 if shape == "sliding" else t - t % LAST - LAST, t + 1) for t in range(17)]
+    seen = [sorted({*range(min(KEPT, t + 1)), *(s for s in near[t] if s >= 0)}) for t in range(17)]
+    found, state = run(head, data, backend=backend)
+    torch.testing.assert_close(found, by_hand(data, seen), rtol=1e-12, atol=1e-12)
+    assert state["first.position"].tolist() == [[0, 1]] * 2
+    outputs, state = [], None
+    for piece in pieces(17, (1, 2, 3, 11)):
+        output, state = run(head, data.cut(piece), state, backend)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), found, rtol=1e-12, atol=1e-12)
+
+
+def test_what_stays_is_not_in_the_state_below() -> None:
+    memory = [FIRST, {"kind": "window", "size": LAST}, {"kind": "state", "normalise": False}]
+    head: dict[str, Any] = {"position": "none", "feature_map": "elu", "memory": memory, "read": "sum"}
+    data = inputs(SHAPE, 1, 17)
+    _, state = run(built(complete(head), SHAPE), data)
+    fallen = list(range(KEPT, 17 - LAST))
+    wanted = torch.einsum("bekf,bekd->bkfd", torch.nn.functional.elu(data.key[:, fallen]) + 1, data.value[:, fallen])
+    torch.testing.assert_close(state["state.state"], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
+    lolcats = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": LAST}, "state"]}
+    for backend, memory, plain in (
+        ("triton", {**lolcats, "memory": [FIRST, *lolcats["memory"]]}, lolcats),
+        ("fla", {**SINKS, "read": "mixture"}, {"position": "none", "memory": [WINDOW]}),
+    ):
+        forms = [
+            {step.form.backend for step in lower(build_graph(complete(head), SHAPE), backend, Setting("cuda")).steps
+             if any(one.node.name == "window" for one in step.covers)}
+            for head in (plain, memory)
+        ]  # fmt: skip
+        assert forms[0] == {backend}
+        assert backend not in forms[1]

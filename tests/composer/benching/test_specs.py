@@ -1,0 +1,67 @@
+"""A spec in the place of a model is built for the bench, on the model beside it; where there is none, the message says how."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import composer
+from composer.spec.loading import names_a_spec
+from tests.checkpoints import llama
+from tests.composer.cli.conftest import Compose, compose
+
+__all__ = ["compose"]
+FRESH = "compose: 1\nname: small\nextends: lawcat\ntrunk: {width: 16, layers: 1, heads: 2, vocabulary: 64}\n"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama(tmp_path / "source")
+
+
+def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    report = composer.bench([source, "lawcat", "ablations/lawcat-rope:rope"], prefill=8, repeats=1, steps=1, memory=True)
+    assert [one.label for one in report.setting.models] == ["source", "lawcat", "lawcat-rope-rope"]
+    assert [one.reference for one in report.setting.models][1:] == [
+        f"the spec lawcat on {source}",
+        f"the spec ablations/lawcat-rope:rope on {source}",
+    ]
+    assert report.setting.models[1].spec_hash == composer.show("lawcat", source).hash
+    assert all(cell.seconds and cell.peak_bytes is not None for cell in report.cells)
+    assert sum("built for this bench" in remark for remark in report.remarks) == 2
+    assert not list((tmp_path / "temporary").iterdir())
+    result = compose("bench", "lawcat", source, "--prefill", 8, "--repeats", 1, "--steps", 1)
+    assert result.exit_code == 0, result.output
+    assert "lawcat: the spec lawcat on" in result.stdout
+
+
+def test_a_spec_with_a_trunk_of_its_own_needs_no_model(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(FRESH)
+    report = composer.bench(str(tmp_path / "small.yaml"), prefill=8, repeats=1, steps=1)
+    assert [cell.model for cell in report.cells] == ["small"]
+    assert report.setting.models[0].reference == f"the spec {tmp_path / 'small.yaml'}"
+
+
+def test_alone_it_is_told_how(compose: Compose) -> None:
+    result = compose("bench", "lawcat", "--prefill", 8)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("lawcat is a spec, and models are timed. ")
+    assert "compose bench SOURCE lawcat" in line
+    assert line.endswith("compose build lawcat --from SOURCE")
+    result = compose("eval", "lawcat", "--tasks", "passkey", "--lengths", 128)
+    assert result.exit_code == 2
+    assert result.stderr == "lawcat is a spec, and this is for models. Build it first: compose build lawcat --from SOURCE\n"
+
+
+def test_what_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(FRESH)
+    Path("lolcats").mkdir()
+    said = ("lawcat", "lawcat.yaml", "ablations/lawcat-rope", "ablations/lawcat-rope:rope", "mine.yaml", "mine.yaml:a")
+    assert all(map(names_a_spec, said))
+    assert not any(map(names_a_spec, ("lolcats", "nothing", "nothing.yaml", "owner/name", "owner/name@main")))

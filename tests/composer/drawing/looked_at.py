@@ -1,0 +1,168 @@
+"""A picture's SVG as a reader sees it: boxes, labels and lines, measured with a font file and not with the picture's own table."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.ft2font import FT2Font
+
+from composer.drawing.picture import Picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+SLACK = 0.11
+"""Coordinates are written to a tenth."""
+Point = tuple[float, float]
+ACROSS = 64
+"""Points at which a bend is looked at."""
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """left, top, right, bottom. says: the text that it is the outline of, or of a box, its lines."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    says: str = ""
+
+    def meets(self, other: Rectangle) -> bool:
+        return self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+
+    def has(self, point: Point) -> bool:
+        return self.left < point[0] < self.right and self.top < point[1] < self.bottom
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One drawn head, or, for words, all of the picture. outlines: of each box, its corners; lines: as points."""
+
+    outlines: tuple[tuple[Point, ...], ...]
+    inside: tuple[tuple[Rectangle, ...], ...]
+    labels: tuple[Rectangle, ...]
+    lines: tuple[tuple[Point, ...], ...]
+
+
+@functools.cache
+def _font(bold: bool) -> FT2Font:
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    font = FT2Font(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name))
+    font.set_size(100, 72)
+    return font
+
+
+@functools.cache
+def measured(text: str, size: float, bold: bool) -> float:
+    """The width of a text in DejaVu Sans, as FreeType lays it out."""
+    font = _font(bold)
+    font.set_text(text, 0)
+    return sum(font.load_char(ord(character)).linearHoriAdvance for character in text) / 65536 * size / 100
+
+
+def _rectangle(one: ElementTree.Element) -> Rectangle:
+    size, classes = float(one.get("font-size", "0")), set(one.get("class", "").split())
+    text = one.text or ""
+    wide = measured(text, size, bool(classes & {"cd-title", "cd-state", "cd-name"}))
+    left = float(one.get("x", "0")) - (wide / 2 if one.get("text-anchor") == "middle" else 0)
+    baseline = float(one.get("y", "0"))
+    return Rectangle(left, baseline - 0.76 * size, left + wide, baseline + 0.24 * size, text)
+
+
+def seen(panel: ElementTree.Element) -> Seen:
+    """What is drawn of one head."""
+    outlines, inside, labels, lines = [], [], [], []
+    for box in (one for one in panel if one.tag == f"{SVG}g"):
+        shape = next(one for one in box if one.get("class") == "cd-shape")
+        outlines.append(_corners(shape.get("d", "")))
+        inside.append(tuple(_rectangle(one) for one in box if one.tag == f"{SVG}text"))
+    for one in panel:
+        if one.tag == f"{SVG}text":
+            labels.append(_rectangle(one))
+        if one.tag == f"{SVG}path" and "cd-flow" in one.get("class", ""):
+            lines.append(tuple(_points(one.get("d", ""))))
+    return Seen(tuple(outlines), tuple(inside), tuple(labels), tuple(lines))
+
+
+def panels(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """What is drawn of each head."""
+    return [one for one in root if one.tag == f"{SVG}g"]
+
+
+def _corners(path: str) -> tuple[Point, ...]:
+    assert re.fullmatch(r"M[-\d. L]+z", path), path
+    return tuple((float(x), float(y)) for x, y in (pair.split() for pair in path[1:-1].split("L")))
+
+
+def _points(path: str) -> list[Point]:
+    found = re.fullmatch(r"M(\S+) (\S+)V(\S+)C(\S+) (\S+) (\S+) (\S+) (\S+) (\S+)V(\S+)", path)
+    assert found, path
+    x, y, bends, x1, y1, x2, y2, x3, y3, end = map(float, found.groups())
+    curve = []
+    for step in range(ACROSS + 1):
+        t = step / ACROSS
+        a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+        curve.append((a * x + b * x1 + c * x2 + d * x3, a * bends + b * y1 + c * y2 + d * y3))
+    straight = [(x, y + (bends - y) * step / 8) for step in range(9)] + curve
+    return straight + [(x3, y3 + (end - y3) * step / 8) for step in range(9)]
+
+
+def within(corners: tuple[Point, ...], point: Point) -> bool:
+    """Whether a point lies in a convex outline, or, but for a tenth, on it."""
+    sides = []
+    for (x1, y1), (x2, y2) in itertools.pairwise((*corners, corners[0])):
+        length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-9)
+        sides.append(((x2 - x1) * (point[1] - y1) - (y2 - y1) * (point[0] - x1)) / length)
+    return min(sides) >= -SLACK
+
+
+def around(corners: tuple[Point, ...]) -> Rectangle:
+    """The rectangle around an outline."""
+    return Rectangle(min(x for x, _ in corners), min(y for _, y in corners), max(x for x, _ in corners), max(y for _, y in corners))
+
+
+def assert_legible(picture: Picture) -> None:
+    """Nothing overflows or meets what it should not: words stay in their boxes and on the sheet, boxes and labels stand apart, and
+    no line runs through a box or a label."""
+    root = ElementTree.fromstring(picture.svg)
+    assert panels(root)
+    for panel in panels(root):
+        found = seen(panel)
+        boxes = [around(corners) for corners in found.outlines]
+        assert boxes
+        for corners, words in zip(found.outlines, found.inside, strict=True):
+            assert words
+            for word in words:
+                for point in itertools.product((word.left, word.right), (word.top, word.bottom)):
+                    assert within(corners, point), f"{word.says!r} leaves its box"
+            assert not [(one, other) for one, other in itertools.combinations(words, 2) if one.meets(other)]
+        apart = [*boxes, *found.labels]
+        assert not [(one, other) for one, other in itertools.combinations(apart, 2) if one.meets(other)]
+        for line in found.lines:
+            for point in line[1:]:
+                crossed = [label.says for label in found.labels if label.has(point)]
+                assert not crossed, f"a line crosses the label {crossed[0]!r}"
+                assert not [box for box in boxes if _deep(box).has(point)], "a line runs through a box"
+        moved = re.fullmatch(r"translate\((\S+) (\S+)\)", panel.get("transform", ""))
+        assert moved
+        x, y = float(moved[1]), float(moved[2])
+        for one in apart:
+            assert one.left + x >= 0
+            assert one.right + x <= picture.width
+            assert one.bottom + y <= picture.height
+    plain = [_rectangle(one) for one in root if one.tag == f"{SVG}text"]
+    assert plain
+    for one in plain:
+        assert one.left >= 0 <= one.top
+        assert one.right <= picture.width + SLACK, f"{one.says!r} leaves the sheet"
+        assert one.bottom <= picture.height
+    assert not [(one, other) for one, other in itertools.combinations(plain, 2) if one.meets(other)]
+
+
+def _deep(box: Rectangle) -> Rectangle:
+    return Rectangle(box.left + SLACK, box.top + SLACK, box.right - SLACK, box.bottom - SLACK)

@@ -1,0 +1,170 @@
+"""A picture says what the spec is: its parts, what flows, the bytes of its states, its layers; all of it is escaped."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from composer.drawing.beside import beside
+from composer.drawing.contents import WORDS
+from composer.drawing.picture import TYPICAL, Picture, kinds_of, picture
+from composer.graph.graph import build_graph
+from composer.spec.document import Spec
+from composer.spec.explain import explain_resolved
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Resolved, resolve
+from tests.composer.drawing.looked_at import SVG, assert_legible
+
+SMALL = TYPICAL.model_copy(update={"layers": 4})
+HEADS: dict[str, Any] = {"window": {"memory": [{"kind": "window", "evict": "drop"}]}, "exact": {"memory": ["full"]}}
+
+
+def on(name: str, *overrides: str, layers: int = 4) -> Resolved:
+    return resolve(load_spec(name, overrides), TYPICAL.model_copy(update={"layers": layers}))
+
+
+def said(found: Picture) -> list[str]:
+    """All text that is shown."""
+    return [one.text or "" for one in ElementTree.fromstring(found.svg).iter(f"{SVG}text")]
+
+
+def test_lola_shows_its_memories_what_falls_and_what_they_take() -> None:
+    words = said(picture(on("lola")))
+    assert {"window", "sparse", "state", "hedgehog", "shared", "learned", "weight of window"} <= set(words)
+    assert words.count("pairs that fall") == 2
+    assert words.count("partial") == 3
+    assert {"size 64 · keep self_recall", "128 features · dim 64"} <= set(words)
+    # Keys and values of 127 pairs, in float32, of 8 heads of 64; positions and what has fallen so far.
+    assert any(re.fullmatch(r"state 5\d\d\.\d KiB", word) for word in words)
+
+
+def test_states_are_those_that_explain_has() -> None:
+    for name in ("lolcats", "lawcat", "hybrid", "mixed-heads", "delta"):
+        resolved = on(name, layers=16)
+        explained = explain_resolved(resolved, sequence=4096, dtype="bfloat16")
+        words = said(picture(resolved, dtype="bfloat16"))
+        (line,) = (word for word in words if re.match(r"State [\d.]+ ", word))
+        figure, unit = re.findall(r"State ([\d.]+) (\w+)", line)[0]
+        assert float(figure) == pytest.approx(explained.state_bytes / 1024 ** {"KiB": 1, "MiB": 2}[unit], abs=0.05)
+        assert ("growing" in line) == any(group.state_grows for group in explained.groups)
+
+
+def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
+    """But for the read of one memory, through which its answer passes as it is."""
+    for name in ("lola", "gated-delta", "latte-macchiato", "rglru-window", "latte"):
+        resolved = on(name)
+        root = ElementTree.fromstring(picture(resolved).svg)
+        titles = [one.text or "" for one in root.iter(f"{SVG}title")]
+        labels = [one.text or "" for one in root.iter(f"{SVG}text") if "cd-label" in one.get("class", "")]
+        for head, shape, _ in kinds_of(resolved).values():
+            graph = build_graph(head, shape)
+            passed = {"read"} if len(graph.into("read")) == 1 else set()
+            for node in graph.parts:
+                drawn = any(title.partition("\n")[0] == node.name for title in titles)
+                assert drawn == (node.name not in passed), node.name
+            flowing = [edge for edge in graph.edges if edge.end not in passed]
+            assert len(labels) == len({(edge.start, edge.output, edge.end, edge.input) for edge in flowing})
+            for edge in (edge for edge in flowing if edge.start not in passed):
+                assert any(label in ("pairs that fall", WORDS[edge.kind], f"{edge.input} {WORDS[edge.kind]}") for label in labels)
+
+
+def test_what_nothing_flows_through_is_left_out() -> None:
+    words = said(picture(on("latte-conv")))
+    assert "queries" not in words
+    assert {"values", "hidden states", "latents"} <= set(words)
+
+
+def test_heads_and_layers_are_mapped() -> None:
+    found = picture(on("mixed-heads"))
+    words = said(found)
+    assert words.count("A") == words.count("B") == 4
+    assert {"0", "1", "2", "3"} <= set(words)
+    assert "A: lolcats, 16 query heads of layers 0 to 3" in words
+    alternating = said(picture(on("alternating-delta", layers=16)))
+    assert "B: far, 32 query heads of layers 1, 3, … 15" in alternating
+    assert_legible(found)
+
+
+def test_many_layers_still_fit() -> None:
+    deep = picture(on("softmax", layers=1000))
+    assert "0–999" in said(deep)
+    assert_legible(deep)
+    rules = [{"at": f"{first}::2", "use": name} for first, name in enumerate(HEADS)]
+    spec = Spec.model_validate({"compose": 1, "name": "deep", "heads": HEADS, "layers": rules}, strict=False)
+    found = picture(resolve(spec, TYPICAL.model_copy(update={"layers": 300})))
+    assert "and 204 more columns of layers that are alike" in said(found)
+    assert_legible(found)
+
+
+def test_what_a_user_writes_is_escaped_and_cut() -> None:
+    nasty = '<script>alert("1")</script> & \x07 \ud83d' + "long " * 60
+    resolved = on("lolcats").model_copy(update={"paper": nasty, "name": "<b>&amp;"})
+    found = picture(resolved, on='"><img src=x onerror=alert(1)>')
+    words = said(found)
+    assert "<b>&amp;" in words
+    assert any(word.startswith('<script>alert("1")</script> & \ufffd') and word.endswith("…") for word in words)
+    assert not {"script", "img", "b"} & {one.tag.removeprefix(SVG) for one in ElementTree.fromstring(found.svg).iter()}
+    found.svg.encode()
+    assert_legible(found)
+
+
+def test_long_names_are_cut() -> None:
+    long = "a" * 400
+    spec = {"compose": 1, "name": long, "head": {"memory": [{"kind": "window", "name": long, "evict": "drop"}]}}
+    found = picture(resolve(load_spec(spec), SMALL))
+    assert_legible(found)
+    assert found.width <= 830
+
+
+def test_as_many_memories_as_a_head_may_have() -> None:
+    memories: list[Any] = [{"kind": "window", "name": f"m{index}", "weight": "learned"} for index in range(31)]
+    head = {"feature_map": "elu", "memory": [*memories, "state"]}
+    assert_legible(picture(resolve(load_spec({"compose": 1, "name": "deep", "head": head}), SMALL)))
+
+
+def test_a_picture_shows_itself_in_notebooks_and_is_saved(tmp_path: Path) -> None:
+    found = picture(on("window"))
+    assert found._repr_svg_() == found.svg
+    found.save(tmp_path / "window.svg")
+    assert (tmp_path / "window.svg").read_text(encoding="utf-8") == found.svg
+    assert found.svg == picture(on("window")).svg
+
+
+def marked(found: Picture) -> list[str]:
+    """The nodes that are marked."""
+    names = []
+    for box in ElementTree.fromstring(found.svg).iter(f"{SVG}g"):
+        if any(one.get("class") == "cd-marked" for one in box):
+            names.append((box.find(f"{SVG}title").text or "").partition("\n")[0])  # pyright: ignore[reportOptionalMemberAccess]
+    return names
+
+
+def test_what_differs_is_marked_in_both() -> None:
+    assert marked(beside(on("lolcats"), on("lolcats", "head.memory.0.size=32"))) == ["window", "window"]
+    assert marked(beside(on("lolcats"), on("lolcats"))) == []
+    found = marked(beside(on("lolcats"), on("lola")))
+    assert "sparse" in found
+    assert found.count("window") == found.count("state") == 2
+    assert "state_features" not in found
+
+
+def test_looking_finds_what_is_wrong() -> None:
+    """The eyes of these tests: each kind of damage is seen."""
+    found = picture(on("lola"))
+    assert_legible(found)
+    for what, instead in (
+        (r'(class="cd-title" x=")[\d.]+', r"\g<1>99999"),
+        (r'(class="cd-label cd-query" x=")[\d.]+', r"\g<1>0"),
+        (r"(>pairs that fall<)", ">pairs that fall and fall and fall and fall<"),
+        (r'(class="cd-said" x=")20', r"\g<1>700"),
+        (r'(class="cd-label cd-features" x="[\d.]+" y=")[\d.]+', r"\g<1>40"),
+    ):
+        damaged = re.sub(what, instead, found.svg)
+        assert damaged != found.svg
+        with pytest.raises(AssertionError):
+            assert_legible(dataclasses.replace(found, svg=damaged))

@@ -1,0 +1,36 @@
+"""Widths are those of DejaVu Sans, measured here in its file; what is cut or broken fits."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.drawing.text import CUT, fitted, lines_of, width
+from tests.composer.drawing.looked_at import measured
+
+
+@pytest.mark.parametrize("bold", [False, True])
+def test_no_character_is_wider_than_the_table_says(bold: bool) -> None:
+    for character in string.printable.strip() + " ":
+        assert measured(character, 100, bold) <= width(character, 100, bold=bold) <= measured(character, 100, bold) + 0.11, (
+            character
+        )
+    for character in "×·…–→≤φαβσλΣéßЖ":
+        assert measured(character, 100, bold) <= width(character, 100, bold=bold), character
+
+
+@given(text=st.text(max_size=60), most=st.floats(20, 200), bold=st.booleans())
+def test_what_is_fitted_fits(text: str, most: float, bold: bool) -> None:
+    found = fitted(text, most, 11, bold=bold)
+    assert width(found, 11, bold=bold) <= most
+    assert found == text or (found.endswith(CUT) and text.startswith(found[: -len(CUT)]))
+
+
+@given(pieces=st.lists(st.text(alphabet=string.ascii_letters + " ", min_size=1, max_size=40), min_size=1, max_size=6))
+def test_lines_hold_all_pieces_in_their_order(pieces: list[str]) -> None:
+    lines = lines_of(pieces, 120, 11)
+    assert all(width(line, 11) <= 120 for line in lines)
+    assert " · ".join(lines) == " · ".join(fitted(piece, 120, 11) for piece in pieces)

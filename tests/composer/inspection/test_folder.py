@@ -1,0 +1,65 @@
+"""A report's folder: every picture has its numbers, the page needs nothing beside it, and nothing of others' is replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer
+from composer.errors import InspectionError
+from composer.inspection.folder import PAGE, SUMMARY
+from tests.composer.inspection.conftest import TEACHER
+
+QUICK: dict[str, Any] = {"length": 96, "queries": 8}
+
+
+@pytest.fixture(scope="module")
+def report(lola: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reports") / "lola"
+    composer.inspect(lola, teacher=TEACHER, out=out, **QUICK)
+    return out
+
+
+def test_every_picture_has_its_numbers(report: Path) -> None:
+    summary = json.loads((report / SUMMARY).read_text())
+    pictures = summary["pictures"]
+    layers = [f"{kind}-{layer}" for kind in ("weights", "shares", "stands") for layer in (0, 1)]
+    assert set(pictures) == {"answers", "likeness", "norms", "recall", "spectra", *layers}
+    files = {path.name for path in report.iterdir() if not path.name.startswith(".")}
+    assert files == {SUMMARY, PAGE, *(f"{name}.{kind}" for name in pictures for kind in ("png", "json"))}
+    for name in pictures:
+        assert json.loads((report / f"{name}.json").read_text())
+        assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    weights = json.loads((report / "weights-1.json").read_text())
+    assert len(weights["heads"][0]["weights"]["sparse"][0]) == len(weights["queries"])
+
+
+def test_the_page_is_one_file(report: Path) -> None:
+    page = (report / PAGE).read_text()
+    assert page.count('src="data:image/png;base64,') == page.count("<img") == page.count("<figure")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|@import|<script', page)
+    assert "Inside lola" in page
+    assert "<mark>" in page
+
+
+def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:
+    with pytest.raises(InspectionError, match="holds a report already"):
+        composer.inspect(lola, out=report, **QUICK)
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(InspectionError, match="no inspection wrote it"):
+        composer.inspect(lola, out=other, force=True, **QUICK)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InspectionError, match="is a file"):
+        composer.inspect(lola, out=tmp_path / "file", **QUICK)
+    (report / "notes.txt").write_text("mine")
+    composer.inspect(lola, alone=True, layers=[0], out=report, force=True, **QUICK)
+    assert (report / "notes.txt").read_text() == "mine"
+    assert not (report / "weights-1.png").exists()
+    assert not (report / "likeness.png").exists()
+    (report / "notes.txt").unlink()

@@ -1,0 +1,171 @@
+"""What is found in a model: a softmax student is its teacher in everything, LoLA's pairs stand where its memories say, what its
+parts have to show is there by itself, and a passkey that the teacher finds is found in the teacher's heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import composer
+from composer.errors import InspectionError, TaskError
+from composer.inspection.findings import Findings, plain
+from tests.checkpoints import llama
+from tests.composer.inspection.conftest import TEACHER, student
+
+PASSKEY: dict[str, Any] = {"tasks": "passkey,depth=0.2", "length": 128, "queries": 16}
+
+
+def every_number(value: Any) -> None:
+    """JSON as it should be: no NaN anywhere."""
+    json.dumps(value, allow_nan=False)
+
+
+@pytest.fixture(scope="module")
+def softmax(tokenizer: Any) -> Findings:
+    return composer.inspect(student("softmax"), tokenizer=tokenizer, teacher=TEACHER, **PASSKEY)
+
+
+def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
+    assert softmax.answered == softmax.teacher_answered
+    assert softmax.stream is not None
+    np.testing.assert_allclose(softmax.stream.error, 0, atol=1e-6)
+    for head in softmax.heads:
+        assert head.teacher is not None
+        assert head.likeness is not None
+        assert head.likeness.divergence is not None
+        assert head.error < 1e-5
+        np.testing.assert_allclose(head.weights["full"], head.teacher, atol=1e-5)
+        np.testing.assert_allclose(head.weights["full"].sum(-1), 1, atol=1e-5)
+        np.testing.assert_allclose(head.likeness.mse, 0, atol=1e-8)
+        np.testing.assert_allclose(head.likeness.cosine, 1, atol=1e-5)
+        np.testing.assert_allclose(head.likeness.divergence, 0, atol=1e-4)
+
+
+def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
+    """That it is said right is not the teacher's luck: some head looks at each digit as it has to be said."""
+    assert softmax.answered is not None
+    assert softmax.answered.right == [True] * 5
+    assert all(places for places in softmax.found_at)
+    for answer, places in zip(softmax.answers, softmax.found_at, strict=True):
+        assert {softmax.tokens[place] for place in places} == {softmax.tokens[answer]}
+        assert answer - 1 in softmax.queries
+    first, second = softmax.heads
+    assert first.found.max() < 0.2
+    assert second.found.max(0).min() > 0.5
+
+
+def test_pairs_stand_where_memories_have_them(lola: Path) -> None:
+    found = composer.inspect(lola, alone=True, **PASSKEY)
+    assert (found.teacher, found.stream) == (None, None)
+    for head in found.heads:
+        total = np.sum(list(head.shares.values()), axis=0)
+        np.testing.assert_allclose(total, 1, atol=1e-5)
+        for row, query in enumerate(found.queries):
+            for index in range(head.heads):
+                held = {name: _columns(head.stands[name][index][row]) for name in head.memories}
+                own = query - query % 16  # the chunk that the query is in
+                assert held["window"] == set(range(max(0, own - 16), query + 1))
+                assert len(held["sparse"]) == min(8, max(0, own - 16))
+                assert held["sparse"] | held["state"] == set(range(max(0, own - 16)))
+                assert not held["sparse"] & held["state"]
+        recalled = head.recalled["state"]
+        assert recalled.stored == sorted(recalled.stored)
+        assert recalled.stored[-1] == len(_columns(head.stands["state"][0][-1]))
+        assert np.isfinite(recalled.error).all()
+
+
+def _columns(stretches: list[list[int]]) -> set[int]:
+    return {column for start, end in stretches for column in range(start, end + 1)}
+
+
+TAPS = {"conv: taps: query", "conv: taps: key"}
+SHOWS = {
+    "lawcat": TAPS,
+    "latte-macchiato": {"latents: p(l|t)"},
+    "gla": set(),
+    "gated-delta": TAPS,
+    "mixed-heads": TAPS,
+}
+
+
+@pytest.mark.parametrize("spec", SHOWS)
+def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
+    model = student(spec)
+    found = composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, text="the cat sat " * 30, length=60, queries=8)
+    every_number(plain(found))
+    assert found.answered is None
+    layers = model.config.resolved().layers
+    assert [(head.layer, head.name) for head in found.heads] == [
+        (index, group.head) for index, groups in enumerate(layers) for group in groups
+    ]
+    assert {name for head in found.heads for name in head.shown} == SHOWS[spec]
+    for head in found.heads:
+        assert head.error < 1e-5
+        assert head.teacher is not None
+        assert head.teacher.shape[0] == head.heads
+        for shown in head.shown.values():
+            if shown.entropy is not None:
+                np.testing.assert_allclose(shown.numbers.sum(-1), 1, atol=1e-5)
+                assert (shown.entropy <= np.log(shown.numbers.shape[-1]) + 1e-5).all()
+    if spec in ("lawcat", "gla", "gated-delta"):
+        assert all(head.half_lives for head in found.heads)
+        assert all((lives > 0).all() for head in found.heads for lives in head.half_lives.values())
+
+
+def test_only_the_layers_asked_for(tokenizer: Any) -> None:
+    found = composer.inspect(student("lolcats"), tokenizer=tokenizer, layers=[-1], **PASSKEY)
+    assert [head.layer for head in found.heads] == [1]
+
+
+def test_a_source_is_looked_at_as_it_is() -> None:
+    found = composer.inspect(TEACHER, **PASSKEY)
+    assert found.spec == "softmax"
+    assert found.teacher is None
+    lines = str(found).splitlines()
+    assert lines[0] == "teacher on passkey,depth=0.2, 126 tokens"
+    assert [line.split()[:3] for line in lines[2:]] == [
+        [f"{layer}.{head}", "head", "100"] for layer in range(2) for head in range(4)
+    ]
+    assert found._repr_html_().count("<tr>") == 9
+
+
+def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
+    found = composer.inspect(student("lawcat"), tokenizer=tokenizer, text="a b c d " * 600, length=1500, queries=2, layers=[0])
+    assert found.bin == 2
+    (head,) = found.heads
+    assert head.weights["state"].shape == (4, 2, 750)
+    np.testing.assert_allclose(head.weights["state"].sum(-1), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"text": "a", "tasks": "passkey"}, "say one of them"),
+        ({"text": ""}, "tokens; give one of at least 2"),
+        ({"tasks": "perplexity,text=x"}, "name one task"),
+        ({"tasks": "passkey,recall"}, "name one task"),
+        ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
+        ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
+        ({"queries": 1}, "say at least 2"),
+    ],
+)
+def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InspectionError, match=words):
+        composer.inspect(lola, **{"length": 64, "queries": 4, **options})
+
+
+def test_other_mistakes_are_told(tokenizer: Any, lola: Path, tmp_path: Path) -> None:
+    with pytest.raises(InspectionError, match="brings no tokenizer"):
+        composer.inspect(student("lolcats"))
+    with pytest.raises(InspectionError, match="does not fit the model"):
+        composer.inspect(student("lolcats"), tokenizer=tokenizer, teacher=llama(tmp_path / "other"))
+    with pytest.raises(InspectionError, match="bidirectional"):
+        composer.inspect(student("latte-bidirectional"), tokenizer=tokenizer)
+    with pytest.raises(InspectionError, match="is no composed language model"):
+        composer.inspect(object(), tokenizer=tokenizer)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TaskError):
+        composer.inspect(lola, length=8)

@@ -1,0 +1,59 @@
+"""A real browser, headless, that looks at pages: what it says in its console, and whom it asks for what."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from composer.errors import ComposerError
+from composer.viewing.page import made_with
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE = 20_000
+"""Milliseconds that a page may take on a busy machine."""
+
+
+def gradio_or_skip() -> Any:
+    """Gradio; the test is skipped, with the reason, where it is missing or too old."""
+    try:
+        return made_with()
+    except ComposerError as error:
+        pytest.skip(str(error))
+
+
+class Watched:
+    """A page, and what was seen while it was open. words: of its console, errors and warnings; asked: the hosts of its requests."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.words, self.asked = page, list[str](), set[str]()
+        page.set_default_timeout(PATIENCE)
+        page.on(
+            "console", lambda said: self.words.append(f"{said.type}: {said.text}") if said.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: self.words.append(f"uncaught: {error}"))
+        page.on("request", lambda one: self.asked.add(one.url.partition("://")[2].partition("/")[0]))
+
+    def _heard(self, said: Any) -> None:
+        if said.type in ("error", "warning"):
+            self.words.append(f"{said.type}: {said.text}")
+
+
+@contextmanager
+def opened(address: str, *, wide: int = 1280, high: int = 900, dark: bool = False) -> Iterator[Watched]:
+    """A page in Chromium. The test is skipped where there is none, or nothing to steer it with."""
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright is installed, which steers the browser")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = browser.new_page(viewport={"width": wide, "height": high}, color_scheme="dark" if dark else "light")
+            watched = Watched(page)
+            page.goto(address)
+            yield watched
+        finally:
+            browser.close()

@@ -1,0 +1,113 @@
+"""What the page says of a text: the same as the commands, or its mistakes with their lines; and it says something of any text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.drawing.picture import TYPICAL
+from composer.graph.listing import DECODE
+from composer.spec.code import code_of
+from composer.spec.explain import explain_resolved
+from composer.spec.loading import load_spec
+from composer.spec.resolve import resolve
+from composer.spec.shipped import shipped_specs
+from composer.viewing.answers import answer
+from composer.viewing.reading import TYPED, Place
+from composer.words import size
+
+SIZES = tuple(getattr(TYPICAL, name) for name in TYPED)
+LOLCATS = shipped_specs()["lolcats"].read_text(encoding="utf-8")
+SINGLE = sorted(name for name in shipped_specs() if load_spec(name).vary is None)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_shipped_specs_are_shown_as_the_commands_show_them(name: str) -> None:
+    text = shipped_specs()[name].read_text(encoding="utf-8")
+    found = answer(text, Place(), SIZES, 4096, "float32")
+    resolved = resolve(load_spec(name), None if load_spec(name).trunk else TYPICAL)
+    assert resolved.hash[:12] in found.status
+    assert found.picture is not None
+    assert found.picture.startswith("<svg")
+    assert found.costs is not None
+    assert size(explain_resolved(resolved).state_bytes) in found.costs or "none: every token" in found.costs
+    assert found.program is not None
+    assert found.program.count("def ") == len({(group.head, group.heads) for layer in resolved.layers for group in layer})
+
+
+def test_a_mistake_is_shown_with_its_line() -> None:
+    wrong = LOLCATS.replace("feature_map:", "feature_mop:")
+    line = 1 + wrong[: wrong.index("feature_mop")].count("\n")
+    found = answer(wrong, Place(), SIZES, 4096, "float32")
+    assert f"<b>line {line}</b>" in found.status
+    assert "did you mean &quot;feature_map&quot;?" in found.status
+    assert "feature_mop: {kind: hedgehog" in found.status
+    assert (found.picture, found.costs, found.program) == (None, None, None)
+
+
+def test_every_mistake_has_its_line() -> None:
+    wrong = LOLCATS.replace("feature_map:", "feature_mop:").replace("read: shared", "read: shard")
+    assert len(re.findall(r"<b>line \d+</b>", answer(wrong, Place(), SIZES, 4096, "float32").status)) == 2
+
+
+def test_sizes_change_the_state() -> None:
+    states = []
+    for window in (64, 256):
+        found = answer(LOLCATS.replace("size: 64", f"size: {window}"), Place(), SIZES, 4096, "bfloat16")
+        states += re.findall(r"State ([\d.]+ \w+)", found.picture or "")
+    assert len(set(states)) == 2
+    for sizes, dtype in ((SIZES, "float32"), ((2, *SIZES[1:]), "bfloat16")):
+        states += re.findall(r"State ([\d.]+ \w+)", answer(LOLCATS, Place(), sizes, 4096, dtype).picture or "")
+    assert len(set(states)) == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "dtype", "expected"),
+    [
+        ((16, 2048, 32, 5, 64), 4096, "float32", "32 query heads cannot share 5 key heads evenly"),
+        ((0, 2048, 32, 8, 64), 4096, "float32", "layers: 0; expected a whole number from 1 to 512"),
+        ((16, 2048, None, 8, 64), 4096, "float32", "heads: nothing; expected a whole number"),
+        ((16, 2048, 1e30, 8, 64), 4096, "float32", "heads: 1e+30; expected"),
+        ((16, 2048, 32, 8, 1.5), 4096, "float32", "head dim: 1.5; expected"),
+        (SIZES, 0, "float32", "tokens: 0; expected"),
+        (SIZES, float("inf"), "float32", "tokens: inf; expected"),
+        (SIZES, float("nan"), "float32", "tokens: nan; expected"),
+        (SIZES, 4096, "<b>", "there is no dtype &lt;b&gt;"),
+    ],
+)
+def test_sizes_that_cannot_be_are_told(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:
+    found = answer(LOLCATS, Place(), sizes, tokens, dtype)
+    assert expected in found.status
+    assert found.picture is None
+
+
+def test_what_is_typed_is_escaped() -> None:
+    found = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), Place(), SIZES, 4096, "float32")
+    assert found.picture is not None
+    assert "<script" not in found.picture
+    assert "&lt;script&gt;" in found.picture
+    wrong = answer("compose: 1\nname: <script>alert(1)</script>\n", Place(), SIZES, 4096, "float32")
+    assert "<script" not in wrong.status
+
+
+PIECES = st.sampled_from(
+    ["head:", "memory", "[", "]", "{", "}", "state", "\n", "  ", "- ", ": ", "&a", "*a", "!!python/object", "1e999", "\x00"]
+)
+
+
+@given(at=st.integers(0, len(LOLCATS)), cut=st.integers(0, 40), typed=st.lists(PIECES, max_size=4))
+def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
+    """As one types: some of a spec removed, something else in its place."""
+    found = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], Place(), SIZES, 64, "float32")
+    assert ('class="wrong"' in found.status) == (found.picture is None)
+
+
+def test_the_program_is_that_of_compose_show() -> None:
+    found = answer(LOLCATS, Place(), SIZES, 4096, "float32")
+    (code,) = code_of(resolve(load_spec("lolcats"), TYPICAL))
+    assert found.program is not None
+    lines = [line.strip() for line in found.program.splitlines()]
+    assert lines == ["def head(hidden, query, key, value):", *code.prefill, DECODE, *code.decode]

@@ -1,0 +1,83 @@
+"""The gallery that is committed is the one that the specs, the parts and the kept runs make; and it is complete."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from composer.spec.shipped import shipped_specs
+from docs.make_gallery import GALLERY, written
+
+ADVICE = "docs/gallery is not that of the specs as they are: write it anew with `make gallery`"
+MOST = 2**20
+"""Bytes of the whole gallery."""
+
+
+class _Read(HTMLParser):
+    """What a page refers to, and the text of its sections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.links: list[str] = []
+        self.sections: dict[str, str] = {}
+        self.tags: list[str] = []
+        self._section = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = dict(attrs)
+        self.tags.append(tag)
+        if said.get("src"):
+            self.sources.append(said["src"] or "")
+        if said.get("href"):
+            self.links.append(said["href"] or "")
+        if tag == "section":
+            self._section = said["id"] or ""
+            self.sections[self._section] = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._section:
+            self.sections[self._section] += data
+
+
+def test_the_gallery_is_up_to_date() -> None:
+    files = written()
+    there = {path.name: path.read_text(encoding="utf-8") for path in GALLERY.iterdir()}
+    stale = sorted(name for name in {*files, *there} if files.get(name) != there.get(name))
+    assert not stale, f"{ADVICE} ({', '.join(stale[:3])})"
+    assert sum(len(text.encode()) for text in files.values()) < MOST
+
+
+def test_each_spec_has_all_that_is_to_be_said_of_it() -> None:
+    read = _Read()
+    read.feed((GALLERY / "index.html").read_text(encoding="utf-8"))
+    assert set(read.sections) == {name.replace("/", "-") for name in shipped_specs()}
+    for name, path in shipped_specs().items():
+        text = read.sections[name.replace("/", "-")]
+        assert path.read_text(encoding="utf-8") in text
+        assert "memory" in text
+    assert "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t" in read.sections["lawcat"]
+    # A figure of the evidence, as its page has it.
+    assert "0.87 ± 0.01" in read.sections["lawcat"]
+    assert "students/lolcats-complete" in read.sections["lolcats"]
+    assert "measured" not in read.sections["gla"]
+
+
+def test_the_page_takes_nothing_from_elsewhere() -> None:
+    read = _Read()
+    read.feed((GALLERY / "index.html").read_text(encoding="utf-8"))
+    assert all((GALLERY / source).is_file() for source in read.sources)
+    assert len(read.sources) == len(list(GALLERY.glob("*.svg")))
+    assert "script" not in read.tags
+    for link in read.links:
+        assert link == "data:," or link.removeprefix("#") in read.sections or (GALLERY / link).is_file(), link
+    for path in GALLERY.glob("*.svg"):
+        text = path.read_text(encoding="utf-8")
+        assert "url(" not in text
+        assert text.count("http") == 1, "but for the name of SVG's name space"
+
+
+def test_the_short_page_shows_every_picture() -> None:
+    text = (GALLERY / "README.md").read_text(encoding="utf-8")
+    assert all(f"]({path.name})" in text for path in GALLERY.glob("*.svg"))
+    assert all((Path(GALLERY) / link).is_file() for link in [part.partition(")")[0] for part in text.split("](")[1:]])

@@ -1,0 +1,40 @@
+"""Every head can be drawn so that it can be read: on the SVG itself, all shipped specs and random heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from blocks.legend import Shape
+from composer.drawing.picture import TYPICAL, picture
+from composer.graph.composition import HeadSpec
+from composer.spec.dimensions import Dimensions
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Group, Resolved, resolve
+from tests.composer.drawing.looked_at import assert_legible
+from tests.laws.draw import random_heads
+from tests.shipped import SHIPPED
+
+
+def around(head: HeadSpec, shape: Shape, **said: Any) -> Resolved:
+    """A model of one layer that has this head alone."""
+    sizes = {name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}
+    size = Dimensions(layers=1, rope_theta=1e4, **sizes)
+    group = Group(head="head", heads=shape.heads, key_heads=shape.key_heads)
+    return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **said)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_specs_are_legible(name: str) -> None:
+    spec = load_spec(name)
+    found = picture(resolve(spec, None if spec.trunk else TYPICAL), on="somebody's model")
+    assert_legible(found)
+    assert found.width <= 830, "a README makes it smaller than it is"
+
+
+@given(drawn=random_heads())
+@settings(deadline=None)
+def test_random_heads_are_legible(drawn: tuple[HeadSpec, Shape]) -> None:
+    assert_legible(picture(around(*drawn)))
