@@ -12,6 +12,7 @@ from composer.graph.lowering import AUTO
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.inherit import own_source
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
@@ -195,12 +196,14 @@ def explain(
 ) -> Explanation:
     """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
 
-    source: None takes the trunk of the spec's own.
+    source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
     """
     if sequence < 1:
         raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    source = own_source(spec) if source is None else source
     trunk = None if source is None else describe_model(source, revision).trunk
-    resolved = resolve_spec(spec, trunk and dimensions(trunk), overrides)
+    loaded = loaded_spec(spec, overrides)
+    resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
     _check_dtype(dtype)
     kind = dtype or (trunk.dtype if trunk else "float32")
     return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -18,8 +19,29 @@ class ComposerError(Exception):
     """Base of all of them: shown as its message alone, never as a traceback."""
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong with a document. line, column: from 1. path: such as ``head.memory[0].size``."""
+
+    message: str
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        """``file:line:column  path: message``, without the parts that are not known."""
+        spot = f"{self.path}: {self.message}" if self.path else self.message
+        where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        return spot if where is None else f"{where}  {spot}"
+
+
 class SpecError(ComposerError):
-    """The YAML document is not a spec. The message names file, line, column and path."""
+    """The YAML document is not a spec. The message names file, line, column and path, and so do its mistakes, as fields."""
+
+    def __init__(self, *mistakes: Mistake | str) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
+        self.mistakes = tuple(Mistake(one) if isinstance(one, str) else one for one in mistakes)
 
 
 class GraphError(SpecError):

@@ -76,9 +76,11 @@ def within(folder: Path, name: str) -> Path:
     """A file of a folder by its name there, which needs not exist. Raises OSError where that is no name, or where the file is a
     link that leads elsewhere; into the blobs of its own model is where the Hub's cache links."""
     path = folder / name
+    if circle_of_links(path):
+        raise OSError(errno.ELOOP, "it is a link that leads back to itself", str(path))
     try:
         true, home = path.resolve(), folder.resolve()
-    except (ValueError, RuntimeError):  # a zero byte in it, or links in a circle
+    except ValueError:  # a zero byte in it
         raise OSError(errno.EINVAL, "no file can have this name", brief(name)) from None
     blobs = home.parent.parent / _BLOBS if home.parent.name == _SNAPSHOTS else None
     if not true.is_relative_to(home) and true.parent != blobs:
@@ -86,6 +88,29 @@ def within(folder: Path, name: str) -> Path:
             errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path)
         )
     return path
+
+
+def circle_of_links(path: Path) -> str | None:
+    """What to say of a path that is, or leads through, a link that leads back to itself; None of any other."""
+    for one in (path, *path.parents):
+        try:
+            os.stat(one)
+        except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(one):
+                return f"{shortened(str(one))} is a link that leads back to itself"
+        except ValueError:  # a zero byte in it
+            break
+        else:
+            break
+    return None
+
+
+def lost_link(path: Path) -> str | None:
+    """The same, and what to say of a link to something that is not there."""
+    circle = circle_of_links(path)
+    if circle is None and os.path.islink(path) and not os.path.exists(path):
+        return f"{shortened(str(path))} is a link to {shortened(os.readlink(path))}, which is not there"
+    return circle
 
 
 def is_name(name: str) -> bool:

@@ -17,10 +17,12 @@ from composer.spec.schema import json_schema
 from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
+from docs.results import page
 
 ROOT = Path(__file__).parents[1]
 PART_TABLE, TASK_TABLE, SCHEMA = ROOT / "docs" / "parts.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
+JSON_PAGE = ROOT / "docs" / "json.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
 LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
@@ -78,6 +80,7 @@ def main() -> None:
     TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
+    JSON_PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer.ablation.check import check_inputs, check_request
+from composer.ablation.models import costs_of, name_models
+from composer.ablation.pictures import draw_all
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import OnStep, Start, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
-from composer.ablation.table import draw, markdown
+from composer.ablation.table import markdown
 from composer.errors import AblationError
 from composer.files import write_whole
 from composer.locks import alone, inside, say_if_unguarded
 from composer.weights.record import versions
 
-STEPS, REPORT, TABLE, PLOT = "steps", "report.json", "table.md", "plot.png"
+STEPS, REPORT, TABLE = "steps", "report.json", "table.md"
 
 
 def ablate(
@@ -28,7 +30,8 @@ def ablate(
     workers: Start = one_process,
     tell: OnStep | None = None,
 ) -> AblationReport:
-    """Builds, trains and scores each variant with each seed, and writes ``report.json``, ``table.md`` and ``plot.png`` to ``out``.
+    """Builds, trains and scores each variant with each seed. Writes ``report.json``, ``table.md`` and pictures to ``out``, and each
+    variant's model to ``out/variants``.
 
     The figures of each step stay in ``out/steps``, under a hash of all that decides them: a call that was stopped continues, and
     one with another variant, seed or task runs what is new. Raises ComposerError before the first step; a step that fails later
@@ -41,12 +44,13 @@ def ablate(
         raise AblationError(f"{out} holds something else than an ablation. Move it away, or choose another --out.")
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
-    report = make_report(chains, results, request, versions())
     try:
         with alone(inside(out), None):  # report, table and plot of one call, whichever ends last
+            models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
+            report = make_report(chains, results, request, versions(), models, costs)
             write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
             write_whole(out / TABLE, markdown(report))
-            draw(report, out / PLOT)
+            draw_all(report, out)
     except OSError as error:
         raise AblationError(
             f"{error.filename or out} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."

@@ -14,7 +14,7 @@ from composer.api import resolve_spec
 from composer.data.packing import How
 from composer.errors import AblationError
 from composer.evaluation.arguments import read_lengths
-from composer.evaluation.runner import check_texts
+from composer.evaluation.lengths import check_texts
 from composer.spec.recipe import Recipe
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions

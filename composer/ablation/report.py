@@ -8,9 +8,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from pydantic import Field
+
 from blocks.part import Closed
 from composer.ablation.plan import STAGES, Chain, Request, Variant
 from composer.ablation.steps import FAILURE, Figures
+from composer.spec.explain import Explanation
 from composer.tables import Readable, Table, View
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
@@ -66,6 +69,12 @@ class VariantReport(Closed):
     """On the same held-out rows, a mean over seeds."""
     failures: dict[int, str]
     seconds: float
+    models: dict[int, str] = Field(default_factory=dict)
+    """Where its models are in the folder, by seed; those whose training has failed are left out. Earlier reports have none."""
+    state_bytes: int | None = None
+    """Of one text, after ``state_length`` tokens."""
+    kv_cache_bytes: int | None = None
+    """What softmax attention would keep in its place."""
 
 
 class AblationReport(Readable, Closed):
@@ -76,12 +85,14 @@ class AblationReport(Readable, Closed):
     columns: tuple[Column, ...]
     variants: tuple[VariantReport, ...]
     versions: dict[str, str]
+    state_length: int | None = None
+    """Tokens of the texts whose state is told: as many as the longest that the variants are scored on; None where they differ."""
 
     def view(self) -> View:
-        from composer.ablation.table import cells, remarks
+        from composer.ablation.table import cells, figures_in, remarks
 
         headers, rows = cells(self)
-        table = Table("", headers, tuple(rows), range(len(headers) - len(self.columns), len(headers)))
+        table = Table("", headers, tuple(rows), figures_in(self))
         return View("", (table,), tuple(remarks(self)))
 
     @property
@@ -91,23 +102,37 @@ class AblationReport(Readable, Closed):
 
 
 def make_report(
-    chains: Sequence[Chain], results: Mapping[str, Figures], request: Request, versions: Mapping[str, str]
+    chains: Sequence[Chain],
+    results: Mapping[str, Figures],
+    request: Request,
+    versions: Mapping[str, str],
+    models: Mapping[str, Mapping[int, str]] | None = None,
+    costs: Mapping[str, Explanation] | None = None,
 ) -> AblationReport:
-    """From what the steps found, by their names."""
+    """From what the steps found, by their names. models: where they are, by variant and seed. costs: by variant."""
+    costs = costs or {}
+    lengths = {cost.sequence for cost in costs.values()}
     found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
     columns.sort(key=lambda column: get_args(ColumnKind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
     said = vars(request) | {"files": {name: str(path) for name, path in request.files.items()}}
+    told = [
+        _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns) for variant in variants
+    ]
     return AblationReport(
         request=_as_json(said),
         columns=tuple(columns),
-        variants=tuple(
-            _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns)
-            for variant in variants
-        ),
+        variants=tuple(_placed(one, (models or {}).get(one.name, {}), costs.get(one.name)) for one in told),
         versions=dict(versions),
+        state_length=lengths.pop() if len(lengths) == 1 else None,
     )
+
+
+def _placed(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
+    """With where its models are, and what they hold."""
+    held = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
+    return variant.model_copy(update={"models": dict(models), **held})
 
 
 def _variant(

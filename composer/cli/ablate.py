@@ -10,7 +10,8 @@ import typer
 
 import composer
 from composer.cli import bars
-from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, RunsOn, Set, Text
+from composer.cli.bars import at_once
+from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, Text
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.ablation import bar_of, said_of
 from composer.data.loading import SHARE
@@ -58,6 +59,7 @@ def ablate(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: its address, auto, or local to start one here.")
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Build, train and score every variant of a sweep.
@@ -65,7 +67,8 @@ def ablate(
     Each step is named by all that decides its result, and runs once: variants that begin alike share their first steps, and the
     same call again continues one that was stopped. Where a variant fails, the others still run; the exit code is then 1.
     """
-    with watching(quiet=as_json) as tell:
+    at_once("Planning the variants", quiet=quiet or as_json)
+    with watching(quiet=quiet or as_json) as tell:
         report = composer.ablate(
             specs,
             source,

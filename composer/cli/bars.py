@@ -19,6 +19,12 @@ LINES_A_STAGE = 10
 """Lines of progress for each stage of a training whose output is no terminal."""
 
 
+def at_once(what: str, *, quiet: bool) -> None:
+    """A line on the screen before all that takes seconds to import; a file of what is told needs none."""
+    if not quiet and on_terminal():
+        typer.echo(f"{what} …", err=True)
+
+
 @contextmanager
 def watching(
     *columns: Column, bar: Callable[Told, Shown], line: Callable[Told, None], quiet: bool, stay: bool = False

@@ -12,7 +12,8 @@ import typer
 import composer
 from composer.benching.options import REPEATS, STEPS
 from composer.cli import bars
-from composer.cli.options import Backend, Json, RunsOn, WeightsDtype
+from composer.cli.bars import at_once
+from composer.cli.options import Backend, Json, Quiet, RunsOn, WeightsDtype
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.bench import bar_of
 from composer.graph.lowering import AUTO
@@ -51,6 +52,7 @@ def bench(
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report, tables and plots.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bench in OUT.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Time the prefill and the decode of models, side by side.
@@ -58,7 +60,8 @@ def bench(
     All models are loaded, and take turns at each length and batch: latency, tokens a second, bytes of state, peak memory. Times
     of different hours do not compare, so a bench is a single run: one that was interrupted leaves nothing, and starts anew.
     """
-    with watching(quiet=as_json) as watch:
+    at_once("Reading the models", quiet=quiet or as_json)
+    with watching(quiet=quiet or as_json) as watch:
         report = composer.bench(
             models,
             prefill=() if prefill is None else prefill,

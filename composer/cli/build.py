@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import composer
-from composer.cli.options import Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.options import Json, MaybeFrom, Quiet, Revision, Set, SpecName
 from composer.cli.screen import heading, print_json, print_table
 from composer.spec.inherit import shown
 from composer.words import plural, quantity, ranges, short_hashes, size
@@ -58,6 +58,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
     revision: Revision = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Build a model: the source's weights, the spec's heads.
@@ -79,7 +80,7 @@ def build(
         hash_contents=hash_contents,
         force=force,
         dry_run=dry_run,
-        progress=True,
+        progress=not quiet,
         lolcats=lolcats or (),
     )
     if as_json:

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import composer
-from composer.cli.options import Json, MaybeFrom, Revision
+from composer.cli.options import Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json, print_table
 
 if TYPE_CHECKING:
     from composer.commands.specs import CheckReport
 
 MISTAKE = 2
+SPECS = "YAML files, names of shipped specs, or folders of built models."
 
 
 def check(
-    specs: Annotated[list[str], typer.Argument(help="YAML files, or names of shipped specs.")],
+    specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=complete_spec)],
     source: MaybeFrom = None,
+    settings: Set = None,
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
@@ -27,7 +29,7 @@ def check(
     Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and
     heads; a spec with a trunk of its own is resolved on that.
     """
-    found = composer.check(specs, source, revision=revision)
+    found = composer.check(specs, source, overrides=settings or (), revision=revision)
     if as_json:
         print_json([answer.model_dump(mode="json") for answer in found.answers])
     else:

@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Json, MaybeFrom, Revision
+from composer.cli.options import Json, MaybeFrom, Revision, complete_spec
 from composer.cli.screen import heading, print_json, print_table
 from composer.spec.places import dotted
 
-Which = Annotated[
-    str, typer.Argument(help="A YAML file, a shipped spec, or a sweep's variant, as SWEEP:VARIANT.", show_default=False)
-]
+WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the folder of a built model."
+Which = Annotated[str, typer.Argument(help=WHICH, show_default=False, autocompletion=complete_spec)]
 
 
 def diff(

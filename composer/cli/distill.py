@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import composer
-from composer.cli.bars import training_steps
+from composer.cli.bars import at_once, training_steps
 from composer.cli.options import (
     Anew,
     Backend,
@@ -20,13 +20,14 @@ from composer.cli.options import (
     HeldShare,
     Interval,
     Json,
+    Quiet,
     Resume,
     RunsOn,
     Set,
     Strict,
 )
 from composer.cli.screen import heading, one_voice, print_json, print_table
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -61,6 +62,7 @@ def distill(
     resume: Resume = False,
     force: Anew = False,
     strict: Strict = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train a built model to be like its teacher.
@@ -76,7 +78,9 @@ def distill(
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         asked = read_student(model, settings or ())
         stages_of(asked.record, asked.recipe, stage)
-    with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
+        check_references((*data, *(held_out or ())))
+        at_once(f"Distilling {model}", quiet=quiet or as_json)
+    with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.distil(
             model,
             data,

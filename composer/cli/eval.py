@@ -11,7 +11,8 @@ import typer
 
 import composer
 from composer.cli import bars
-from composer.cli.options import Babi, Backend, Haystack, Json, RunsOn, Text, WeightsDtype
+from composer.cli.bars import at_once
+from composer.cli.options import Babi, Backend, Haystack, Json, Quiet, RunsOn, Text, WeightsDtype
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.evaluation import bar_of, cell_of
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES
@@ -61,6 +62,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FOLDER", help="With --lm-eval: a folder with tasks of your own.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the evaluation in OUT.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Score models on tasks at several lengths.
@@ -68,7 +70,8 @@ def evaluate(
     Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.
     Without OUT nothing is written.
     """
-    with watching(quiet=as_json) as watch:
+    at_once("Reading the models and their tasks", quiet=quiet or as_json)
+    with watching(quiet=quiet or as_json) as watch:
         report = composer.evaluate(
             models,
             tasks or (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +12,8 @@ from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecNa
 from composer.cli.screen import heading, print_json, print_table
 from composer.graph.lowering import AUTO
 from composer.spec.explain import Explanation, GroupCost
+from composer.spec.inherit import own_source
+from composer.spec.loading import load_spec
 from composer.words import plural, quantity, ranges, ratio, short_hashes, size
 from converters.trunk import Dtype
 
@@ -47,11 +50,15 @@ def explain(
     if as_json:
         print_json(answer.model_dump(mode="json"))
         return
-    heading(f"{answer.name} on {source or 'its own trunk'}")
+    heading(f"{answer.name} on {source or own_source(spec) or _of_its_own(spec, settings)}")
     typer.echo(short_hashes(f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}, spec {answer.hash}"))
     for group in answer.groups:
         _print_group(group)
     _print_model(answer)
+
+
+def _of_its_own(spec: str, settings: Sequence[str] | None) -> str:
+    return "its own trunk" if load_spec(spec, settings or ()).trunk else "the sizes that it was resolved for"
 
 
 def _print_group(group: GroupCost) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Json, RunsOn
+from composer.cli.options import Backend, Json, Quiet, RunsOn
 from composer.cli.screen import heading, print_json, print_table
 from composer.errors import InspectionError
 from composer.graph.lowering import AUTO
@@ -36,6 +36,7 @@ def inspect(
     force: Annotated[bool, typer.Option("--force", help="Replace the report in OUT.")] = False,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Look inside a model: what heads attend to, what states know.
@@ -58,7 +59,7 @@ def inspect(
         backend=backend,
         out=out,
         force=force,
-        progress=False if as_json else lambda said: typer.echo(said, err=True),
+        progress=False if quiet or as_json else lambda said: typer.echo(said, err=True),
     )
     if as_json:
         from composer.inspection.findings import plain

@@ -27,6 +27,7 @@ from composer.cli.schema import schema
 from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
 from composer.cli.select import select
 from composer.cli.show import show
+from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
@@ -56,7 +57,6 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     help="Linear-attention language models made out of pretrained transformers, one YAML file a head.",
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -94,6 +94,7 @@ COMMANDS = (
     diff,
     draw,
     parts,
+    tasks,
     schema,
     explain,
     inspect,

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 import composer
+from composer.cli.bars import at_once
+from composer.cli.options import Quiet
 from composer.cli.screen import heading
 from composer.spec.inherit import shown
 
@@ -18,6 +20,8 @@ def merge(
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-merged.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
+    at_once(f"Merging {model}", quiet=quiet)
     heading(f"Merged {shown(composer.merge(model, out, force=force).out)}")

@@ -11,7 +11,7 @@ import composer
 
 def new(
     name: Annotated[str, typer.Argument(help="The new spec is NAME.yaml; NAME may be a path.")],
-    like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this file or shipped spec.")] = None,
+    like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this spec or built model.")] = None,
 ) -> None:
     """Write a commented spec to start from."""
     path = composer.new(name, like)

@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
+from composer.spec.shipped import shipped_specs
 from converters.trunk import Dtype
 
-SPEC = "A YAML file, or the name of a shipped spec (`compose show` lists them). One of a sweep is SWEEP:VARIANT."
-SpecName = Annotated[str, typer.Argument(help=SPEC)]
+SPEC = (
+    "A YAML file, the name of a shipped spec (`compose show` lists them), or the folder of a built model. One of a sweep is "
+    "SWEEP:VARIANT."
+)
+
+
+def complete_spec(incomplete: str) -> list[str]:
+    """The shipped specs that begin so; files are the shell's own affair."""
+    return [name for name in shipped_specs() if name.startswith(incomplete)]
+
+
+SpecName = Annotated[str, typer.Argument(help=SPEC, autocompletion=complete_spec)]
 SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[
@@ -23,6 +34,7 @@ Backend = Annotated[
     typer.Option("--backend", help="auto takes each part's fastest form; reference is the definition, torch runs anywhere."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; warnings and results are printed all the same.")]
 Data = Annotated[
     list[str],
     typer.Option(

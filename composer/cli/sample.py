@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import SOURCE, RunsOn
+from composer.cli.bars import at_once
+from composer.cli.options import SOURCE, Quiet, RunsOn
 from composer.cli.screen import heading
 from composer.spec.inherit import shown
 
@@ -24,11 +25,13 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Let a model write texts to train its student on.
 
     For a teacher whose own training data are not at hand: compose distill STUDENT --data FILE.
     """
+    at_once(f"Reading {model}", quiet=quiet)
     made = composer.sample(
         model,
         out,
@@ -40,6 +43,6 @@ def sample(
         seed=seed,
         device=device,
         force=force,
-        progress=True,
+        progress=not quiet,
     )
     heading(f"Wrote {shown(made.out)}")

@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.bars import training_steps
-from composer.cli.options import SOURCE, Backend, Data, HeldOut, HeldShare, Json, RunsOn, Set
+from composer.cli.options import SOURCE, Backend, Data, HeldOut, HeldShare, Json, Quiet, RunsOn, Set
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.selection import ROWS, SEQUENCE
 from composer.data.loading import SHARE
@@ -42,6 +42,7 @@ def select(
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     force: Annotated[bool, typer.Option("--force", help="Replace the selection in OUT; its student stays, if it fits.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Find the layers that should keep their own attention.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import composer
-from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set
+from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.files import write_whole
@@ -18,6 +18,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import expand
 from composer.spec.shipped import shipped_specs
 from composer.spec.writing import to_yaml
+from converters.bounded import lost_link
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: the shipped ones, by name.")] = None,
+    spec: Annotated[str | None, typer.Argument(help=f"{SPEC} Left out: their names.", autocompletion=complete_spec)] = None,
     source: MaybeFrom = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Resolve it on its own trunk, as `build --fresh` does.")] = False,
     settings: Set = None,
@@ -45,8 +46,8 @@ def show(
     """Print a spec as YAML, or the names of the shipped ones.
 
     It is printed after `extends` and --set, and says the same by itself. With --from, or with --fresh for a spec with a trunk of
-    its own, it is the resolved document: every default and every dimension, layer by layer, and in JSON its hash. With --code it
-    is what that document computes, as a listing.
+    its own, every default and every dimension is written out: a spec that leaves nothing to its source, and means the same on it.
+    In JSON that is the resolved document, layer by layer, with its hash. With --code it is what it computes, as a listing.
     """
     asked = {"--from": source is not None, "--fresh": fresh, "--set": settings, "--revision": revision is not None}
     asked |= {"--expand": expanded, "-o": out is not None, "--code": code}
@@ -128,6 +129,8 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
     taken = [str(path) for path in files if path.exists()]
     if taken:
         raise ComposerError(f"{', '.join(taken)}: there already; choose another folder, or remove what stands there")
+    if lost := lost_link(folder):
+        raise ComposerError(f"{lost}; choose another folder, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, (name, spec) in files.items():

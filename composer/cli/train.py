@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.bars import training_steps
+from composer.cli.bars import at_once, training_steps
 from composer.cli.distill import print_run
 from composer.cli.options import (
     Anew,
@@ -21,13 +21,14 @@ from composer.cli.options import (
     HeldShare,
     Interval,
     Json,
+    Quiet,
     Resume,
     RunsOn,
     Set,
     Strict,
 )
 from composer.cli.screen import one_voice
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 
@@ -52,6 +53,7 @@ def train(
     resume: Resume = False,
     force: Anew = False,
     strict: Strict = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train a model that was built from nothing.
@@ -65,7 +67,9 @@ def train(
 
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         stage_from_nothing(read_student(model, settings or ()))
-    with one_voice() as speaks, training_steps(quiet=as_json or not speaks) as watch:
+        check_references((*data, *(held_out or ())))
+        at_once(f"Training {model}", quiet=quiet or as_json)
+    with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.train(
             model,
             data,

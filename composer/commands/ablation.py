@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.commands.arguments import Numbers, Reference, check_range, numbers_of, several
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import check_device
 from composer.errors import AblationError, in_words
 from composer.progress import Shown, told_of, without_theirs
@@ -71,6 +71,7 @@ def ablate(
     if jobs is not None:
         check_range("--jobs", jobs, 1)
     check_range("--samples", samples, 1)
+    check_references((*several(data), *several(held_out)))
     named: Mapping[str, Reference | None] = {"text": text, "haystack": haystack, "babi": babi}
     with without_theirs(warnings=True):
         from composer.ablation.ablate import ablate as run

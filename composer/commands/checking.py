@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 
 from blocks.part import Closed
 from composer.api import SpecLike
-from composer.errors import GraphError, Path, SpecError
+from composer.errors import GraphError, Mistake, Path, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
+from composer.spec.inherit import own_source
+from composer.spec.layer_rules import named, unused
 from composer.spec.loading import expand, load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=1e4)
 """Stands in for a source that is not named: no rule that a head breaks here depends on these sizes."""
 
 
 class SpecCheck(Closed):
-    """What became of one spec. hash: of what it means on its source or trunk, where there is one. mistakes: a line each."""
+    """What became of one spec. hash: of what it means on its source or trunk, where there is one."""
 
     spec: str
     ok: bool
     says: str
     hash: str | None
-    mistakes: tuple[str, ...]
+    mistakes: tuple[Mistake, ...]
 
 
-def answers_on(said: SpecLike, size: Dimensions | None) -> Iterator[SpecCheck]:
-    """One, or of a sweep one a variant. size: of the source; None where there is none."""
+def answers_on(said: SpecLike, size: Dimensions | None, overrides: Sequence[str] = ()) -> Iterator[SpecCheck]:
+    """One, or of a sweep one a variant. size: of the source; None where there is none. overrides: of each."""
     name = str(said) if isinstance(said, str | File) else None
     try:
         spec = said if isinstance(said, Spec) else load_spec(said)
         document = spec.model_dump(mode="json", exclude_unset=True) if isinstance(said, Spec) else said
-        variants = {None: spec} if spec.vary is None else expand(document)
+        if spec.vary is None:
+            variants = {None: load_spec(document, overrides) if overrides else spec}
+        else:
+            variants = expand(document, overrides)
     except SpecError as error:
         yield _wrong(name or "the spec", error)
         return
@@ -43,7 +50,7 @@ def answers_on(said: SpecLike, size: Dimensions | None) -> Iterator[SpecCheck]:
         label = name or spec.name
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            resolved = _resolved(one, size)
+            resolved = _resolved(one, size or _own_size(said, one))
         except SpecError as error:
             if variant is not None and spec.vary is not None:
                 error = together([(variant, error)], spec.vary, told_apart=True)
@@ -52,8 +59,14 @@ def answers_on(said: SpecLike, size: Dimensions | None) -> Iterator[SpecCheck]:
         yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
 
 
+def _own_size(said: SpecLike, spec: Spec) -> Dimensions | None:
+    """What it was resolved for, or, of a built model, what that one has."""
+    folder = own_source(said)
+    return spec.dimensions if folder is None else dimensions(describe_model(folder).trunk)
+
+
 def _wrong(name: str, error: SpecError) -> SpecCheck:
-    return SpecCheck(spec=name, ok=False, says="", hash=None, mistakes=tuple(str(error).splitlines()))
+    return SpecCheck(spec=name, ok=False, says="", hash=None, mistakes=error.mistakes)
 
 
 def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
@@ -77,6 +90,9 @@ def check_alone(spec: Spec) -> None:
     """Check each head by itself, whatever the source. Raises GraphError."""
     for path, head in _heads(spec):
         _check_head(spec, path, head)
+    for name in spec.heads:
+        if not any(name in named(rule.use) for rule in spec.layers):
+            raise unused(spec, name, 0)
 
 
 def _check_head(spec: Spec, path: Path, head: HeadSpec) -> None:

@@ -21,6 +21,7 @@ from composer.spec.difference import Difference, differences_of_specs, differenc
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import locate
+from composer.spec.locked import locked
 from composer.spec.places import dotted
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
@@ -46,7 +47,7 @@ class ShownSpec(Readable, Closed):
     def yaml(self) -> str:
         """As text that reads back as itself; its hash in a comment above it."""
         heading = f"# {self.name} on {self.on}, resolved. Hash of what it means: {self.hash}\n" if self.hash else ""
-        return heading + to_yaml(self.document)
+        return heading + to_yaml(locked(self.document) if self.hash else self.document)
 
     def view(self) -> View:
         return View("", verbatim=self.yaml)
@@ -142,7 +143,7 @@ class CheckReport(Readable, Closed):
     @property
     def mistakes(self) -> tuple[str, ...]:
         """Of all of them, a line each, with file, line and column."""
-        return tuple(line for answer in self.answers for line in answer.mistakes)
+        return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """Of those that are right."""
@@ -164,17 +165,25 @@ class CheckReport(Readable, Closed):
 
 
 @in_words
-def check(specs: SpecLike | Sequence[SpecLike], source: Reference | None = None, *, revision: str | None = None) -> CheckReport:
+def check(
+    specs: SpecLike | Sequence[SpecLike],
+    source: Reference | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    revision: str | None = None,
+) -> CheckReport:
     """Every mistake of specs, with its file, line and column; of a sweep, of every variant. They are returned, not raised.
 
-    source: they are resolved against it, too; a spec with a trunk of its own is resolved on that. Raises ComposerError where the
-    source cannot be read.
+    source: they are resolved against it, too; a spec with a trunk of its own, or a built model, is resolved on that. overrides: of
+    each. Raises ComposerError where the source cannot be read.
 
         assert composer.check("mine.yaml", "teacher").ok
     """
     size = None if source is None else dimensions(describe_model(source, revision).trunk)
     one = isinstance(specs, str | os.PathLike | Mapping | Spec)
-    return CheckReport(answers=tuple(answer for spec in ([specs] if one else specs) for answer in answers_on(spec, size)))  # pyright: ignore
+    return CheckReport(
+        answers=tuple(answer for spec in ([specs] if one else specs) for answer in answers_on(spec, size, overrides))
+    )  # pyright: ignore
 
 
 class SpecDifferences(Readable, Closed):

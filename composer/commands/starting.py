@@ -15,6 +15,7 @@ from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
 from composer.spec.schema import json_schema
+from composer.spec.writing import to_yaml
 
 SCHEMA = "schema.json"
 EDITORS = "# yaml-language-server:"
@@ -24,7 +25,7 @@ HINT = "# For completion in your editor"
 def new(name: str, like: str | None = None) -> Path:
     """Writes a commented spec to start from: ``NAME.yaml``, where the name may be a path; its path.
 
-    like: start from a copy of this file or shipped spec. Raises ComposerError, also where the file is there already.
+    like: start from a copy of this file, shipped spec or built model. Raises ComposerError, also where the file is there already.
 
         composer.new("mine", like="lawcat")
     """
@@ -105,7 +106,9 @@ def _like(like: str, path: Path) -> str:
     origin = find_spec(like, Path())
     if origin is None:
         raise SpecError(not_found(like, Path()))
-    load_spec(origin)
+    spec = load_spec(origin)
+    if origin.is_dir():
+        return f"# Begun as a copy of {like}.\n" + to_yaml(spec.model_dump(mode="json", exclude_unset=True) | {"name": path.stem})
     text = origin.read_text(encoding="utf-8-sig")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
     renamed = [re.sub(r"^name:\s*[\w-]+", f"name: {path.stem}", line) for line in lines]

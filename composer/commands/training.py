@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from blocks.part import Closed
 from composer.commands.arguments import Reference, check_known, check_range, path_of, several
-from composer.data.loading import SHARE
+from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.errors import in_words
 from composer.graph.lowering import AUTO
@@ -76,6 +76,7 @@ def distil(
     if processes_started() == 1:  # a mistake is told before all that takes seconds to import
         asked = read_student(model, overrides)
         stages_of(asked.record, asked.recipe, stage)
+        check_references((*several(data), *several(held_out)))
     with told_of(progress, bar_of) as watch, without_theirs():
         from composer.training.distill import distill as run
 
@@ -132,6 +133,7 @@ def train(
     """
     if processes_started() == 1:
         stage_from_nothing(read_student(model, overrides))
+        check_references((*several(data), *several(held_out)))
     with told_of(progress, bar_of) as watch, without_theirs():
         from composer.training.scratch import train as run
 

@@ -38,6 +38,14 @@ class _Count:
     documents: list[Document] = field(default_factory=list)
 
 
+def check_references(references: Sequence[str]) -> None:
+    """Whether each is a file that is there, a data set's name or a task with its options. Nothing is read. Raises DataError."""
+    for said in references:
+        reference = parse_reference(said)
+        if isinstance(reference, FileData):
+            files_of(reference)
+
+
 def load_rows(
     references: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,

@@ -10,23 +10,24 @@ from typing import Any
 
 from composer import files
 from composer.errors import EvaluationError
-from composer.evaluation.report import CellKey, EvaluationSetting, SampleResult
-from composer.graph.lowering import AUTO
+from composer.evaluation.joining import joined
+from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, SampleResult
 from composer.locks import alone, inside
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
 PICTURES = ("accuracy", "loss", "depth", "position")
 """What the names of pictures start with."""
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
-SHOWN = 5
-"""Differences that a message lists."""
 
 
 class ScoreLog:
-    """The samples that have been scored so far. folder: where they are logged; None keeps them in memory alone."""
+    """The samples that have been scored so far, by this call and those before it.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    folder: where they are logged; None keeps them in memory alone. setting: of all of these calls together.
+    """
+
+    def __init__(self, folder: Path | None, setting: EvaluationSetting) -> None:
+        self.folder, self.setting = folder, setting
         self._results: dict[CellKey, dict[int, SampleResult]] = {}
         self._harness: dict[str, Any] = {}
         if folder is not None:
@@ -42,6 +43,11 @@ class ScoreLog:
     def results(self, key: CellKey) -> dict[int, SampleResult]:
         """The samples of a cell, by index."""
         return self._results.get(key, {})
+
+    @property
+    def logged(self) -> Mapping[CellKey, Mapping[int, SampleResult]]:
+        """All of them, by cell and index."""
+        return self._results
 
     def add(self, key: CellKey, judged: SampleResult) -> None:
         """Keep one more sample, on the disk from now on."""
@@ -67,11 +73,11 @@ class ScoreLog:
 def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
     """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
 
-    force: replace the evaluation that is there. Raises EvaluationError where the folder holds one with other settings, or other
-    files.
+    It may have other models, tasks and lengths than are asked for now: both stay. force: replace the evaluation that is there.
+    Raises EvaluationError where the folder holds one with other settings, or other files.
     """
     if folder is None:
-        yield ScoreLog()
+        yield ScoreLog(None, setting)
         return
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
@@ -82,48 +88,39 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
             held.enter_context(alone(inside(folder), busy))
         begun = (folder / RUN).is_file()
         if begun and not force:
-            check_same(folder, setting)
-        else:
-            if begun:
-                _remove(folder)
-            elif any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
-            write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
-        yield ScoreLog(folder)
+            setting = _joined(folder, setting)
+        elif begun:
+            _remove(folder)
+        elif any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
+        log = ScoreLog(folder, setting)
+        write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
+        yield log
 
 
-def check_same(folder: Path, setting: EvaluationSetting) -> None:
-    """Raises EvaluationError where the evaluation in a folder has other settings, and lists them."""
+def _joined(folder: Path, setting: EvaluationSetting) -> EvaluationSetting:
+    """What the evaluation in a folder has, and what is asked for now. Raises EvaluationError where that is of other settings."""
     path = folder / RUN
     try:
-        begun = read_json(path, MOST_CONFIG)
-    except (OSError, ValueError) as error:
+        return joined(read_json(path, MOST_CONFIG), setting, earlier_report(folder))
+    except EvaluationError as error:
         raise EvaluationError(
-            f"{path} cannot be read ({error}), so nothing says what was evaluated. Begin anew: --force."
-        ) from error
-    if isinstance(begun, dict):
-        begun.setdefault("backend", AUTO)  # what evaluations of earlier versions had
-    differ = list(differences(begun, json.loads(json.dumps(setting.identity()))))
-    if differ:
-        more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
-        listed = "".join(f"\n  {one}" for one in (*differ[:SHOWN], *more))
-        raise EvaluationError(
-            f"{folder} holds an evaluation with other settings:{listed}\n"
+            f"{folder} holds an evaluation with other settings:{error}\n"
             "Say the same as then, choose another --out, or begin anew: --force."
-        )
+        ) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = str(error).splitlines()[0]
+        raise EvaluationError(
+            f"{path} cannot be read ({problem}), so nothing says what was evaluated. Begin anew: --force."
+        ) from error
 
 
-def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
-    """The differences between two settings, in words."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in dict.fromkeys((*then, *now)):
-            yield from differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and any(isinstance(one, dict) for one in then):
-        for place, (one, other) in enumerate(zip(then, now, strict=True)):
-            label = one.get("label", place) if isinstance(one, dict) else place
-            yield from differences(one, other, f"{path} {label}")
-    elif then != now:
-        yield f"{path}: {_brief(then)} then, {_brief(now)} now"
+def earlier_report(folder: Path | None) -> EvaluationReport | None:
+    """What was found in the folder before; None where there is no report, or none that can be read."""
+    try:
+        return None if folder is None else EvaluationReport.model_validate(read_json(folder / RESULTS, MOST_LOG))
+    except (OSError, ValueError):
+        return None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -137,14 +134,6 @@ def whole(path: Path) -> Iterator[Path]:
     """As ``composer.files`` has it. Raises EvaluationError."""
     with _writable(path.parent), files.whole(path) as partial:
         yield partial
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(one.get("label", one)) if isinstance(one, dict) else str(one) for one in value) or "none"
-    if isinstance(value, dict):
-        return "some"
-    return "nothing" if value is None else str(value)
 
 
 def _remove(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
-from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts
+from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts, interval_of
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 
@@ -49,12 +49,12 @@ def _good(report: EvaluationReport, model: str, task: str) -> list[EvaluationCel
 
 
 def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
-    """A line a model, with standard errors."""
+    """A line a model, with 95 % intervals."""
     figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for model, every in cells.items():
-        errors = [cell.standard_error or 0.0 for cell in every]
+        means, errors = [cell.mean for cell in every], [_error(cell) for cell in every]
         axis.errorbar(
-            [cell.length for cell in every], [cell.mean for cell in every], yerr=errors, marker="o", capsize=3, label=model
+            [cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), marker="o", capsize=3, label=model
         )
     lengths = sorted({cell.length for every in cells.values() for cell in every})
     axis.set_xscale("log", base=2)
@@ -65,6 +65,13 @@ def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationC
         axis.set_ylim(-0.03, 1.03)
     axis.legend(fontsize="small")
     return figure
+
+
+def _error(cell: EvaluationCell) -> tuple[float, float]:
+    """How far the interval goes down and up from the mean; not at all where there is none."""
+    assert cell.mean is not None
+    ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
+    return (cell.mean - ends[0], ends[1] - cell.mean) if ends else (0.0, 0.0)
 
 
 def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:

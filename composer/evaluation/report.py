@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pydantic import JsonValue
+from pydantic import JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
@@ -16,6 +16,8 @@ from composer.weights.opened import OpenedFacts
 
 BUCKETS = 64
 """Parts of a window whose losses are reported apart, where it has that many tokens."""
+Z = 1.959964
+"""Standard deviations of a normal variable on either side of its mean that hold 95 % of it."""
 DEPTHS = 10
 """Parts of a haystack that needles are counted in."""
 
@@ -41,10 +43,18 @@ class SampleResult(Closed):
     answers: tuple[str, ...] | None = None
     written: str | None = None
     """What the model wrote after the prompt, up to EOS."""
-    losses: tuple[float | None, ...] | None = None
-    """Mean nats in each part of the window; None where nothing in it is predicted."""
+    nats: tuple[float | None, ...] | None = None
+    """Mean nats per token in each part of the window; None where nothing in it is predicted."""
     seconds: float
     """Its share of the time that its batch took."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, said: Any) -> Any:
+        """Earlier versions called the nats losses."""
+        if isinstance(said, Mapping) and "losses" in said:
+            return {"nats" if key == "losses" else key: value for key, value in said.items()}
+        return said
 
 
 class DepthBin(Closed):
@@ -76,8 +86,12 @@ class EvaluationCell(Closed):
     standard_error: float | None
     """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
     to. None for a single sample."""
+    interval: tuple[float, float] | None = None
+    """Where the mean of all samples that there are lies, at 95 %: as ``interval_of`` has it. None where it failed."""
+    nats: float | None = None
+    """Per token: the mean, for a task that is scored by loss."""
     perplexity: float | None = None
-    """exp(mean), for a task that is scored by loss."""
+    """exp(nats)."""
     samples: int
     seconds: float
     failure: str | None = None
@@ -157,7 +171,7 @@ class EvaluationReport(Readable, Closed):
     def view(self) -> View:
         from composer.evaluation.table import note, tables
 
-        return View("", tuple(tables(self)), note(self))
+        return View("", tuple(tables(self)), tuple(note(self)))
 
     def cell(self, model: str, task: str, length: int) -> EvaluationCell:
         """Raises KeyError."""
@@ -176,14 +190,32 @@ def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], fail
     scores = [one.score for one in judged]
     mean = math.fsum(scores) / len(scores)
     spread = math.fsum((score - mean) ** 2 for score in scores)
+    error = math.sqrt(spread) / len(scores) if len(scores) > 1 else None
     return EvaluationCell(
         **common,
         mean=mean,
-        standard_error=math.sqrt(spread) / len(scores) if len(scores) > 1 else None,
+        standard_error=error,
+        interval=interval_of(scored, mean, error, len(scores)),
+        nats=mean if scored == "loss" else None,
         perplexity=_exp(mean) if scored == "loss" else None,
         by_depth=_by_depth(judged),
         by_position=_by_position(key.length, judged),
     )
+
+
+def interval_of(scored: Scored, mean: float, error: float | None, samples: int) -> tuple[float, float] | None:
+    """Where the mean of all samples that there are lies, at 95 %; None where nothing says so. error: its standard error.
+
+    Of shares it is Wilson's, for as many samples of right or wrong as would have this standard error: all of them, where they are
+    right or wrong, and more where they are partly right; so of 0 right in 10 it goes up to 0.278. Of a loss: mean ± 1.96 errors.
+    """
+    if scored == "loss":
+        return None if error is None else (mean - Z * error, mean + Z * error)
+    count = max(samples, mean * (1 - mean) / error**2) if error else samples
+    square = Z * Z / count
+    middle, half = mean + square / 2, Z * math.sqrt(mean * (1 - mean) / count + square / (4 * count))
+    low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
+    return max(0.0, min(low, mean)), min(1.0, max(high, mean))  # 0 and 1 are ends of their own intervals, rounded or not
 
 
 def bucket_size(length: int) -> int:
@@ -210,7 +242,7 @@ def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
 
 def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionBin, ...]:
     size = bucket_size(length)
-    rows = [one.losses for one in judged if one.losses is not None]
+    rows = [one.nats for one in judged if one.nats is not None]
     bins: list[PositionBin] = []
     for place in range(max(map(len, rows), default=0)):
         nats = [row[place] for row in rows if place < len(row)]

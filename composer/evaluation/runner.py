@@ -10,12 +10,14 @@ from typing import Any
 from composer.devices import check_device
 from composer.errors import EvaluationError, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
-from composer.evaluation.folder import RESULTS, TABLE, ScoreLog, open_score_log, write_whole
+from composer.evaluation.folder import RESULTS, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
+from composer.evaluation.joining import all_cells
+from composer.evaluation.lengths import impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskFacts, make_cell
-from composer.evaluation.scoring import MORE, CellFailed, check_tokens, drawn, score_cell
+from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
@@ -39,8 +41,9 @@ def evaluate(
     - tasks: names with options, as ``read_tasks`` has them, or objects.
     - lengths: tokens of a sample, its answer included.
 
-    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that fails later
-    says why in the report.
+    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that cannot be, as
+    at a length that is too short for its task, or that fails later, says why in the report. Where the folder has an evaluation of
+    the same settings, its cells are in the report, too.
     """
     options = options or EvaluationOptions()
     check_device(options.device)
@@ -52,19 +55,18 @@ def evaluate(
     manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
     check_backends(options.backend, subjects)
-    _check_room(subjects, asked, lengths)
-    for subject in subjects:
-        check_texts(subject.tokenizer, subject.source.trunk.vocabulary_size, asked, lengths)
+    impossible = impossible_cells(subjects, asked, lengths)
     setting = _setting(subjects, asked, lengths, options)
     folder = None if options.out is None else options.out.expanduser()
     with open_score_log(folder, setting, force=options.force) as log:
-        run = _Evaluation(subjects, asked, lengths, options, log, manager)
+        run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
-        found = [harness_figures(subject.label, log.harness(subject.label)) for subject in subjects if options.harness]
+        labels = [model.label for model in log.setting.models]
+        found = [harness_figures(label, figures) for label in labels if (figures := log.harness(label)) is not None]
         report = EvaluationReport(
-            setting=setting,
+            setting=log.setting,
             batch_tokens=options.batch_tokens,
-            cells=tuple(cells),
+            cells=tuple(all_cells(log.setting, cells, earlier_report(folder), log.logged)),
             harness=tuple(one for every in found for one in every),
         )
         if folder is not None:
@@ -93,22 +95,25 @@ class _Evaluation:
         options: EvaluationOptions,
         log: ScoreLog,
         manager: Any,
+        impossible: Mapping[CellKey, str],
     ) -> None:
-        """manager: lm-eval's, or None where it does not run."""
+        """manager: lm-eval's, or None where it does not run. impossible: cells that cannot be, and why."""
         self.options, self.log, self.manager = options, log, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
-            CellKey(subject.label, one.label, length): drawn(one.task, Writer(subject.tokenizer), length).count
+            key: drawn(one.task, Writer(subject.tokenizer), length).count
             for subject in subjects
             for one, length in self._cells
+            if (key := CellKey(subject.label, one.label, length)) not in impossible
         }
+        self._impossible = impossible
         self._done = sum(len(log.results(key)) for key in self._counts)
         self._began = time.perf_counter()
 
     def subject(self, subject: Subject) -> list[EvaluationCell]:
         """All cells of one model, which is loaded if any of its samples is missing."""
         keys = [CellKey(subject.label, one.label, length) for one, length in self._cells]
-        missing = any(len(self.log.results(key)) < self._counts[key] for key in keys)
+        missing = any(self._lacks(key) for key in keys)
         harness = self.manager is not None and self.log.harness(subject.label) is None
         model = subject.load(self.options.dtype, self.options.device, self.options.backend) if missing or harness else None
         cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
@@ -117,8 +122,8 @@ class _Evaluation:
         return cells
 
     def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
-        failure = None
-        if len(self.log.results(key)) < self._counts[key]:
+        failure = self._impossible.get(key)
+        if self._lacks(key):
             self._tell(key)
 
             def keep(judged: Any) -> None:
@@ -142,6 +147,9 @@ class _Evaluation:
         judged = [one for _, one in sorted(self.log.results(key).items())]
         return make_cell(key, asked.task.scored, judged, failure)
 
+    def _lacks(self, key: CellKey) -> bool:
+        return key in self._counts and len(self.log.results(key)) < self._counts[key]
+
     def _tell(self, key: CellKey) -> None:
         if self.options.watch is not None:
             seconds = time.perf_counter() - self._began
@@ -154,34 +162,6 @@ def _check_numbers(options: EvaluationOptions) -> None:
             raise EvaluationError(f"{name} {number}: say at least 1.")
     if options.seed < 0:
         raise EvaluationError(f"--seed {options.seed}: say 0 or more.")
-
-
-def _check_room(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
-    """Raises EvaluationError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
-    for subject in subjects:
-        trunk = subject.source.trunk
-        if not trunk.learns_positions or not lengths:
-            continue
-        more = MORE if any(one.task.scored == "written" for one in asked) else 0
-        if lengths[-1] + more > trunk.max_positions:
-            room = f", with {MORE} more for what is written" if more else ""
-            raise EvaluationError(
-                f"{subject.reference} has learned {trunk.max_positions:,} positions, too few for {lengths[-1]:,} tokens{room}: "
-                f"ask for lengths up to {trunk.max_positions - more:,}."
-            )
-
-
-def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
-    """Raises TaskError and EvaluationError where a task cannot be written in a model's tokens at one of the lengths.
-
-    All samples are made at the shortest length, since what fits there fits into more, and one at each other length.
-    """
-    writer = Writer(tokenizer)
-    for one in asked:
-        for length in lengths:
-            samples = drawn(one.task, writer, length)
-            for index in range(samples.count if length == lengths[0] else 1):
-                check_tokens([samples.draw(index)], vocabulary, one.label)
 
 
 def _setting(

@@ -36,11 +36,11 @@ class CellFailed(EvaluationError):
 
 
 class SampleScore(NamedTuple):
-    """The score of one sample, and the generated text or the losses."""
+    """The score of one sample, and the generated text or the nats."""
 
     score: float
     written: str | None = None
-    losses: tuple[float | None, ...] | None = None
+    nats: tuple[float | None, ...] | None = None
 
 
 def drawn(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
@@ -140,7 +140,7 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
     told = judge_tokens(model, [sample.ids for sample in samples], asked)
     size = bucket_size(length)
     return [
-        SampleScore(_mean(nats.tolist()), losses=_in_buckets(nats.tolist(), where, size))
+        SampleScore(_mean(nats.tolist()), nats=_in_buckets(nats.tolist(), where, size))
         for (_, nats), where in zip(told, asked, strict=True)
     ]
 

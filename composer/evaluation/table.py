@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from composer.evaluation.report import EvaluationCell, EvaluationReport
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, interval_of
 from composer.tables import Table
 from composer.tasks.base import Scored
 
@@ -13,28 +13,42 @@ MEANING: dict[Scored, str] = {
     "tokens": "share of answer tokens that are the first choice",
     "loss": "nats per token",
 }
+PERPLEXITY = "perplexity"
+"""exp of the nats per token."""
+NOT_ASKED = "–"
 
 
 def tables(report: EvaluationReport) -> Iterator[Table]:
-    """One for each task, and one for lm-eval's figures."""
-    setting = report.setting
-    for task in setting.tasks:
-        rows = tuple(
-            (model.label, *(said(report.cell(model.label, task.label, length)) for length in setting.lengths))
-            for model in setting.models
-        )
-        yield Table(f"{task.label}: {MEANING[task.scored]}", ("model", *(f"{length:,}" for length in setting.lengths)), rows)
+    """One for each task, for one that is scored by loss another of its perplexity, and one for lm-eval's figures."""
+    for task in report.setting.tasks:
+        yield _table(report, task.label, MEANING[task.scored], said)
+        if task.scored == "loss":
+            yield _table(report, task.label, PERPLEXITY, perplexity)
     if report.harness:
         rows = tuple(
             (
                 one.model,
                 one.task,
                 one.metric if one.filter == "none" else f"{one.metric} ({one.filter})",
-                _said(one.value, one.standard_error),
+                _with_error(one.value, one.standard_error),
             )
             for one in report.harness
         )
         yield Table("lm-eval", ("model", "task", "metric", "value"), rows)
+
+
+def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
+    """A row a model, a column a length."""
+    known = {cell.key: cell for cell in report.cells}
+    lengths = report.setting.lengths
+    rows = tuple(
+        (
+            model.label,
+            *(NOT_ASKED if (cell := known.get(CellKey(model.label, task, length))) is None else words(cell) for length in lengths),
+        )
+        for model in report.setting.models
+    )
+    return Table(f"{task}: {meaning}", ("model", *(f"{length:,}" for length in lengths)), rows)
 
 
 def markdown(report: EvaluationReport) -> str:
@@ -42,17 +56,34 @@ def markdown(report: EvaluationReport) -> str:
     return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{one}\n" for one in note(report))
 
 
-def note(report: EvaluationReport) -> tuple[str, ...]:
-    """What the figures are means of; nothing where there are none."""
-    counts = sorted({cell.samples for cell in report.cells if cell.failure is None})
-    listed = " or ".join(f"{count:,}" for count in counts)
-    return (f"Mean ± standard error of {listed} samples, seed {report.setting.seed}.",) if counts else ()
+def note(report: EvaluationReport) -> Iterator[str]:
+    """What the figures of the tables are."""
+    good = [cell for cell in report.cells if cell.mean is not None]
+    if good:
+        counts = " or ".join(f"{count:,}" for count in sorted({cell.samples for cell in good}))
+        forms = [
+            words
+            for words, shown in (("[95 % interval]", True), ("± standard error", False))
+            if any((cell.scored != "loss") is shown for cell in good)
+        ]
+        yield f"Mean {' or '.join(forms)} of {counts} samples, seed {report.setting.seed}."
 
 
 def said(cell: EvaluationCell) -> str:
-    """A cell in words: ``0.940 ± 0.034``."""
-    return cell.failure or "" if cell.mean is None else _said(cell.mean, cell.standard_error)
+    """A cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
+    if cell.mean is None:
+        return cell.failure or ""
+    if cell.scored == "loss":
+        return _with_error(cell.mean, cell.standard_error)
+    ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
+    return f"{cell.mean:.3f}" + ("" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]")
 
 
-def _said(value: float, error: float | None) -> str:
+def perplexity(cell: EvaluationCell) -> str:
+    if cell.mean is None:
+        return cell.failure or ""
+    return "beyond all numbers" if cell.perplexity is None else f"{cell.perplexity:.4g}"
+
+
+def _with_error(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"

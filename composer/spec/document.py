@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, StringConstraints, field_v
 
 from blocks.part import Closed, FieldError, Whole
 from composer.graph.composition import HeadSpec
+from composer.spec.dimensions import Dimensions
 from composer.spec.places import Path, Place, Places, brief
 from composer.spec.recipe import Recipe
 from composer.spec.trunk import TrunkSpec
@@ -155,6 +156,8 @@ class Spec(Closed):
     """Further heads, by name, for ``layers`` to use."""
     layers: Annotated[tuple[LayerRule, ...], Field(max_length=MOST_RULES)] = ()
     """Which layers take which head; a later rule overrides an earlier one."""
+    dimensions: Dimensions | None = None
+    """The sizes of the one kind of model that it is for, as `compose show SPEC --from SOURCE` writes them; left out, any."""
     trunk: TrunkSpec | None = None
     """All that is not its heads: the model is built from nothing. Left out: it is built from a source, whose trunk it takes."""
     recipe: Recipe | None = None

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 from composer.errors import SpecError
+from composer.spec.built import is_built
 from composer.spec.fields import Alternatives, parts, under
 from composer.spec.places import SpecNode, at, brief, nearest
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
+from converters.bounded import lost_link
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
@@ -90,17 +92,28 @@ def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
 
 
 def find_spec(said: str, folder: Path) -> Path | None:
-    """A file of this name (relative to ``folder``), else the shipped spec of this name, with or without ``.yaml``."""
+    """A file of this name (relative to ``folder``), else the shipped spec of this name, with or without ``.yaml``, else the folder
+    of a built model."""
     path = folder / said
     if os.path.exists(path) and not os.path.isdir(path):
         return path
-    return shipped_specs().get(said.removesuffix(".yaml"))
+    return shipped_specs().get(said.removesuffix(".yaml")) or (path if is_built(path) else None)
+
+
+def own_source(said: object) -> Path | None:
+    """The folder of the built model that a spec is named by, which knows its sizes; None of any other, and of one with a trunk."""
+    if not isinstance(said, str | os.PathLike):
+        return None
+    path = find_spec(os.fspath(said), Path())
+    return path if path is not None and path.is_dir() and read_file(path, shown(path)).child("trunk") is None else None
 
 
 def not_found(said: str, folder: Path) -> str:
     """Say that there is no such spec, and which comes nearest."""
+    if lost := lost_link(folder / said):
+        return lost
     if os.path.isdir(folder / said):
-        return f"{brief(said)} is a folder; a spec is one YAML file"
+        return f"{brief(said)} is a folder, and no built model; a spec is one YAML file, or a model that was built from one"
     shipped = list(shipped_specs())
     directory, name = os.path.split(said)
     beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]

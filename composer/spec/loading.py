@@ -62,10 +62,12 @@ def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
     return specs
 
 
-def load_specs(source: str) -> dict[str, Spec]:
+def load_specs(source: str, overrides: Sequence[str] = ()) -> dict[str, Spec]:
     """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
     spec = load_spec(source)
-    return {source: spec} if spec.vary is None else {f"{source}{SEPARATOR}{name}": one for name, one in expand(source).items()}
+    if spec.vary is None:
+        return {source: load_spec(source, overrides)}
+    return {f"{source}{SEPARATOR}{name}": one for name, one in expand(source, overrides).items()}
 
 
 def load_document(source: Source) -> SpecNode:

@@ -34,7 +34,8 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 class Fault:
     """One of pydantic's errors, on the document.
 
-    path: without the union tags of pydantic's ``loc``. here: the alternatives at the path; around: those of its parent.
+    path: without the union tags of pydantic's ``loc``. here: the alternatives at the path; around: those of its parent; above:
+    those of what that stands in, the document first.
     fork: steps of the path above the first union without a ``kind``, whose alternatives each complain; None where there is none.
     """
 
@@ -42,6 +43,7 @@ class Fault:
     path: Path
     here: Alternatives
     around: Alternatives
+    above: tuple[Alternatives, ...]
     fork: int | None
     of_key: bool
 
@@ -75,7 +77,7 @@ def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel
     told.sort(key=lambda one: (one[0].file, one[0].line or 0, one[0].column or 0) if one[0] else ("", 0, 0))
     lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in told[:MOST_TOLD]]
     more = [f"and {len(told) - MOST_TOLD:,} more mistakes"] if len(told) > MOST_TOLD else []
-    return SpecError("\n".join((*lines, *more)))
+    return SpecError(*lines, *more)
 
 
 def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
@@ -83,6 +85,7 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     path: Path = ()
     here: Alternatives = (model,)
     around: Alternatives = ()
+    above: tuple[Alternatives, ...] = ()
     fork, of_key = None, False
     node: SpecNode | None = document
     loc = error["loc"]
@@ -95,9 +98,9 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
         elif step == "[key]":
             of_key = True
         elif said is not None or isinstance(step, int) or (last and error["type"] in ("missing", "extra_forbidden")):
-            path, around, here, node = (*path, step), here, under(here, step), said
+            path, above, around, here, node = (*path, step), (*above, around), here, under(here, step), said
         elif step == "kind":  # of a bare word
-            path, around, here = (*path, step), here, under(here, step)
+            path, above, around, here = (*path, step), (*above, around), here, under(here, step)
         elif fork is None:
             fork = len(path)
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
@@ -105,7 +108,7 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     reason = error.get("ctx", {}).get("error")
     if isinstance(reason, FieldError):
         path = (*path, *reason.path)
-    return Fault(error, path, here, around, fork, of_key)
+    return Fault(error, path, here, around, above[1:], fork, of_key)
 
 
 def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
@@ -159,11 +162,13 @@ def _message(fault: Fault, others: list[Fault]) -> str:
     return f"expected {wanted}, got {brief(fault.given)}{hint}"
 
 
-def unknown_key(path: Path, around: Alternatives) -> str:
-    """Say that there is no such key, and which comes nearest. around: the alternatives of its parent."""
+def unknown_key(path: Path, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
+    """Say that there is no such key, and where it belongs or which comes nearest. around: the alternatives of its parent; above:
+    those of what that stands in, the document first."""
     top, key = ["extends"] if len(path) == 1 else [], str(path[-1])
     known = sorted([*fields(around), *top], key=lambda name: name != "kind")
-    guess = nearest(key, known)
+    outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives)]
+    guess = f"; it belongs beside {brief(outer[-1])}: it is indented too far." if outer else nearest(key, known)
     if not guess:
         homes = [name for name in known if key in fields(under(around, name))]
         guess = f'; it belongs under "{homes[0]}".' if homes else "."
@@ -185,7 +190,7 @@ def _no_kind(fault: Fault) -> str:
 
 
 _WHOLE: dict[str, Callable[[Fault], str]] = {
-    "extra_forbidden": lambda fault: unknown_key(fault.path, fault.around),
+    "extra_forbidden": lambda fault: unknown_key(fault.path, fault.around, fault.above),
     "missing": _missing,
     "union_tag_invalid": _unknown_kind,
     "union_tag_not_found": _no_kind,

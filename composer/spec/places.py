@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import Path, SpecError
+from composer.errors import Mistake, Path, SpecError
 
 Scalar = str | int | float | bool | None
 
@@ -90,10 +90,10 @@ def dotted(path: Path) -> str:
     return text
 
 
-def at(place: Place | None, path: Path, message: str) -> str:
-    """``file:line:column  path: message``, without the parts that are not known."""
-    spot = f"{dotted(path)}: {message}" if path else message
-    return f"{place}  {spot}" if place else spot
+def at(place: Place | None, path: Path, message: str) -> Mistake:
+    """What is wrong there."""
+    where = dotted(path) or None
+    return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
 
 def brief(value: object) -> str:
@@ -128,17 +128,17 @@ def plain(node: SpecNode) -> Any:
     return node.value
 
 
-def from_plain(data: object, path: Path = ()) -> SpecNode:
-    """A document that comes from Python and stands in no file. Raises SpecError on what YAML could not say."""
+def from_plain(data: object, path: Path = (), place: Place | None = None) -> SpecNode:
+    """A document that comes from Python. place: the file that all of it is from. Raises SpecError on what YAML could not say."""
     if len(path) > DEEPEST:
-        raise SpecError(at(None, path[:4], f"nested deeper than {DEEPEST} levels"))
+        raise SpecError(at(place, path[:4], f"nested deeper than {DEEPEST} levels"))
     if isinstance(data, Mapping):
         for key in data:
             if not isinstance(key, str):
-                raise SpecError(at(None, path, f"a key must be text, got {brief(key)}"))
-        return SpecNode({key: from_plain(value, (*path, key)) for key, value in data.items()})
+                raise SpecError(at(place, path, f"a key must be text, got {brief(key)}"))
+        return SpecNode({key: from_plain(value, (*path, key), place) for key, value in data.items()}, place)
     if isinstance(data, list | tuple):
-        return SpecNode(tuple(from_plain(value, (*path, index)) for index, value in enumerate(data)))
+        return SpecNode(tuple(from_plain(value, (*path, index), place) for index, value in enumerate(data)), place)
     if data is None or isinstance(data, str | bool | int | float):
-        return SpecNode(data)
-    raise SpecError(at(None, path, f"expected a mapping, a list, text, a number, true, false or null, got {brief(data)}"))
+        return SpecNode(data, place)
+    raise SpecError(at(place, path, f"expected a mapping, a list, text, a number, true, false or null, got {brief(data)}"))

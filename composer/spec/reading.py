@@ -14,6 +14,8 @@ from pathlib import Path
 import yaml
 
 from composer.errors import SpecError
+from composer.spec.built import is_built, read_built
+from composer.spec.indentation import misplaced
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from converters.bounded import read_bytes
 
@@ -78,7 +80,10 @@ for _name, _pattern in _CORE.items():
 
 
 def read_file(path: Path, shown: str) -> SpecNode:
-    """Read one spec. shown: how messages name the file. Raises SpecError; of a file that is no spec it shows nothing."""
+    """Read one spec, or that of a built model. shown: how messages name the file. Raises SpecError; of a file that is no spec it
+    shows nothing."""
+    if is_built(path):
+        return read_built(path, shown)
     try:
         content = read_bytes(path, MOST_BYTES)
     except IsADirectoryError:
@@ -92,7 +97,7 @@ def read_file(path: Path, shown: str) -> SpecNode:
     except UnicodeDecodeError as error:
         before = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-        raise SpecError(f"{Place(shown, line, column)}  not UTF-8: save the file in that encoding") from None
+        raise SpecError(at(Place(shown, line, column), (), "not UTF-8: save the file in that encoding")) from None
     return read_spec(text, shown)
 
 
@@ -102,7 +107,7 @@ def read_spec(text: str, shown: str) -> SpecNode:
         root = read_text(text, shown)
     except SpecError:
         if text.strip() and not VERSION.search(text):
-            raise SpecError(f"{Place(shown, 1, 1)}  no spec: nothing in it says `compose: 1`") from None
+            raise SpecError(at(Place(shown, 1, 1), (), "no spec: nothing in it says `compose: 1`")) from None
         raise
     if root.child("compose") is None:
         raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
@@ -114,10 +119,10 @@ def read_text(text: str, shown: str) -> SpecNode:
     """Read the text of one spec, a mapping at its top. shown: what messages call it. Raises SpecError."""
     root = _Document(text, shown).read()
     if root is None:
-        raise SpecError(f"{Place(shown, 1, 1)}  empty: a spec begins with `compose: 1`")
+        raise SpecError(at(Place(shown, 1, 1), (), "empty: a spec begins with `compose: 1`"))
     if not isinstance(root.value, dict):
         given = "a list" if isinstance(root.value, tuple) else json.dumps(root.value, ensure_ascii=False)
-        raise SpecError(f"{root.place}  expected a mapping that begins with `compose: 1`, got {given}")
+        raise SpecError(at(root.place, (), f"expected a mapping that begins with `compose: 1`, got {given}"))
     return root
 
 
@@ -154,8 +159,8 @@ class _Document:
         """The document, or None where the text holds none."""
         found = FORBIDDEN.search(self.text)
         if found:
-            place = self.count(found.start()) if self.lines else self.shown
-            raise SpecError(f"{place}  the character U+{ord(found[0]):04X} may not stand in YAML: remove it")
+            place = self.count(found.start()) if self.lines else Place(self.shown)
+            raise SpecError(at(place, (), f"the character U+{ord(found[0]):04X} may not stand in YAML: remove it"))
         composer = _Composer(self.text)
         try:
             root = composer.get_single_node()
@@ -168,7 +173,7 @@ class _Document:
         return None if root is None else self.node(root)
 
     def error(self, mark: yaml.Mark, message: str) -> SpecError:
-        return SpecError(f"{self.place(mark)}  {message}")
+        return SpecError(at(self.place(mark), (), message))
 
     def not_yaml(self, error: yaml.MarkedYAMLError, mark: yaml.Mark) -> SpecError:
         problem = error.problem or "not readable"
@@ -178,6 +183,9 @@ class _Document:
             return self.error(mark, "a second document begins: a spec is one document a file")
         if self.text[mark.index : mark.index + 1] == "\t":
             return self.error(mark, "not YAML: a tab may not indent; use spaces")
+        wrong = misplaced(self.text, mark.line) if self.lines else None
+        if wrong is not None:
+            return SpecError(at(Place(self.shown, mark.line + 1, wrong[0] + 1), (), wrong[1]))
         for words, plainer in _PLAINER.items():
             problem = problem.replace(words, plainer)
         since = self.place(error.context_mark) if error.context_mark else None

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveInt, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from blocks.legend import Shape
 from blocks.operation import Kind
@@ -27,7 +26,8 @@ from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.graph.rules import RESERVED, checked_graph
 from composer.spec.dimensions import Dimensions
-from composer.spec.document import HeadsOf, Name, Spec
+from composer.spec.document import Name, Spec
+from composer.spec.layer_rules import Group, layers_of, named, unused
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
@@ -36,13 +36,8 @@ from composer.spec.trunk import TrunkSpec
 SOURCE = "source"
 """What layers use that are to stay as the source has them: softmax, under all that the model around it asks for."""
 
-
-class Group(Closed):
-    """Consecutive heads of one layer that are composed alike."""
-
-    head: Name
-    heads: PositiveInt
-    key_heads: PositiveInt
+NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
+"""Of a model's dimensions, what positions and names have taken in by the time that it is resolved."""
 
 
 class Resolved(Closed):
@@ -69,7 +64,7 @@ class Resolved(Closed):
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
         heads = {name: meaning(head) for name, head in self.heads.items()}
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
-        size = self.dimensions.model_dump(mode="json", exclude={"rope_theta", "rope_scaling", "attention"})
+        size = self.dimensions.model_dump(mode="json", exclude=NO_SIZES)
         whole = {"compose": self.compose, "dimensions": size, "layers": layers}
         if self.direction != "causal":
             whole["direction"] = self.direction
@@ -100,7 +95,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
         if "head" in heads:
             raise GraphError("`head:` is itself called head; give this one another name", ("heads", "head"))
         heads["head"] = spec.head
-    if SOURCE not in heads and any(SOURCE in _named(rule.use) for rule in spec.layers):
+    if SOURCE not in heads and any(SOURCE in named(rule.use) for rule in spec.layers):
         heads[SOURCE] = HeadSpec.model_validate({"memory": ("full",)})
     return heads
 
@@ -113,7 +108,7 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
     refuse_sweep(spec)
     dimensions, trunk = _dimensions(spec, source)
     heads = heads_of(spec)
-    layers = _layers(spec, dimensions, heads)
+    layers = layers_of(spec, dimensions, heads)
     used = {group.head for layer in layers for group in layer}
     complete: dict[str, HeadSpec] = {}
     for name, head in heads.items():
@@ -122,7 +117,7 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
             if path == ("head",):
                 # The default of a source whose layers are all named: a spec for deeper models stays right on a shallow one.
                 continue
-            raise GraphError("no layer uses this head; remove it, or name it in `layers`", path)
+            raise unused(spec, name, dimensions.layers)
         if name in RESERVED:
             raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
         complete[name] = complete_head(head, dimensions)
@@ -152,6 +147,7 @@ def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, Trun
                 "this spec has no `trunk` that would say what to build from nothing: add one (width, layers, heads, vocabulary), "
                 "or name a source (--from SOURCE)"
             )
+        _check_lock(spec, source)
         return source, None
     if source is not None:
         raise GraphError(
@@ -170,7 +166,20 @@ def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, Trun
         head_dim=trunk.head_dim,
         rope_theta=trunk.theta,
     )
+    _check_lock(spec, own)
     return own, trunk
+
+
+def _check_lock(spec: Spec, size: Dimensions) -> None:
+    """A spec that says the sizes of its source is for such sources alone."""
+    wanted, found = ({} if one is None else one.model_dump(exclude=NO_SIZES) for one in (spec.dimensions, size))
+    other = [f"{name} {count:,} (here {found[name]:,})" for name, count in wanted.items() if count != found[name]]
+    if other:
+        raise GraphError(
+            f"this spec was resolved for a model of {', '.join(other)}. Resolve the spec that it was made of on this one, or let "
+            "it go on any: --set dimensions=null",
+            ("dimensions",),
+        )
 
 
 def _refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
@@ -215,71 +224,6 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
             "read": None if last == 0 else read or Shared(),
         }
     )
-
-
-def _layers(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
-    """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
-    every = _groups("head", dimensions, heads, ("layers",)) if spec.head is not None else None
-    chosen: list[tuple[Group, ...] | None] = [every] * dimensions.layers
-    for number, rule in enumerate(spec.layers):
-        named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
-        if not named:
-            raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
-        groups = _groups(rule.use, dimensions, heads, ("layers", number, "use"))
-        for layer in named:
-            chosen[layer] = groups
-    if None in chosen:
-        layer = chosen.index(None)
-        raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-    return tuple(groups for groups in chosen if groups is not None)
-
-
-def _named(use: str | tuple[HeadsOf, ...]) -> set[str]:
-    return {use} if isinstance(use, str) else {group.head for group in use}
-
-
-def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
-    if isinstance(at, str):
-        if at == "all":
-            return list(range(layers))
-        start, end, step = ([int(text) if text else None for text in at.split(":")] + [None])[:3]
-        if step == 0:
-            raise GraphError("a step of 0 never arrives", path)
-        return list(range(layers))[start:end:step]
-    numbers = (at,) if isinstance(at, int) else at
-    for number in numbers:
-        if not -layers <= number < layers:
-            raise GraphError(f"layer {number} is not there: the model has {layers} layers, {-layers} to {layers - 1}", path)
-    return [number % layers for number in numbers]
-
-
-def _groups(use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
-    taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
-    for group in taken:
-        if group.head not in heads:
-            raise GraphError(f'there is no head "{group.head}"; there are: {", ".join(heads) or "none"}', path)
-    per_key = dimensions.heads // dimensions.key_heads
-    counts = {group.head: _count(group, dimensions.heads, per_key, path) for group in taken}
-    if len(counts) < len(taken):
-        raise GraphError("names a head twice: give all its query heads to one group", path)
-    if sum(counts.values()) != dimensions.heads:
-        raise GraphError(
-            f"these groups have {sum(counts.values())} query heads together, and the layer has {dimensions.heads}", path
-        )
-    return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
-
-
-def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
-    """The query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
-    whole = isinstance(group.heads, int)
-    count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
-    if count % per_key:
-        said = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
-        wanted = (
-            f"{per_key} of them share each key head: take a multiple of {per_key}" if per_key > 1 else "it can take whole ones only"
-        )
-        raise GraphError(f'"{group.head}" takes {said}, and {wanted}', path)
-    return int(count)
 
 
 def meaning(value: Any) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from composer.errors import GraphError, SpecError
+from composer.errors import GraphError, Mistake, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
 from composer.spec.inherit import SEPARATOR
 from composer.spec.overrides import setting
@@ -96,15 +97,15 @@ def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: b
 
     told_apart: these are not all that may have it, so they are named in any case.
     """
-    places: dict[str, str] = {}
-    having: dict[str, list[str]] = {}
+    first: dict[tuple[str | None, str], Mistake] = {}
+    having: dict[tuple[str | None, str], list[str]] = {}
     for name, error in problems:
-        for line in str(error).splitlines():
-            place, found, message = line.partition("  ")
-            message = message if found else line
-            places.setdefault(message, f"{place}  " if found else "")
-            having.setdefault(message, []).append(name)
-    return SpecError("\n".join(f"{places[message]}{message}{_in(names, vary, told_apart)}" for message, names in having.items()))
+        for mistake in error.mistakes:
+            same = (mistake.path, mistake.message)
+            first.setdefault(same, mistake)
+            having.setdefault(same, []).append(name)
+    told = [replace(first[same], message=first[same].message + _in(names, vary, told_apart)) for same, names in having.items()]
+    return SpecError(*told)
 
 
 def refuse_sweep(spec: Spec) -> None:

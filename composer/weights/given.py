@@ -17,6 +17,7 @@ from composer.weights.contents import BLOCK, blocks
 from composer.weights.meaning import meanings
 from composer.weights.plan import GivenParameter, Plan, ShardPlan, bytes_of
 from composer.weights.stream import Piece, all_finite, as_bytes, as_tensor
+from converters.bounded import lost_link
 from converters.canonical import expected_tensors
 from converters.coverage import problems_listed
 from converters.errors import ConverterError
@@ -61,6 +62,8 @@ def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source
 
     Raises SourceError and BuildError.
     """
+    if lost := next(filter(None, (lost_link(Path(file).expanduser()) for file in files)), None):
+        raise SourceError(lost)
     paths = tuple(Path(file).expanduser().resolve() for file in files)
     if source.family.model_type == "composed":
         raise BuildError(

@@ -21,6 +21,7 @@ from composer.files import sync
 from composer.locks import alone, beside
 from composer.weights.beside import not_of_the_build
 from composer.weights.record import RECORD, read_record
+from converters.bounded import circle_of_links
 from converters.source import Source
 
 _RENAME_EXCHANGE = 2
@@ -29,6 +30,8 @@ _AT_FDCWD = -100
 
 def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
     """The absolute path to write to. Raises ``BuildError`` where that would touch the source or what is not to be replaced."""
+    if lost := circle_of_links(out.expanduser()):
+        raise BuildError(f"{lost}; expected a folder, or a free place for one.")
     out = out.expanduser().resolve()
     if source is not None:
         folder = source.folder.resolve()

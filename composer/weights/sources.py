@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer.errors import SourceError
+from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import fetch
@@ -51,6 +52,8 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
 def _folder(reference: str | os.PathLike[str], revision: str | None) -> Path | None:
     folder = Path(reference).expanduser()
     if not folder.is_dir():
+        if lost := lost_link(folder):
+            raise SourceError(f"{lost}; expected the folder of a model.")
         return None
     if revision is not None:
         raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {str(reference)!r} is a folder here.")

@@ -85,7 +85,7 @@ def test_links_stay_in_their_folder_or_lead_into_the_blobs_of_their_own_model(tm
     assert within(snapshot, "blob").read_text() == within(snapshot, "inside/up").read_text() == ""
     assert within(snapshot, "not-there") == snapshot / "not-there"
     for name in ("out", "away/outside", "../../../outside", str(outside), "round", "a\0b"):
-        with pytest.raises(OSError, match=r"leads out of its folder|no file can have this name"):
+        with pytest.raises(OSError, match=r"leads out of its folder|no file can have this name|leads back to itself"):
             within(snapshot, name)
     elsewhere = tmp_path / "plain"
     elsewhere.mkdir()

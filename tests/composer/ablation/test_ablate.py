@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import composer
-from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE, ablate
+from composer.ablation.ablate import REPORT, STEPS, TABLE, ablate
+from composer.ablation.models import VARIANTS
+from composer.ablation.pictures import PLOT
 from composer.ablation.plan import AblationStep, Request
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
@@ -24,6 +27,7 @@ from composer.training import distill as distilling
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
 from composer.weights.record import read_record
+from composer.weights.verify import verify
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, request_for, stored, write_spec
 from tests.composer.training.processes import ending, forked
 from tests.composer.training.runs import make_student
@@ -59,7 +63,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
     """Its figures are those of the same stages run by hand."""
     out, report, told = whole
     assert Counter(told) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
-    assert sorted(path.name for path in out.iterdir()) == sorted([PLOT, REPORT, STEPS, TABLE])
+    assert sorted(path.name for path in out.iterdir()) == sorted([PLOT, REPORT, STEPS, TABLE, VARIANTS])
     assert AblationReport.model_validate_json((out / REPORT).read_text()) == report
     assert [variant.name for variant in report.variants] == ["tiny-slow", "tiny-fast"]
     titles = ["perplexity before stage 2", "perplexity", "attention MSE", "attention KL", "mqar,pairs=2 12"]
@@ -77,6 +81,38 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
     assert slow.teacher_perplexity == pytest.approx(2.718281828459045**ran.teacher_loss, rel=1e-6)
     assert (slow.trained, slow.failures) == (("transfer", "finetune"), {})
     assert slow.spec_hash == read_record(student).spec_hash  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_models_by_the_names_of_their_variants(whole: tuple[Path, AblationReport, list[str]]) -> None:
+    """Each is the model that was scored, verifies, and says whose it is, although both were one until stage 2."""
+    out, report, _ = whole
+    assert [variant.models for variant in report.variants] == [{0: "variants/tiny-slow"}, {0: "variants/tiny-fast"}]
+    text = (out / TABLE).read_text()
+    for variant, lr in zip(report.variants, (1e-2, 2e-2), strict=True):
+        folder = out / variant.models[0]
+        assert text.count(f"| {variant.models[0]} |") == 1
+        record = read_record(folder)
+        assert record is not None
+        assert record.spec["recipe"]["finetune"]["lr"] == lr
+        assert (record.resolved.name, record.spec_hash) == (variant.name, variant.spec_hash)
+        card = (folder / "README.md").read_text()
+        assert f"\n# {variant.name}\n" in card
+        assert f"`{variant.name}` heads on" in card
+        assert verify(folder).ok
+        step = next(path for path in (out / STEPS).glob("finetune-*/") if _recipe_of(path) == lr)
+        ours, theirs = (composer.load(path).state_dict() for path in (folder, step))
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+        assert (folder / "adapter" / "adapter_model.safetensors").samefile(step / "adapter" / "adapter_model.safetensors")
+    slow, fast = report.variants
+    assert slow.state_bytes == fast.state_bytes
+    assert slow.state_bytes is not None
+    assert (report.state_length, slow.kv_cache_bytes is not None) == (12, True)
+
+
+def _recipe_of(step: Path) -> float:
+    record = read_record(step)
+    assert record is not None
+    return record.training[-1].recipe["lr"]
 
 
 def test_said_again_it_does_nothing(

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Picture
 
+from composer.ablation.pictures import draw
 from composer.ablation.plan import Chain, Request
 from composer.ablation.report import AblationReport, Column, Figure, make_report
 from composer.ablation.steps import FAILURE, Figures
-from composer.ablation.table import cells, draw, markdown
+from composer.ablation.table import cells, markdown
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
 LAYERS = [{"mse": 0.5, "divergence": 0.1}, {"mse": 1.5, "divergence": 0.3}]

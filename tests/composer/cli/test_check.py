@@ -129,7 +129,8 @@ def test_of_a_sweep_every_variant(compose: Compose, teacher: Path) -> None:
     result = compose("check", "y.yaml", "--json")
     (answer,) = json.loads(result.stdout)
     assert (answer["spec"], answer["ok"], len(answer["mistakes"])) == ("y.yaml", False, 2)
-    assert answer["mistakes"][1].endswith('got "y" (in the variant "y": head.memory.0.size="y")')
+    assert answer["mistakes"][1].pop("message").endswith('got "y" (in the variant "y": head.memory.0.size="y")')
+    assert answer["mistakes"][1] == {"file": "y.yaml", "line": 4, "column": 42, "path": "head.memory[0].size"}
 
 
 def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teacher: Path) -> None:
@@ -146,3 +147,40 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
     result = compose("check", "whole.yaml", "--from", teacher)
     assert result.exit_code == 2
     assert "whole.yaml:4:8  trunk: this spec has a trunk of its own" in result.stderr
+
+
+def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:
+    """What is printed is the same, put together."""
+    Path("wrong.yaml").write_text(BEFORE + "head: {memory: [{kind: window, sise: 3}], read: sharde}\n")
+    (answer,) = json.loads(compose("check", "wrong.yaml", "--json").stdout)
+    first, second = answer["mistakes"]
+    assert first.pop("message").startswith('unknown key "sise"; did you mean "size"?')
+    assert first == {"file": "wrong.yaml", "line": 3, "column": 32, "path": "head.memory[0].sise"}
+    assert (second["line"], second["column"], second["path"]) == (3, 49, "head.read.kind")
+    told = compose("check", "wrong.yaml").stderr.splitlines()
+    assert told[1] == f"wrong.yaml:3:49  head.read.kind: {second['message']}"
+    Path("tab.yaml").write_text(BEFORE + "head:\n\tmemory: [full]\n")
+    (answer,) = json.loads(compose("check", "tab.yaml", "--json").stdout)
+    assert answer["mistakes"] == [
+        {"message": "not YAML: a tab may not indent; use spaces", "file": "tab.yaml", "line": 4, "column": 1, "path": None}
+    ]
+
+
+def test_a_head_that_no_rule_names_needs_no_source_to_be_told(compose: Compose) -> None:
+    Path("wrong.yaml").write_text(BEFORE + "head: {memory: [full]}\nheads: {exact: {memory: [full]}}\n")
+    result = compose("check", "wrong.yaml")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (
+        2,
+        "wrong.yaml:4:16  heads.exact: no layer uses this head; remove it, or name it in `layers`",
+    )
+
+
+def test_settings(compose: Compose, teacher: Path) -> None:
+    (plain,) = json.loads(compose("check", "lolcats", "--from", teacher, "--json").stdout)
+    (smaller,) = json.loads(compose("check", "lolcats", "--from", teacher, "--set", "head.memory.0.size=8", "--json").stdout)
+    assert plain["hash"] != smaller["hash"]
+    result = compose("check", "lolcats", "lawcat", "--set", "head.memory.0.sise=8")
+    assert result.exit_code == 2
+    assert result.stderr.count('--set head.memory.0.sise=8  head.memory[0].sise: unknown key "sise"') == 2
+    (one,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
+    assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)

@@ -34,7 +34,7 @@ def test_tables(compose: Compose) -> None:
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert words[0] == "passkey: share of samples answered right"
     assert words[1] == "model 128 300"
-    assert words[2].startswith("teacher 1.000 ± 0.000 ")
+    assert words[2].startswith("teacher 1.000 [0.510, 1.000] ")
     assert words[3] == words[2].replace("teacher", "teacher (2)")
     assert "teacher passkey 128 0/32 samples" in " ".join(result.stderr.split())
     assert "Loading weights" not in result.stderr

@@ -66,6 +66,7 @@ def test_the_commands() -> None:
         "schema",
         "select",
         "show",
+        "tasks",
         "train",
         "verify",
         "view",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, differences, open_score_log, write_whole
+from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, open_score_log, write_whole
+from composer.evaluation.joining import differences
 from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskFacts
 from tests.composer.training.processes import ending, forked
 
@@ -58,7 +59,7 @@ def opened(folder: Path | None, said: EvaluationSetting, *, force: bool) -> Scor
 def written(folder: Path) -> ScoreLog:
     log = opened(folder, setting(), force=False)
     log.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
-    log.add(KEY, one(1, losses=(None, 0.125)))
+    log.add(KEY, one(1, nats=(None, 0.125)))
     log.add_harness("model", {"mine": {"acc,none": 0.5}})
     return log
 
@@ -119,7 +120,6 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     for line in (
         "models model.weights.a: 2 then, 9 now",
         "tasks recall.options.pairs: 4 then, 8 now",
-        "lengths: 64 then, 64, 128 now",
         "samples: 5 then, 7 now",
     ):
         assert f"\n  {line}\n" in message
@@ -131,6 +131,32 @@ def test_another_setting_is_refused_with_what_differs(tmp_path: Path) -> None:
     assert anew.results(KEY) == {}
     assert not (tmp_path / SAMPLES).exists()
     assert json.loads((tmp_path / RUN).read_text())["samples"] == 7
+
+
+def test_models_tasks_and_lengths_join_those_that_are_there(tmp_path: Path) -> None:
+    written(tmp_path)
+    (model,), (task,) = setting().models, setting().tasks
+    other = model.model_copy(update={"label": "other", "reference": "there/other", "weights": {"a": "7"}})
+    more = task.model_copy(update={"label": "passkey"})
+    log = opened(tmp_path, setting(models=(other,), tasks=(more,), lengths=(32,)), force=False)
+    assert log.results(KEY).keys() == {0, 1}
+    assert [one.label for one in log.setting.models] == ["model", "other"]
+    assert [one.reference for one in log.setting.models] == ["model", "there/other"], "no report says where the first was"
+    assert ([one.label for one in log.setting.tasks], log.setting.lengths) == (["recall", "passkey"], (32, 64))
+    told = json.loads((tmp_path / RUN).read_text())
+    assert told == log.setting.identity() | {"lengths": [32, 64], "models": told["models"], "tasks": told["tasks"]}
+    # What it has by now cannot be contradicted either.
+    with pytest.raises(EvaluationError, match=r"\n  models other\.weights\.a: 7 then, 8 now\n"):
+        opened(tmp_path, setting(models=(other.model_copy(update={"weights": {"a": "8"}}),)), force=False)
+
+
+def test_a_log_of_before_is_read(tmp_path: Path) -> None:
+    """It called the nats losses."""
+    before = written(tmp_path).results(KEY)
+    path = tmp_path / SAMPLES
+    path.write_text(path.read_text().replace('"nats"', '"losses"'))
+    assert '"losses"' in path.read_text()
+    assert opened(tmp_path, setting(), force=False).results(KEY) == before
 
 
 def test_differences() -> None:

@@ -105,11 +105,14 @@ def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:
 
 
 def test_tables() -> None:
-    first, second = tables(report())
+    first, second, third = tables(report())
     assert first.title == "passkey,form=original: share of samples answered right"
-    assert first.rows == (("one", "0.500 ± 0.354", "out of memory"), ("two|three", "0.500 ± 0.354", "0.500 ± 0.354"))
-    assert second.headers == ("model", "64", "128")
+    half = "0.500 [0.095, 0.905]"
+    assert first.rows == (("one", half, "out of memory"), ("two|three", half, half))
+    assert (second.title, third.title) == ("stories: nats per token", "stories: perplexity")
+    assert second.headers == third.headers == ("model", "64", "128")
+    assert (second.rows[0][1:], third.rows[0][1:]) == (("0.500 ± 0.354",) * 2, ("1.649",) * 2)
     text = markdown(report())
-    assert "| one | 0.500 ± 0.354 | out of memory |" in text
+    assert f"| one | {half} | out of memory |" in text
     assert r"| two\|three | " in text
-    assert text.endswith("Mean ± standard error of 2 samples, seed 0.\n")
+    assert text.endswith("Mean [95 % interval] or ± standard error of 2 samples, seed 0.\n")

@@ -22,7 +22,7 @@ def judged(
             score=score,
             tokens=100,
             depth=depths[place] if depths else None,
-            losses=losses[place] if losses else None,
+            nats=losses[place] if losses else None,
             seconds=0.5,
         )
         for place, score in enumerate(scores)
@@ -45,8 +45,45 @@ def test_the_error_of_shares() -> None:
     assert make_cell(KEY, "tokens", judged(0.2)).standard_error is None
 
 
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    # Of Wilson's formula, as Newcombe 1998 tabulates it (81 of 263, 15 of 148, 0 of 20, 1 of 29), and 0 and 10 of 10.
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+    ],
+)
+def test_the_interval_of_right_and_wrong_is_wilsons(right: int, of: int, low: float, high: float) -> None:
+    cell = make_cell(KEY, "written", judged(*[1.0] * right, *[0.0] * (of - right)))
+    assert cell.interval == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_an_interval_holds_its_mean_and_stays_a_share(scores: list[float]) -> None:
+    cell = make_cell(KEY, "tokens", judged(*scores))
+    assert cell.interval is not None
+    assert cell.mean is not None
+    low, high = cell.interval
+    assert 0 <= low <= cell.mean <= high <= 1
+    assert low < high
+
+
+def test_of_shares_that_vary_less_it_is_narrower() -> None:
+    """About 1.96 standard errors, where there are many and they are far from 0 and 1."""
+    cell = make_cell(KEY, "tokens", judged(*[0.45, 0.55] * 50))
+    assert cell.interval == pytest.approx((0.5 - 1.96 * 0.005, 0.5 + 1.96 * 0.005), abs=1e-4)
+    assert make_cell(KEY, "loss", judged(*[1.0, 3.0] * 50)).interval == pytest.approx((2 - 0.196, 2 + 0.196), abs=1e-4)
+    assert make_cell(KEY, "loss", judged(1.0)).interval is None
+
+
 def test_perplexity() -> None:
     assert make_cell(KEY, "loss", judged(1.0, 3.0)).perplexity == pytest.approx(math.exp(2))
+    assert make_cell(KEY, "loss", judged(1.0, 3.0)).nats == 2.0
+    assert make_cell(KEY, "written", judged(1.0)).nats is None
     assert make_cell(KEY, "loss", judged(1e6)).perplexity is None
 
 

@@ -189,7 +189,7 @@ def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: 
         report = run(folders, tmp_path)
     for cell in report.cells:
         assert (cell.mean is None, cell.failure) == ((True, "out of memory") if cell.length == 300 else (False, None))
-    assert "| teacher | 1.000 ± 0.000 | out of memory |" in (tmp_path / TABLE).read_text()
+    assert "| teacher | 1.000 [0.566, 1.000] | out of memory |" in (tmp_path / TABLE).read_text()
     run(folders, tmp_path)
     assert results(tmp_path)[0] == results(whole)[0]
 
@@ -217,12 +217,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], 
     "no lengths": (lambda _: [TEACHER], ["recall"], [], {}, EvaluationError, "--lengths"),
     "no task": (lambda _: [TEACHER], ["recal"], [64], {}, EvaluationError, 'did you mean "recall"'),
     "no model": (lambda folder: [folder / "no"], ["recall"], [64], {}, SourceError, "no"),
-    "too short": (lambda _: [TEACHER], ["stories,recall"], [512, 64], {}, TaskError, "needs at least 67 tokens, not 64"),
+    "too short": (lambda _: [TEACHER], ["stories,recall"], [66, 64], {}, TaskError, "needs at least 67 tokens, not 66"),
     "words": (lambda _: [TEACHER], ["niah-single-1"], [512], {}, TaskError, "The tokenizer cannot write"),
     "short text": (
         lambda _: [TEACHER],
         ["perplexity"],
-        [64, 9999],
+        [9998, 9999],
         {"text": TEACHER / "README.md"},
         TaskError,
         "too few for one window of 9,999",
@@ -242,7 +242,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], 
     "positions": (
         lambda folder: [learned(folder / "learned")],
         ["recall,pairs=4"],
-        [64, 129],
+        [129],
         {},
         EvaluationError,
         "has learned 128 positions, too few for 129 tokens: ask for lengths up to 128",

@@ -82,9 +82,9 @@ def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
         logits = plain(ids).logits[0, :-1]
     nats = [None, *torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()]
     size = bucket_size(LENGTH)
-    assert one.losses is not None
-    assert (size, len(one.losses)) == (5, 60)
-    for place, loss in enumerate(one.losses):
+    assert one.nats is not None
+    assert (size, len(one.nats)) == (5, 60)
+    for place, loss in enumerate(one.nats):
         part = [known for known in nats[place * size : (place + 1) * size] if known is not None]
         assert loss == pytest.approx(sum(part) / len(part), abs=1e-4)
 

@@ -151,6 +151,16 @@ def test_groups_of_heads_inside_one_layer() -> None:
         ({"layers": [{"at": 0, "use": groups(head=4) + groups(head=4)}]}, ("layers", 0, "use"), "names a head twice"),
         ({"heads": {"head": EXACT}}, ("heads", "head"), "`head:` is itself called head"),
         ({"heads": {"a": EXACT}}, ("heads", "a"), "no layer uses this head"),
+        (
+            {"heads": {"a": EXACT}, "layers": [{"at": [0, 1], "use": "a"}, {"at": "all", "use": "head"}]},
+            ("layers", 1),
+            "no layer is left with this head: layers[0] names it, and layers[1] gives all of those layers another.",
+        ),
+        (
+            {"heads": {"a": EXACT}, "layers": [{"at": [0, 1], "use": "a"}, {"at": 0, "use": "head"}, {"at": 1, "use": "source"}]},
+            ("layers", 1),
+            "layers[0] names it, and layers[1] and layers[2] give all of those layers another.",
+        ),
         ({"heads": {"half": EXACT}, "layers": [{"at": 0, "use": "half"}]}, ("heads", "half"), "give this head another name"),
         ({"heads": {"a": {"memory": ["state"]}}, "layers": [{"at": 0, "use": "a"}]}, ("heads", "a", "memory", 0), "`feature_map`"),
     ],

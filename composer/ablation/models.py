@@ -1,0 +1,50 @@
+"""The finished models of an ablation by the names of their variants, and what each of them holds in memory as it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from composer.ablation.plan import MODELS, Chain, Request, Variant
+from composer.ablation.steps import FAILURE, Figures, model_of
+from composer.api import resolve_spec
+from composer.spec.explain import Explanation, explain_resolved
+from composer.spec.resolve import Resolved
+from composer.weights.dimensions import dimensions
+from composer.weights.named import write_named
+from composer.weights.sources import describe_model
+
+VARIANTS = "variants"
+LENGTH = 1024
+"""Tokens after which a state is compared where neither samples nor rows say how many there are."""
+
+
+def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request: Request, out: Path) -> dict[str, dict[int, str]]:
+    """Puts each variant's model to ``variants/NAME``, or, of several seeds, to ``variants/NAME-seed0`` and so on.
+
+    Gives their paths in ``out``, by variant and seed, without those whose training has failed. Raises BuildError.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for chain in chains:
+        if any(FAILURE in results[step.name] for step in chain.steps if step.kind in MODELS):
+            continue
+        name = chain.variant.name if len(request.seeds) == 1 else f"{chain.variant.name}-seed{chain.seed}"
+        (out / VARIANTS).mkdir(exist_ok=True)
+        model = model_of(chain.steps[-1], out / "steps")
+        write_named(model, out / VARIANTS / name, chain.variant.spec, _resolved(chain.variant, request))
+        found.setdefault(chain.variant.name, {})[chain.seed] = f"{VARIANTS}/{name}"
+    return found
+
+
+def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
+    """What each variant costs at the longest length that it is scored or trained on, by name."""
+    return {
+        variant.name: explain_resolved(
+            _resolved(variant, request), sequence=max(request.lengths, default=variant.recipe.sequence or LENGTH)
+        )
+        for variant in variants
+    }
+
+
+def _resolved(variant: Variant, request: Request) -> Resolved:
+    return resolve_spec(variant.spec, None if request.source is None else dimensions(describe_model(request.source).trunk))

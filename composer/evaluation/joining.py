@@ -1,0 +1,86 @@
+"""An evaluation that goes on: with the same settings, and with models, tasks and lengths that may be new to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from composer.errors import EvaluationError
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, SampleResult, make_cell
+from composer.graph.lowering import AUTO
+
+SHOWN = 5
+"""Differences that a message lists."""
+UNFINISHED = "not finished: ask for it again"
+
+
+def joined(begun: Mapping[str, Any], setting: EvaluationSetting, earlier: EvaluationReport | None) -> EvaluationSetting:
+    """What was asked for so far, and what is asked for now. Raises EvaluationError where the two contradict each other, with what
+    does, and other errors where the first is none.
+
+    begun: as ``run.json`` has it. earlier: the report, if there is one: it says where the models were.
+    """
+    begun = {"backend": AUTO, **begun}  # evaluations of earlier versions had this one, and did not store it
+    now = json.loads(json.dumps(setting.identity()))
+    then, asked = dict(begun), dict(now)
+    whole = {**begun, "lengths": sorted({*begun["lengths"], *now["lengths"]})}
+    for key in ("models", "tasks"):
+        first, second = ({item["label"]: item for item in one[key]} for one in (begun, now))
+        whole[key] = [*(first | second).values()]
+        both = first.keys() & second.keys()
+        then[key], asked[key] = ([some[label] for label in first if label in both] for some in (first, second))
+    if begun.get("harness") is None or now["harness"] is None:
+        whole["harness"] = begun.get("harness") or now["harness"]
+        then["harness"] = asked["harness"] = None
+    then["lengths"] = asked["lengths"] = []
+    differ = list(differences(then, asked))
+    if differ:
+        more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
+        raise EvaluationError("".join(f"\n  {one}" for one in (*differ[:SHOWN], *more)))
+    models = (*(earlier.setting.models if earlier else ()), *setting.models)
+    references = {model.label: model.reference for model in models}
+    whole["models"] = [{"reference": references.get(model["label"], model["label"]), **model} for model in whole["models"]]
+    return EvaluationSetting.model_validate(whole)
+
+
+def all_cells(
+    setting: EvaluationSetting,
+    fresh: Iterable[EvaluationCell],
+    earlier: EvaluationReport | None,
+    logged: Mapping[CellKey, Mapping[int, SampleResult]],
+) -> Iterator[EvaluationCell]:
+    """The cells of this call and those of earlier ones, in the order of the setting; what nobody has asked for is none.
+
+    logged: samples that have been scored, of calls that did not come to their report, too.
+    """
+    found = {cell.key: cell for cell in (*(earlier.cells if earlier else ()), *fresh)}
+    for model in setting.models:
+        for task in setting.tasks:
+            for length in setting.lengths:
+                key = CellKey(model.label, task.label, length)
+                if key in found:
+                    yield found[key]
+                elif logged.get(key):
+                    yield make_cell(key, task.scored, [*logged[key].values()], UNFINISHED)
+
+
+def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
+    """The differences between two settings, in words."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys((*then, *now)):
+            yield from differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now) and any(isinstance(one, dict) for one in then):
+        for place, (one, other) in enumerate(zip(then, now, strict=True)):
+            label = one.get("label", place) if isinstance(one, dict) else place
+            yield from differences(one, other, f"{path} {label}")
+    elif then != now:
+        yield f"{path}: {_brief(then)} then, {_brief(now)} now"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(one.get("label", one)) if isinstance(one, dict) else str(one) for one in value) or "none"
+    if isinstance(value, dict):
+        return "some"
+    return "nothing" if value is None else str(value)

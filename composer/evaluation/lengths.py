@@ -1,0 +1,66 @@
+"""At which lengths a task can be written, in the tokens of a model and within its positions, known before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from composer.errors import EvaluationError, TaskError
+from composer.evaluation.arguments import NamedTask
+from composer.evaluation.report import CellKey
+from composer.evaluation.scoring import MORE, check_tokens, drawn
+from composer.evaluation.subjects import Subject
+from composer.tasks.writer import Writer
+
+
+def impossible_cells(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int]) -> dict[CellKey, str]:
+    """The cells that cannot be, and why. Raises EvaluationError and TaskError for a task that can be done at no length."""
+    found: dict[CellKey, str] = {}
+    for subject in subjects:
+        trunk = subject.source.trunk
+        most = trunk.max_positions if trunk.learns_positions else None
+        for one in asked:
+            for length, reason in _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, most, subject.reference):
+                found[CellKey(subject.label, one.label, length)] = reason
+    return found
+
+
+def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
+    """Raises TaskError and EvaluationError where a task cannot be written in these tokens at one of the lengths."""
+    for one in asked:
+        for _, reason in _impossible(tokenizer, vocabulary, one, lengths, None, ""):
+            raise TaskError(f"{reason}.")
+
+
+def _impossible(
+    tokenizer: Any, vocabulary: int, one: NamedTask, lengths: Sequence[int], most: int | None, reference: str
+) -> Iterator[tuple[int, str]]:
+    """All samples are made at the shortest length that can be, since what fits there fits into more, and one at each other."""
+    writer, problems, seen = Writer(tokenizer), {}, False
+    for length in lengths:
+        try:
+            _check_room(one, length, most, reference)
+            samples = drawn(one.task, writer, length)
+            texts = [samples.draw(index) for index in range(1 if seen else samples.count)]
+        except (TaskError, _NoRoom) as error:
+            problems[length] = error
+            continue
+        seen = True
+        check_tokens(texts, vocabulary, one.label)
+    if lengths and len(problems) == len(lengths):
+        raise problems[lengths[-1]]
+    yield from ((length, str(error).removesuffix(".")) for length, error in problems.items())
+
+
+class _NoRoom(EvaluationError):
+    """A length exceeds a model's table of learned positions. Other kinds of positions have no end."""
+
+
+def _check_room(one: NamedTask, length: int, most: int | None, reference: str) -> None:
+    more = MORE if one.task.scored == "written" else 0
+    if most is not None and length + more > most:
+        room = f", with {MORE} more for what is written" if more else ""
+        raise _NoRoom(
+            f"{reference} has learned {most:,} positions, too few for {length:,} tokens{room}: "
+            f"ask for lengths up to {most - more:,}."
+        )

@@ -1,0 +1,56 @@
+"""A built model is a spec, too: the one that its folder was built from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from composer.errors import SpecError
+from composer.spec.locked import locked
+from composer.spec.places import Place, SpecNode, at, from_plain
+from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
+from converters.composed import RECORD, SPEC_KEYS
+
+CONFIG = "config.json"
+
+
+def is_built(path: Path | str) -> bool:
+    """Whether it is a folder that says which heads the model in it has."""
+    folder = Path(path)
+    if not os.path.isdir(folder):
+        return False
+    return (folder / RECORD).is_file() or _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0]) is not None
+
+
+def read_built(folder: Path, shown: str) -> SpecNode:
+    """The document that a folder's model was built from, or, where nobody kept it, its resolved one. Raises SpecError.
+
+    shown: how messages name the folder.
+    """
+    if (folder / RECORD).is_file():
+        file, document = RECORD, _read(folder, RECORD, MOST_RECORD).get("spec")
+    else:
+        file, document = CONFIG, _resolved(folder)
+    place = Place(os.path.join(shown, file))
+    if not isinstance(document, Mapping):
+        raise SpecError(at(place, (), "damaged, or of another version: it says nowhere what the model's heads are"))
+    return from_plain(document, place=place)
+
+
+def _resolved(folder: Path) -> dict[str, Any] | None:
+    document = _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0])
+    try:
+        return None if document is None else locked(document)
+    except (AttributeError, KeyError, TypeError, ValueError):  # not what any build has written
+        return None
+
+
+def _read(folder: Path, name: str, most: int) -> Mapping[str, Any]:
+    """What a JSON file of the folder holds; nothing where there is none, or none that can be read."""
+    try:
+        found = read_json(within(folder, name), most)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

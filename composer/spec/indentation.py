@@ -1,0 +1,49 @@
+"""A key that is indented so that it belongs to nothing: YAML's own complaint is of what it took the line for."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_KEY = re.compile(r"""([ ]*(?:-[ ]+)*)([\w-]+|"[^"]*"|'[^']*')[ ]*:(?:[ ]+([^#\s].*)|[ ]*(?:#.*)?)$""")
+_EMPTY = re.compile(r"[ ]*(#.*)?$")
+
+
+class _Key(NamedTuple):
+    """A line's first key. line, column: from 0. valued: whether a value stands behind it on the line."""
+
+    line: int
+    column: int
+    name: str
+    valued: bool
+
+
+def misplaced(text: str, line: int) -> tuple[int, str] | None:
+    """The column of the key that a line begins with, from 0, and what is wrong with it; None where nothing is. line: from 0."""
+    lines = text.split("\n")
+    here = _key(lines, line)
+    above = [number for number in range(min(line, len(lines)) - 1, -1, -1) if not _EMPTY.match(lines[number])]
+    keys = [key for number in above if (key := _key(lines, number))]
+    if here is None or not keys or keys[0].line != above[0]:
+        return None
+    last = keys[0]
+    if here.column > last.column:
+        if not last.valued:
+            return None
+        return here.column, (
+            f'not YAML: "{here.name}" is indented deeper than "{last.name}" in line {last.line + 1}, which has its value already: '
+            f"begin it in column {last.column + 1}, too"
+        )
+    outer = [last]
+    for key in keys:
+        if key.column < outer[-1].column:
+            outer.append(key)
+    if any(key.column == here.column for key in outer):
+        return None
+    columns = " or ".join(f'{key.column + 1}, as "{key.name}"' for key in outer)
+    return here.column, f'not YAML: "{here.name}" is indented like no key that it could stand beside: begin it in column {columns}'
+
+
+def _key(lines: list[str], line: int) -> _Key | None:
+    found = _KEY.match(lines[line]) if line < len(lines) else None
+    return found and _Key(line, len(found[1]), found[2].strip("\"'"), bool(found[3]))

@@ -1,0 +1,38 @@
+"""A resolved document, written as a spec: nothing is left to the source any more, whose sizes it holds as ``dimensions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULT = "head"
+"""What ``resolve`` calls the head of all layers that no rule names."""
+
+
+def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a spec that resolves to the same on the same source. resolved: as its JSON is.
+
+    Of a spec with a trunk of its own, that says all sizes.
+    """
+    heads = dict(resolved["heads"])
+    rules: dict[str, tuple[Any, list[int]]] = {}
+    for number, layer in enumerate(resolved["layers"]):
+        groups = [{"head": group["head"], "heads": group["heads"]} for group in layer]
+        use = groups[0]["head"] if len(groups) == 1 else groups
+        rules.setdefault(repr(use), (use, []))[1].append(number)
+    said = [{"at": numbers if len(numbers) > 1 else numbers[0], "use": use} for use, numbers in rules.values() if use != DEFAULT]
+    document: dict[str, Any] = {"compose": resolved["compose"], "name": resolved["name"]}
+    document |= {key: resolved[key] for key in ("paper", "direction") if resolved.get(key) is not None}
+    if resolved.get("trunk") is None:
+        document["dimensions"] = resolved["dimensions"]
+    else:
+        document["trunk"] = resolved["trunk"]
+    if DEFAULT in heads:
+        document["head"] = heads.pop(DEFAULT)
+    if heads:
+        document["heads"] = heads
+    if said:
+        document["layers"] = said
+    if resolved.get("recipe") is not None:
+        document["recipe"] = resolved["recipe"]
+    return document

@@ -1,0 +1,127 @@
+"""Writes docs/json.md: every JSON that a command prints or writes, with the fields of its schema. ``make docs``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from composer.ablation.report import AblationReport
+from composer.benching.report import BenchReport
+from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
+from composer.selection.report import Selection
+from composer.spec.explain import Explanation
+from composer.spec.resolve import Resolved
+from composer.training.run import TrainingReport
+from composer.weights.build import BuildReport
+from composer.weights.findings import VerifyReport
+from composer.weights.record import Record
+
+PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
+    "ablate": ("", AblationReport),
+    "bench": ("", BenchReport),
+    "build": ("", BuildReport),
+    "check": ("a list, one a spec or a variant", ("spec", "ok", "says", "hash", "mistakes")),
+    "diff": ("", ("specs", "same", "hashes", "differences")),
+    "distill": ("", TrainingReport),
+    "eval": ("", EvaluationReport),
+    "explain": ("", Explanation),
+    "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
+    "inspect": ("the numbers of the page, as `inspection.json` has them", None),
+    "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
+    "select": ("", Selection),
+    "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
+    "tasks": ("a list, one a task", ("name", "scored", "description", "source", "options")),
+    "train": ("", TrainingReport),
+    "verify": ("and `ok`", VerifyReport),
+}
+"""Commands with --json: what is to be said of it, and its schema, or the keys of what has none."""
+KEY = ", ".join(f"`{key}`" for key in CellKey._fields)
+WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
+    "`composition.json` of a model": ("where it comes from, and what it is:", Record),
+    "`config.json` of a model": ("transformers' config, with `spec`, the resolved document, and `spec_hash`", None),
+    "`results.json` of `eval`": ("", EvaluationReport),
+    "`run.json` of `eval`": ("its `setting`, without the models' `reference`", None),
+    "`samples.jsonl` of `eval`": (f"a line a sample: {KEY}, and the fields of", SampleResult),
+    "`lm-eval.jsonl` of `eval`": ("a line a model: `model`, `results` as lm-eval has them", None),
+    "`bench.json` of `bench`": ("", BenchReport),
+    "`report.json` of `ablate`": ("", AblationReport),
+    "`run.json` of a training": ("what a run that goes on has to have in common with the one that was stopped", None),
+    "`log.jsonl` of a training": ("a line a step or an evaluation: `stage`, `step`, and its figures", None),
+}
+"""Files that commands write."""
+ELSEWHERE = (Resolved,)
+"""Documents of specs, which docs/spec.md tells of: their parts are not listed here."""
+INTRODUCTION = """\
+# JSON
+
+What commands print with `--json`, and the JSON that they write. `make docs` writes this page out of the schemas, which refuse what
+they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
+that; shares are 0 to 1; sizes are bytes, times seconds. What a command refuses goes to stderr as text, with exit code 2; `compose
+check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in
+`head.memory[0].size`.
+"""
+
+
+def page() -> str:
+    """All of it."""
+    schemas: dict[str, type[BaseModel]] = {}
+    lines = [INTRODUCTION, "## Printed\n", "| command | JSON |", "|---|---|"]
+    for command, (words, shape) in PRINTED.items():
+        lines.append(f"| `{command} --json` | {_told(words, shape, schemas)} |")
+    lines += ["\n## Written\n", "| file | JSON |", "|---|---|"]
+    for file, (words, shape) in WRITTEN.items():
+        lines.append(f"| {file} | {_told(words, shape, schemas)} |")
+    for name, schema in schemas.items():
+        lines += [f"\n## {name}\n", _plain(inspect.getdoc(schema) or ""), "\n| field | | |", "|---|---|---|"]
+        for field, of in schema.model_fields.items():
+            lines.append(f"| `{field}` | {_type(of.annotation)} | {_plain(of.description or '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(words: str, shape: type[BaseModel] | tuple[str, ...] | None, schemas: dict[str, type[BaseModel]]) -> str:
+    if shape is None:
+        return words
+    if isinstance(shape, tuple):
+        return ": ".join(filter(None, (words, ", ".join(f"`{key}`" for key in shape))))
+    schemas |= {schema.__name__: schema for schema in _inside(shape)}
+    link = f"[{shape.__name__}](#{shape.__name__.lower()})"
+    return f"{link}, {words}" if words.startswith("and ") else " ".join(filter(None, (words, link)))
+
+
+def _inside(annotation: Any) -> Iterator[type[BaseModel]]:
+    """A schema, and those of its fields, each after the one that it stands in."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation in ELSEWHERE:
+            return
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _inside(field.annotation)
+        return
+    for argument in get_args(annotation):
+        yield from _inside(argument)
+
+
+def _type(annotation: Any) -> str:
+    """In Python's words, without the modules, and with JSON's null; what limits a value is the schema's affair."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inside[0])
+    if origin in (Union, UnionType):
+        return r" \| ".join(map(_type, inside))
+    if origin is Literal:
+        return r" \| ".join(json.dumps(one) for one in inside)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
+    if annotation is Ellipsis:
+        return "..."
+    return {type(None): "null", Path: "str"}.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("``", "`").split()).replace("|", r"\|")

@@ -1,0 +1,97 @@
+"""What one meets at the keyboard: a first line before all that takes seconds, `--quiet` wherever there is progress, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from composer.cli import bars
+from composer.cli.main import app
+from composer.spec.shipped import shipped_specs
+from tests.composer.cli.conftest import Compose
+from tests.composer.programs import ROOT
+from tests.composer.training.runs import RECIPE, SPEC, make_student, write_texts
+
+SHORT = ("--set", "recipe.transfer.steps=2", "--set", "recipe.finetune.steps=2", "--share", "0.2")
+WITH_PROGRESS = ("ablate", "bench", "build", "distill", "eval", "merge", "sample", "train", "verify")
+
+
+@pytest.fixture
+def tiny(compose: Compose, teacher: Path) -> Path:
+    write_texts(Path("texts.jsonl"), 24)
+    make_student(Path("tiny"), teacher, SPEC | {"recipe": RECIPE})
+    return Path("tiny")
+
+
+@pytest.mark.parametrize("command", WITH_PROGRESS)
+def test_every_command_that_shows_progress_can_be_quiet(command: str) -> None:
+    parameters = typer.main.get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
+    assert [one.name for one in parameters if "--quiet" in one.opts and "-q" in one.opts] == ["quiet"]
+
+
+def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
+    """Results are printed as ever, and warnings would be."""
+    for arguments in (
+        ("distill", tiny, "--data", "texts.jsonl", *SHORT),
+        ("eval", tiny, "--tasks", "mqar,pairs=2", "--lengths", 12, "--samples", 2),
+    ):
+        loud = compose(*arguments, *(("-o", "loud") if arguments[0] == "distill" else ()))
+        quiet = compose(*arguments, "--quiet", *(("-o", "quiet") if arguments[0] == "distill" else ()))
+        assert (loud.exit_code, quiet.exit_code) == (0, 0), quiet.output
+        assert ("finetune  2/2" if arguments[0] == "distill" else "mqar") in loud.stderr
+        assert "2/2" not in quiet.stderr
+        assert "mqar" not in quiet.stderr
+        assert quiet.stdout.splitlines()[1:3] == loud.stdout.splitlines()[1:3] != []
+
+
+def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, and only there: what is redirected has none."""
+    told: list[str] = []
+
+    def at_once(what: str, *, quiet: bool) -> None:
+        if not quiet:
+            told.append(what)
+            raise KeyboardInterrupt
+
+    for module in ("distill", "eval"):
+        monkeypatch.setattr(sys.modules[f"composer.cli.{module}"], "at_once", at_once)
+    monkeypatch.setitem(sys.modules, "composer.training.distill", None)  # it is not come to
+    monkeypatch.setitem(sys.modules, "composer.evaluation.runner", None)
+    assert compose("distill", tiny, "--data", "texts.jsonl").exit_code == 130
+    assert compose("eval", tiny, "--tasks", "recall", "--lengths", 64).exit_code == 130
+    assert told == ["Distilling tiny", "Reading the models and their tasks"]
+
+
+def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for terminal, quiet, line in ((True, False, "Distilling …\n"), (True, True, ""), (False, False, "")):
+        monkeypatch.setattr(bars, "on_terminal", lambda terminal=terminal: terminal)
+        bars.at_once("Distilling", quiet=quiet)
+        assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("compose dist", ["distill"]),
+        ("compose distill --held", ["--held-out", "--held-out-rows"]),
+        ("compose show lolc", [name for name in shipped_specs() if name.startswith("lolc")]),
+        ("compose build law", [name for name in shipped_specs() if name.startswith("law")]),
+    ],
+)
+def test_a_shell_completes(words: str, found: list[str]) -> None:
+    """Without torch, which would take seconds at each press of the key."""
+    script = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules), file=sys.stderr))\n"
+        "from composer.cli.entry import main; main()"
+    )
+    environment = {"_COMPOSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=60)
+    assert run.stdout.split() == found
+    assert run.stderr.strip() == "set()"

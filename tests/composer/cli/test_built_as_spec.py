@@ -1,0 +1,98 @@
+"""The folder of a built model is a spec wherever one is asked for: the one that it was built from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import composer
+from composer.spec.loading import load_spec
+from composer.weights.record import read_record
+from tests.composer.cli.conftest import Compose
+
+
+@pytest.fixture
+def here(compose: Compose, student: Path, teacher: Path) -> Path:
+    """`model` and `teacher` in the folder that commands run in."""
+    for name, folder in (("model", student), ("teacher", teacher)):
+        Path(name).symlink_to(folder)
+    return Path("model")
+
+
+def test_commands_take_it(compose: Compose, here: Path) -> None:
+    record = read_record(here)
+    assert record is not None
+    assert load_spec("model") == load_spec("lolcats")
+    Path("shown.yaml").write_text(compose("show", "model", "--set", "head.memory.0.size=32").stdout)
+    assert load_spec("shown.yaml") == load_spec("lolcats", ["head.memory.0.size=32"])
+    assert compose("diff", "model", "lolcats").stdout == "the same meaning on every source\n"
+    assert compose("diff", "model", "lolcats", "--from", "model").stdout.startswith("the same meaning on model: ")
+    (answer,) = json.loads(compose("check", "model", "--json").stdout)
+    assert (answer["ok"], answer["hash"]) == (True, record.spec_hash)
+    assert json.loads(compose("explain", "model", "--json").stdout)["hash"] == record.spec_hash
+    assert compose("explain", "model").stdout.startswith("lolcats on model\n")
+    assert composer.explain("model", sequence=64).hash == record.spec_hash
+    assert compose("build", "model", "--from", "teacher", "-o", "again").exit_code == 0
+    again = read_record(Path("again"))
+    assert again is not None
+    assert (again.spec, again.spec_hash) == (record.spec, record.spec_hash)
+
+
+def test_a_copy_and_a_child(compose: Compose, here: Path) -> None:
+    assert compose("new", "mine", "--like", "model").exit_code == 0
+    assert "# Begun as a copy of model.\n" in Path("mine.yaml").read_text()
+    assert load_spec("mine.yaml") == load_spec("lolcats").model_copy(update={"name": "mine"})
+    Path("child.yaml").write_text("compose: 1\nname: child\nextends: model\nhead: {memory: [{kind: windw}]}\n")
+    result = compose("check", "child.yaml")
+    assert (result.exit_code, result.stderr.splitlines()[0][:48]) == (2, "child.yaml:4:24  head.memory[0].kind: unknown ki")
+    Path("child.yaml").write_text("compose: 1\nname: child\nextends: model\nhead: {position: none}\n")
+    assert load_spec("child.yaml") == load_spec("lolcats", ["name=child", "head.position=none"])
+
+
+def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
+    text = compose("show", "lolcats", "--from", "teacher").stdout
+    Path("locked.yaml").write_text(text)
+    found = text.splitlines()[0].rpartition(" ")[2]
+    assert compose("show", "locked.yaml", "--from", "teacher").stdout == text
+    (answer,) = json.loads(compose("check", "locked.yaml", "--json").stdout)
+    assert (answer["ok"], answer["hash"]) == (True, found)
+    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == found
+    result = compose("build", "locked.yaml", "--fresh")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "this spec has no `trunk`" in result.stderr
+
+
+def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:
+    """Its config has the heads all the same, resolved."""
+    shutil.copytree(here.resolve(), "alone")
+    Path("alone/composition.json").unlink()
+    record = read_record(here)
+    assert record is not None
+    (answer,) = json.loads(compose("check", "alone", "--json").stdout)
+    assert (answer["ok"], answer["hash"]) == (True, record.spec_hash)
+
+
+def test_a_shipped_spec_keeps_its_name(compose: Compose, student: Path) -> None:
+    """A folder beside it is meant with a slash alone."""
+    Path("lawcat").symlink_to(student)
+    assert load_spec("lawcat").name == "lawcat"
+    assert load_spec("./lawcat").name == "lolcats"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"spec": 3}', '{"spec": {"compose": 1, "name": "x", "head": 3}}'])
+def test_a_damaged_record(compose: Compose, text: str) -> None:
+    Path("broken").mkdir()
+    Path("broken/composition.json").write_text(text)
+    result = compose("check", "broken")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("broken/co")
+    assert "says nowhere what the model's heads are" in result.stderr or "head: expected a mapping" in result.stderr
+
+
+def test_a_folder_that_nobody_built(compose: Compose, teacher: Path) -> None:
+    result = compose("show", teacher)
+    assert result.exit_code == 2
+    assert "is a folder, and no built model" in result.stderr

@@ -1,0 +1,54 @@
+"""docs/json.md is what the schemas are, names every command that prints JSON, and what commands print has the keys that it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from composer.cli.main import app
+from docs.results import PRINTED, page
+from tests.composer.cli.conftest import Compose
+from tests.composer.programs import ROOT
+
+RUN: dict[str, tuple[str, ...]] = {
+    "build": ("build", "lolcats", "--from", "teacher", "-o", "out"),
+    "check": ("check", "lolcats"),
+    "diff": ("diff", "lolcats", "lawcat"),
+    "eval": ("eval", "student", "--tasks", "mqar,pairs=1,vocabulary=8", "--lengths", "8", "--samples", "1"),
+    "explain": ("explain", "lolcats", "--from", "teacher"),
+    "generate": ("generate", "student", "--prompt", "once upon", "--max-new-tokens", "2"),
+    "parts": ("parts", "hedgehog"),
+    "tasks": ("tasks", "passkey"),
+    "verify": ("verify", "student"),
+}
+
+
+def test_the_page_is_what_the_schemas_are() -> None:
+    stale = (ROOT / "docs" / "json.md").read_text(encoding="utf-8") != page()
+    assert not stale, "docs/json.md is not what the schemas are: write it anew with `make docs`"
+
+
+def test_every_command_that_prints_json_is_on_it() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(PRINTED) == sorted(name for name, one in commands.items() if any("--json" in what.opts for what in one.params))
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, teacher: Path, command: str) -> None:
+    for name, folder in (("student", student), ("teacher", teacher)):
+        Path(name).symlink_to(folder)
+    result = compose(*RUN[command], "--json")
+    assert result.exit_code == 0, result.output
+    found: Any = json.loads(result.stdout)
+    shape = PRINTED[command][1]
+    if isinstance(shape, tuple):
+        assert tuple(found[0] if isinstance(found, list) else found) == shape
+    else:
+        assert shape is not None
+        found.pop("ok", None)
+        assert found.keys() <= shape.model_fields.keys()
+        assert {name for name, field in shape.model_fields.items() if field.is_required()} <= found.keys()

@@ -1,0 +1,70 @@
+"""An evaluation takes in more models, tasks and lengths, and what cannot be is a cell that says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from composer.errors import EvaluationError
+from composer.evaluation import EvaluationOptions, evaluate
+from composer.evaluation.folder import RESULTS, SAMPLES, TABLE
+from composer.evaluation.report import EvaluationReport
+from tests.composer.evaluation.conftest import TEACHER
+from tests.composer.evaluation.test_runner import learned, timeless, watch_loading
+
+
+def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, book: Path) -> None:
+    models = {"teacher": TEACHER, "learned": learned(tmp_path / "learned")}
+    options = EvaluationOptions(samples=2, out=tmp_path / "out", text=book)
+    report = evaluate(models, ["recall", "perplexity"], [64, 128, 9999], options)
+    failures = {cell.key: cell.failure for cell in report.cells if cell.failure is not None}
+    too_long = "learned has learned 128 positions, too few for 9,999 tokens: ask for lengths up to 128"
+    assert {key: failure.replace(f"{tmp_path}/", "") for key, failure in failures.items()} == {
+        ("teacher", "recall", 64): "recall of 32 pairs needs at least 67 tokens, not 64",
+        ("teacher", "perplexity", 9999): failures["teacher", "perplexity", 9999],
+        ("learned", "recall", 64): "recall of 32 pairs needs at least 67 tokens, not 64",
+        ("learned", "recall", 9999): too_long,
+        ("learned", "perplexity", 9999): too_long,
+    }
+    assert "too few for one window of 9,999" in failures["teacher", "perplexity", 9999]
+    assert report.cell("teacher", "recall", 9999).samples == 2
+    assert "recall of 32 pairs needs at least 67 tokens, not 64" in (tmp_path / "out" / TABLE).read_text()
+
+
+def test_more_of_everything_into_a_folder(
+    folders: dict[str, Path], tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there stays as it was, and nothing of it is computed again; what nobody asked for is a dash."""
+    out = tmp_path / "out"
+    options = EvaluationOptions(samples=3, out=out)
+    first = evaluate([TEACHER], ["passkey"], [128], options)
+    loaded = watch_loading(monkeypatch)
+    second = evaluate([folders["lawcat"]], ["passkey,recall"], [128, 200], options)
+    assert loaded == ["lawcat"]
+    assert second.cell("teacher", "passkey", 128) == first.cell("teacher", "passkey", 128)
+    assert [cell.key for cell in second.cells] == [
+        ("teacher", "passkey", 128),
+        *(("lawcat", task, length) for task in ("passkey", "recall") for length in (128, 200)),
+    ]
+    assert second.setting.models[0].reference == str(TEACHER)
+    text = (out / TABLE).read_text()
+    assert re.search(r"\| teacher \| \S+ \[[^|]*\] \| – \|", text)
+    assert EvaluationReport.model_validate_json((out / RESULTS).read_text()) == second
+    # All of it at once is the same, in another folder; and here the rest alone is computed.
+    loaded.clear()
+    whole = evaluate([TEACHER, folders["lawcat"]], ["passkey,recall"], [128, 200], options)
+    assert loaded == ["teacher"]
+    anew = evaluate([TEACHER, folders["lawcat"]], ["passkey,recall"], [128, 200], EvaluationOptions(samples=3))
+    assert timeless(whole.model_dump(mode="json")) == timeless(anew.model_dump(mode="json"))
+    with pytest.raises(EvaluationError, match=r"\n  samples: 3 then, 4 now\n"):
+        evaluate([TEACHER], ["passkey"], [128], EvaluationOptions(samples=4, out=out))
+    # Another task, of one model; then a call that is stopped in the midst of a third.
+    evaluate([TEACHER], ["stories"], [128], options)
+    (out / SAMPLES).write_text(
+        "".join(line for line in (out / SAMPLES).open() if '"index": 2' not in line or "stories" not in line)
+    )
+    (out / RESULTS).unlink()
+    again = evaluate([TEACHER], ["passkey"], [128], options)
+    assert again.cell("teacher", "stories", 128).failure == "not finished: ask for it again"

@@ -1,0 +1,68 @@
+"""A key that is indented too far, or like no other, is told of in words of indentation, with the column where it belongs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.composer.spec.told import told
+
+HEAD = "compose: 1\nname: x\nhead:\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            HEAD + "  position: rope\n    memory: [full]\n",
+            'x.yaml:5:5  not YAML: "memory" is indented deeper than "position" in line 4, which has its value already: begin it in '
+            "column 3, too",
+        ),
+        (HEAD + "  memory: [full]\n    read: shared\n", 'x.yaml:5:5  not YAML: "read" is indented deeper than "memory" in line 4'),
+        (
+            HEAD + "  memory:\n    - kind: window\n        size: 64\n",
+            'x.yaml:6:9  not YAML: "size" is indented deeper than "kind" in',
+        ),
+        (
+            "compose: 1\n  name: x\n",
+            'x.yaml:2:3  not YAML: "name" is indented deeper than "compose" in line 1, which has its value ',
+        ),
+        (
+            HEAD + "  position: rope\n   # a comment\n\n    memory: [full]\n",
+            'x.yaml:7:5  not YAML: "memory" is indented deeper than "position" in line 4',
+        ),
+        (
+            HEAD + "    position: rope\n  memory: [full]\n",
+            'x.yaml:5:3  not YAML: "memory" is indented like no key that it could stand beside: begin it in column 5, as "posi'
+            'tion" or 1, as "head"',
+        ),
+        (
+            HEAD + "  memory:\n    - kind: window\n     size: 64\n",
+            'x.yaml:6:6  not YAML: "size" is indented like no key that it could',
+        ),
+        (
+            HEAD + "  memory: [full]\n  recipe: {transfer: {lr: 1, epochs: 1}}\n",
+            'x.yaml:5:3  head.recipe: unknown key "recipe"; it belongs beside "head": it is indented too far. Known keys: ',
+        ),
+        (
+            HEAD + "  memory:\n    - kind: window\n      feature_map: elu\n",
+            'x.yaml:6:7  head.memory[0].feature_map: unknown key "feature_map"; it belongs beside "memory": it is indented too',
+        ),
+        # What is not a matter of columns is told of as before.
+        (HEAD + "  memory: full:\n", "x.yaml:4:15  not YAML: a `:` where no key can stand"),
+        (HEAD + "  memory: [window,\n  full]\n   read: shared", "x.yaml:6:4  not YAML: expected the end of the block, but found"),
+        (HEAD + "  memory: [full]\n  raed: sum\n", 'x.yaml:5:3  head.raed: unknown key "raed"; did you mean "read"?'),
+        (HEAD + '  position: "rope\n    memory: [full]\n', "x.yaml:5:19  not YAML: a quote is not closed"),
+    ],
+)
+def test_a_key_in_the_wrong_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(text)
+    assert told("x.yaml").startswith(message)
+
+
+def test_mended_as_it_says_it_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(HEAD + "  position: rope\n  memory: [full]\n")
+    assert told("x.yaml") == ""
