@@ -120,7 +120,7 @@ def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> l
     before: tuple[Any, ...] = ()
     for entry in range(input[0].handle.data.shape[self.axis]):
         here = (*[slice(None)] * self.axis, entry)
-        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in given)
+        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in input)
         after = self.combine_fn.fn(*before, *row) if entry else row
         for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
             out[here] = one.handle.data.reshape(out[here].shape)

@@ -45,7 +45,7 @@ def select(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find the layers whose own attention is worth keeping.
+    """Find the layers that should keep their own attention.
 
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.

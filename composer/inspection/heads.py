@@ -12,7 +12,7 @@ from blocks.operation import Kind
 from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers
 from composer.inspection.measures import Recalls, binned, entropy, half_lives, spectrum, stretches
 from composer.inspection.stores import Store
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.model.implied import Implied, implied_weights
 from composer.model.watched import Given, Piece, pieces
 
@@ -38,7 +38,7 @@ def head_findings(
     found = HeadFindings(
         layer=layer,
         name=name,
-        first=head.place[1],
+        first=anatomy(head).place[1],
         heads=given.query.shape[2],
         memories=list(weights),
         weights={memory: binned(one.float(), size).numpy() for memory, one in weights.items()},
@@ -65,7 +65,7 @@ def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size
     length = given.length
     every = max(1, len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
-    stores = [Store(head, node, implied) for node, memory in head.graph.memories if isinstance(memory, Recalls)]
+    stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
     flow = Flow()
     norms: dict[str, list[Numbers]] = {}
     last: Piece | None = None
@@ -100,12 +100,12 @@ class Flow:
 
     def take(self, head: Head, piece: Piece) -> None:
         """What goes by in a piece."""
-        for node, log_decay in piece.given(Kind.DECAY, head.graph).items():
+        for node, log_decay in piece.given(Kind.DECAY, anatomy(head).graph).items():
             if log_decay is not None:
                 sums = log_decay[0].double().sum(0).cpu()
                 self.decays[node] = self.decays[node] + sums if node in self.decays else sums
         for kind in (Kind.QUERY, Kind.KEY):
-            for node, states in piece.given(kind, head.graph).items():
+            for node, states in piece.given(kind, anatomy(head).graph).items():
                 label = kind.value if node == kind.value else f"{kind.value} after {node}"
                 self.vectors.setdefault(label, []).append(states[0].cpu())
         for key, what in piece.shown.items():
@@ -125,7 +125,7 @@ def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
     """Of the matrices that memories sum up, a head each."""
     return {
         f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).cpu().numpy()
-        for node, _ in head.graph.memories
+        for node, _ in anatomy(head).graph.memories
         for name, slot in node.operation.slots.items()
         if slot.dtype == "state" and len(slot.shape) == 3
     }

@@ -14,7 +14,7 @@ from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
 from composer.model.attention import ComposedAttention, Question
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
 from composer.model.implied import implied_weights
 from composer.model.modeling import ComposedForCausalLM
@@ -59,7 +59,7 @@ class Run:
                 self._teacher[layer] = rows if earlier is None else torch.cat((earlier, rows))
                 found = on_answers(implied, self.found_at)
                 for one in self._of_layer(layer):
-                    inside = _overlap(one, head.place[1], given.query.shape[2])
+                    inside = _overlap(one, anatomy(head).place[1], given.query.shape[2])
                     if inside is not None:
                         theirs, mine = inside
                         if one.teacher_found is None:

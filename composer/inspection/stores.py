@@ -10,7 +10,7 @@ from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
 from composer.inspection.findings import HeadFindings
 from composer.inspection.measures import Moment, Recalls, recalled, spectrum
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.model.implied import Implied
 from composer.model.watched import Piece
 
@@ -22,7 +22,7 @@ class Store:
         self._node, self._heads = node, node.shape.state_heads
         self._rows = {query: row for row, query in enumerate(implied.queries)}
         self._weights = implied.own[node.name][0]
-        self._features = next((edge.start, edge.output) for edge in head.graph.into(node.name, "features"))
+        self._features = next((edge.start, edge.output) for edge in anatomy(head).graph.into(node.name, "features"))
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._queries: list[Tensor] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,15 @@ def precise_parameters(model: nn.Module) -> set[str]:
     }
 
 
+class Anatomy(NamedTuple):
+    """What a head is made of. place: the layer, and the first of these heads in it. parts: what holds their parameters, by name."""
+
+    graph: HeadGraph
+    shape: Shape
+    place: tuple[int, int]
+    parts: Mapping[str, Any]
+
+
 class Head(nn.Module):
     """One group of H query heads on K key heads.
 
@@ -99,26 +108,6 @@ class Head(nn.Module):
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
-
-    @property
-    def graph(self) -> HeadGraph:
-        """What it is made of."""
-        return self._compiled.graph
-
-    @property
-    def shape(self) -> Shape:
-        """Its sizes."""
-        return self._compiled.shape
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The layer, and the first of these heads in it."""
-        return self._place
-
-    @property
-    def parts(self) -> Mapping[str, Any]:
-        """What holds each part's parameters, by name."""
-        return self._modules
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """What a call with such values and tokens runs."""
@@ -167,3 +156,8 @@ class Head(nn.Module):
         program, decode = self._compiled.both(self._printed, Setting())
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])
+
+
+def anatomy(head: Head) -> Anatomy:
+    """Beside the head, on which any such name may be a part's."""
+    return Anatomy(head._compiled.graph, head._compiled.shape, head._place, head._modules)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blocks.flow import repeat_heads
 from composer.graph.graph import OUTPUT
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.model.watched import Given, Piece, pieces
 
 
@@ -91,7 +91,7 @@ def implied_weights(head: Head, given: Given, queries: Sequence[int], backend: s
 
 def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Implied:
     (batch, length), heads = given.query.shape[:2], given.query.shape[2]
-    names = [node.name for node, _ in head.graph.memories]
+    names = [node.name for node, _ in anatomy(head).graph.memories]
     own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
     parts = {name: given.value.new_zeros(batch, len(queries), heads) for name in names}
     answers, entered = [], []

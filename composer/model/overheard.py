@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
 from composer.model.implied import implied_weights
 from composer.model.rows import Rows
@@ -51,7 +51,7 @@ class Attentions:
 
     def hear(self, layer: int, name: str, head: Head, given: Given) -> None:
         """A ``Visit``. Raises ValueError for heads whose answers are no means of values."""
-        for node, memory in head.graph.memories:
+        for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
                 raise ValueError(
                     f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "

@@ -17,7 +17,7 @@ from blocks.part import Shown, State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
 from composer.graph.program import Around, Modules, Program, Step, Value
-from composer.model.head import Head, without_autocast
+from composer.model.head import Head, anatomy, without_autocast
 
 ROOM = 2**25
 """Numbers that one piece of a text may compute for all heads of a group and all pairs before it: 128 MiB in float32."""
@@ -90,7 +90,7 @@ def step_by_step(head: Head, backend: str, given: Given, *, gradients: bool) -> 
         padded=tokens.valid is not None,
         gradients=gradients,
     )
-    return lower(head.graph, backend, setting, apart)
+    return lower(anatomy(head).graph, backend, setting, apart)
 
 
 def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
@@ -99,7 +99,8 @@ def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, b
     bounds: columns at which a piece has to end. gradients: values enter as leaves, and answers can be differentiated by them; a
     piece's own graph goes with the piece, and what the states are made of stays. Heads that look both ways take all at once.
     """
-    program, names = step_by_step(head, backend, given, gradients=gradients), [node.name for node, _ in head.graph.memories]
+    program = step_by_step(head, backend, given, gradients=gradients)
+    names = [node.name for node, _ in anatomy(head).graph.memories]
     state = head.empty_state(given.value.shape[0], given.value.dtype, given.value.device)
     with torch.set_grad_enabled(gradients), without_autocast(given.value.device.type):
         for columns in _columns(head, given, bounds):
@@ -112,11 +113,11 @@ def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, b
             answers: dict[str, Tensor] = {}
             shown: dict[tuple[str, str], Shown] = {}
             carried: State = {}
-            around = Around(own.tokens, state, head.place, in_place=False)
+            around = Around(own.tokens, state, anatomy(head).place, in_place=False)
             for step in program.after:
-                step.run(head.parts, values, around, carried)
+                step.run(anatomy(head).parts, values, around, carried)
                 if not gradients:
-                    shown |= _shown_by(step, head.parts, values, around)
+                    shown |= _shown_by(step, anatomy(head).parts, values, around)
                 for node, port in _given_by(step):
                     if port.kind is Kind.VALUE:
                         entering = values[node, port.name].detach().requires_grad_(gradients)
@@ -147,7 +148,7 @@ def _given_by(step: Step) -> Iterator[tuple[str, Port]]:
 
 def _columns(head: Head, given: Given, bounds: tuple[int, ...]) -> Iterator[slice]:
     length = given.length
-    if head.shape.both_ways:
+    if anatomy(head).shape.both_ways:
         yield slice(0, length)
         return
     batch, heads = given.query.shape[0], given.query.shape[2]

@@ -17,7 +17,7 @@ from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.spec.document import Spec
 from composer.spec.places import Path
-from composer.spec.resolve import SOURCE, Resolved, complete_head, meaning
+from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
 
 
@@ -69,8 +69,7 @@ def _trunks(first: Spec, second: Spec) -> Iterator[tuple[Path, Any, Any]]:
 
 
 def _rules(spec: Spec) -> tuple[_Rule, ...]:
-    own = {SOURCE: HeadSpec.model_validate({"memory": ("full",)})}
-    heads = own | spec.heads | ({"head": spec.head} if spec.head else {})
+    heads = heads_of(spec)
     rules = []
     for number, rule in enumerate(spec.layers):
         said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]

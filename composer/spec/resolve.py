@@ -85,13 +85,11 @@ class Resolved(Closed):
         return replace(self.dimensions.shape(heads), both_ways=self.direction == "bidirectional")
 
 
-def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
-    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
+def heads_of(spec: Spec) -> dict[str, HeadSpec]:
+    """By name: ``head:`` is called head, and ``source`` is the source's own attention where layers name it.
 
-    Raises GraphError where the result cannot mean anything.
+    Raises GraphError where another head is called head, too.
     """
-    refuse_sweep(spec)
-    dimensions, trunk = _dimensions(spec, source)
     heads = dict(spec.heads)
     if spec.head is not None:
         if "head" in heads:
@@ -99,6 +97,17 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
         heads["head"] = spec.head
     if SOURCE not in heads and any(SOURCE in named(rule.use) for rule in spec.layers):
         heads[SOURCE] = HeadSpec.model_validate({"memory": ("full",)})
+    return heads
+
+
+def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
+    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
+
+    Raises GraphError where the result cannot mean anything.
+    """
+    refuse_sweep(spec)
+    dimensions, trunk = _dimensions(spec, source)
+    heads = heads_of(spec)
     layers = layers_of(spec, dimensions, heads)
     used = {group.head for layer in layers for group in layer}
     complete: dict[str, HeadSpec] = {}
