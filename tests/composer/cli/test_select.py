@@ -24,7 +24,7 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
     done = ran(*asked, "--keep", "1")
     assert done.exit_code == 0, done.output
-    assert (out / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "layers.png").stat().st_size > 10_000
     found = json.loads((out / "selection.json").read_text())
     (kept,) = found["keep"]
     assert found["rules"] == [{"at": kept, "use": "source"}]
