@@ -19,7 +19,10 @@ from composer.training.unit import Unit
 
 
 class ModelTransferCourse:
-    """The fresh parameters of all layers are one unit; everything else is frozen."""
+    """The fresh parameters of all layers are one unit; everything else is frozen.
+
+    While it learns, the student is in training mode, as in stage 2: its layers can be checkpointed, and a host's dropout drops.
+    """
 
     def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
         self.units = [_unit(student, stage)]
