@@ -75,7 +75,7 @@ def _rules(spec: Spec) -> tuple[_Rule, ...]:
         said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
         for _, name in said:
             if name not in heads:
-                known = ", ".join(name for name in heads if name not in own or name in spec.heads) or "none"
+                known = ", ".join(heads) or "none"
                 raise GraphError(f'there is no head "{name}"; there are: {known}', ("layers", number, "use"))
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
         rules.append(_Rule(at=rule.at, use=groups))

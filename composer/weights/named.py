@@ -9,6 +9,7 @@ from composer.spec.document import Spec
 from composer.spec.resolve import Resolved
 from composer.weights.beside import CARD, CONFIG
 from composer.weights.build import complete_folder
+from composer.weights.card import PICTURE
 from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.output import check_output, whole_or_nothing
 from composer.weights.place import copy_file, place
@@ -38,7 +39,7 @@ def write_named(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
         files = {}
         for path in sorted(path for path in model.rglob("*") if path.is_file()):
             name = path.relative_to(model).as_posix()
-            if name in (CARD, CONFIG, RECORD):
+            if name in (CARD, CONFIG, PICTURE, RECORD):
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if name not in record.files:

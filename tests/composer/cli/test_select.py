@@ -33,7 +33,9 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == found["state_bytes"]
     assert ran(*asked, "--keep", "1").exit_code == 2, "what is there is not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
-    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", "--force", "--json")
+    again = ran(
+        *asked, "--budget", str(found["state_bytes"]), "--by", "swapped", "--student", str(out / "student"), "--force", "--json"
+    )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["state_bytes"] == found["state_bytes"]
     assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
@@ -56,6 +58,9 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
         (["--keep", "1", "--budget", "9"], "--keep N, or --budget BYTES"),
         (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
         (["--keep", "3", *QUICK], "2 layers of lawcat"),
+        (["--budget", "1000", *QUICK], "bytes with no layer kept"),
+        (["--keep", "1", "--sequence", "0"], "sequence"),
+        (["--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: list[str], told: str) -> None:
