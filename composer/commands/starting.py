@@ -37,7 +37,6 @@ def new(name: str, like: str | None = None) -> Path:
         raise ComposerError(f'no spec can be called "{path.stem}": {wanted}') from None
     text = _like(like, path) if like is not None else template(path.stem)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as stream:
             stream.write(f"{_schema(path.parent)}{text}")
     except FileExistsError:

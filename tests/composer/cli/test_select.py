@@ -24,7 +24,7 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
     done = ran(*asked, "--keep", "1")
     assert done.exit_code == 0, done.output
-    assert (out / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "layers.png").stat().st_size > 10_000
     found = json.loads((out / "selection.json").read_text())
     (kept,) = found["keep"]
     assert found["rules"] == [{"at": kept, "use": "source"}]
@@ -33,9 +33,8 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == found["state_bytes"]
     assert ran(*asked, "--keep", "1").exit_code == 2, "what is there is not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
-    again = ran(
-        *asked, "--budget", str(found["state_bytes"]), "--by", "swapped", "--student", str(out / "student"), "--force", "--json"
-    )
+    student = ["--student", str(out / "student")]
+    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["state_bytes"] == found["state_bytes"]
     assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
