@@ -40,6 +40,16 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
 
 
+def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
+    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*asked, *QUICK, "--share", "0.2", "--keep", "1", "--set", "recipe.transfer.at=model", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["keep"]) == 1
+    (stage,) = json.loads((tmp_path / "out" / "student" / "composition.json").read_text())["training"]
+    assert stage["recipe"]["at"] == "model"
+    assert stage["after"].keys() == {"model"}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
