@@ -34,7 +34,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
         """Says which ticks have room for a label; the label is the number."""
 
         def __call__(self, x: float, pos: Any = None) -> str:
-            return f"{x:,.4g}" if super().__call__(x, pos) else ""
+            return f"{x:,.6g}" if super().__call__(x, pos) else ""
 
     return Plain(minor_thresholds=(most, few))
 
