@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from composer.errors import ComposerError
-from composer.tables import UNBOUNDED, text_table
+from composer.tables import UNBOUNDED, View, text_table
 from converters import hub
 
 if TYPE_CHECKING:
@@ -87,6 +87,14 @@ def print_table(
     if not wrap:
         screen.width = UNBOUNDED
     typer.echo(text_table(rows, headers=headers, right=right, indent=indent, screen=screen))
+
+
+def print_view(view: View, *, wrap: bool = True) -> None:
+    """What a notebook shows of an object, too. Last columns wrap where ``wrap``."""
+    screen = console()
+    if not wrap:
+        screen.width = UNBOUNDED
+    typer.echo(view.text(screen))
 
 
 def without_bars() -> None:
