@@ -80,9 +80,9 @@ def test_what_users_write_is_no_markup(tmp_path: Path) -> None:
 
 def test_models(teacher: Path, tmp_path: Path) -> None:
     planned = composer.build_folder("lolcats", teacher, tmp_path / "student", dry_run=True)
-    assert "nothing was written" in looked_at(planned)
+    assert "Nothing was written" in looked_at(planned)
     built = composer.build_folder("lolcats", teacher, tmp_path / "student")
-    assert re.search(r"fresh +\d+ +[\d,]+", looked_at(built))
+    assert re.search(r"fresh +\d+ tensors +[\d,]+ numbers", looked_at(built))
     assert "untrained" in repr(built)
     assert "is what its record says" in looked_at(composer.verify(built.out))
     (built.out / "generation_config.json").write_text("{}")
