@@ -13,7 +13,7 @@ from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.text import fitted, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
-from composer.words import size
+from composer.words import plural, size
 
 CAPTION, TITLE, DETAIL = 10, 13, 11
 WIDEST = 210.0
@@ -146,11 +146,11 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
     shape, gives = node.shape, [port.kind for port in node.operation.gives]
     if node.part is None:
         if not gives:
-            return "", "output", [f"{shape.heads:,} heads × {shape.head_dim:,}"]
+            return "", "output", [f"{plural(shape.heads, 'head')} × {shape.head_dim:,}"]
         word = WORDS[gives[0]]
-        heads = {Kind.QUERY: shape.heads, Kind.KEY: shape.key_heads, Kind.VALUE: shape.key_heads}.get(gives[0])
-        sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: f"{shape.heads:,} heads"}.get(gives[0])
-        return "", word, [sizes or f"{heads:,} head{'' if heads == 1 else 's'} × {shape.head_dim:,}"]
+        heads = shape.heads if gives[0] is Kind.QUERY else shape.key_heads
+        sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: plural(shape.heads, "head")}.get(gives[0])
+        return "", word, [sizes or f"{plural(heads, 'head')} × {shape.head_dim:,}"]
     if gives == [Kind.WEIGHT]:
         return f"weight of {node.module}", _value(getattr(node.part, "weight", None)), []
     if node.path is None and Kind.PAIRS in gives:
