@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from composer.drawing.picture import picture
 from composer.errors import ComposerError, SpecError
-from composer.graph.listing import DECODE
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
-from composer.spec.resolve import Resolved
 from composer.viewing.reading import MOST_TOKENS, Place, resolved_text, whole
 from converters.shard import BYTES
 
@@ -40,8 +38,9 @@ def answer(text: str, place: Place, sizes: tuple[float | None, ...], tokens: flo
         return Answer(mistakes(str(error), text, place.called))
     drawn = picture(resolved, sequence=length, dtype=dtype)
     costs = explain_resolved(resolved, sequence=length, dtype=dtype)
+    program = code_of(resolved, "its own trunk" if resolved.trunk else "these sizes", dtype=dtype).text
     said = f'<div class="right">No mistakes. Its hash is <code>{resolved.hash[:12]}…</code></div>'
-    return Answer(said, drawn.svg, costs.view().html(), program_of(resolved, dtype))
+    return Answer(said, drawn.svg, costs.view().html(), program)
 
 
 def mistakes(message: str, text: str, called: str) -> str:
@@ -57,13 +56,3 @@ def mistakes(message: str, text: str, called: str) -> str:
         there = lines[number - 1] if 0 < number <= len(lines) else ""
         rows.append(f"<p><b>line {number}</b> {html.escape(found[2])}</p><pre>{number:>4}  {html.escape(there[:200])}</pre>")
     return f'<div class="wrong" role="alert">{"".join(rows)}<p>What stands below is of the last text without a mistake.</p></div>'
-
-
-def program_of(resolved: Resolved, dtype: str) -> str:
-    """What ``compose show --code`` prints."""
-    functions = []
-    for one in code_of(resolved, dtype=dtype):
-        body = [*one.prefill, *([DECODE, *one.decode] if one.decode else [])]
-        inside = "\n".join(f"    {line}" for line in body)
-        functions.append(f"def {one.head.replace('-', '_')}(hidden, query, key, value):\n{inside}")
-    return "\n\n\n".join(functions) + "\n"
