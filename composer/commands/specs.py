@@ -29,7 +29,7 @@ from composer.weights.sources import describe_model
 from composer.words import layers_in_words, plural, short_hashes
 from converters.trunk import Dtype
 
-CODE_OF_NOTHING = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
+CODE_OF_ONE = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
@@ -95,7 +95,7 @@ def code(
     """
     check_dtype(dtype)
     if source is None and not fresh:
-        raise ComposerError(CODE_OF_NOTHING)
+        raise ComposerError(CODE_OF_ONE)
     on, size, stored = _place(source, fresh, revision)
     resolved = resolve_spec(spec, size, overrides)
     return code_of(resolved, on, backend=backend, device=device, dtype=dtype or stored)
