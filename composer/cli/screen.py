@@ -97,21 +97,6 @@ def print_view(view: View, *, wrap: bool = True) -> None:
     typer.echo(view.text(screen))
 
 
-def without_bars() -> None:
-    """Keep transformers' own bars to itself: what is redirected is to be read."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-
-
-def errors_alone() -> None:
-    """No bars of transformers, and none of its warnings: of lengths beyond the source's, which are what is asked for."""
-    from transformers.utils import logging
-
-    without_bars()
-    logging.set_verbosity_error()
-
-
 @contextmanager
 def one_voice() -> Iterator[bool]:
     """Makes the processes that torchrun has started a group; gives whether this is the one that prints.
