@@ -10,7 +10,7 @@ import composer
 
 FLOORS = (
     {"errors", "files", "progress", "tables", "versions", "words"},
-    {"devices", "locks", "trust"},
+    {"devices", "locks", "plotting", "trust"},
     {"graph"},
     {"spec"},
     {"drawing", "model", "tasks"},

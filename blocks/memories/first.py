@@ -48,18 +48,17 @@ class First(Holding):
         entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
         stays = pairs.present & (pairs.position < size)
         there = torch.cat((call.state["position"] >= 0, stays), dim=1)
-        entry = torch.arange(there.shape[1], device=there.device)
-        visible = there[:, None] & (entry <= entry[size:, None])
-        segment = tokens.extended_segment(size)
-        if segment is not None:
-            visible = visible & (segment[:, size:, None] == segment[:, None])
-        answer = dense(call.turn(query, self.turn), entries.key, entries.value, visible, call.shape.softcap)
-
+        entry, segment = torch.arange(there.shape[1], device=there.device), tokens.extended_segment(size)
         # Handed on are those of the document that the row ends in, in their order, and as many that are none behind them.
         held = there if segment is None else there & (segment == tokens.last_segment())
         order = torch.where(held, entry, entry + there.shape[1]).argsort(1)[:, :size]
-        kept = _picked(held, order)
-        carried = entries.each(lambda of: _picked(of, order) * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
+        kept, few = _picked(held, order), entries.each(lambda of: _picked(of, order))
+        if segment is None:  # there are no others, however many tokens
+            seen, visible = few, kept[:, None] & (order[:, None] <= entry[size:, None])
+        else:
+            seen, visible = entries, there[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None])
+        answer = dense(call.turn(query, self.turn), seen.key, seen.value, visible, call.shape.softcap)
+        carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)
         # The pairs are the call's own, whatever becomes of them; one that has stayed is none for those below.
         fallen = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from composer.ablation.report import AblationReport, Column, VariantReport
 from composer.ablation.table import cut, number, said, value_in_a_line
-from composer.files import whole
+from composer.plotting import offscreen, save
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
 BARS, TEACHER = "#0072B2", "#D55E00"
@@ -31,7 +30,7 @@ def draw(report: AblationReport, target: Path) -> None:
     """Each column as a row of bars, a variant each, with its spread, and the teacher as a line; nothing where nothing was found."""
     if not report.columns:
         return
-    pyplot, names = _pyplot(), [variant.name for variant in report.variants]
+    pyplot, names = offscreen(), [variant.name for variant in report.variants]
     height = 0.6 + 0.3 * len(names)
     figure, axes = pyplot.subplots(
         len(report.columns), 1, figsize=(7, height * len(report.columns)), squeeze=False, layout="constrained"
@@ -52,7 +51,7 @@ def draw(report: AblationReport, target: Path) -> None:
             axis.set_xlim(0, 1.25)
         elif min((one.mean for one in found if one is not None), default=1.0) * LOG_FROM < max(means):
             axis.set_xscale("log")
-    _save(pyplot, figure, target)
+    save(figure, target)
 
 
 def teacher_on(report: AblationReport, column: Column) -> float | None:
@@ -81,7 +80,7 @@ def _grid(report: AblationReport, target: Path) -> bool:
     import numpy as np
 
     (down, across), first, second, variants = grid
-    pyplot, count = _pyplot(), len(report.columns)
+    pyplot, count = offscreen(), len(report.columns)
     across_figure = min(count, 2)
     size = (max(4.5, 1.1 * len(second) + 3.0), max(2.6, 0.5 * len(first) + 1.8))
     figure, axes = pyplot.subplots(
@@ -111,7 +110,7 @@ def _grid(report: AblationReport, target: Path) -> bool:
         teacher = teacher_on(report, column)
         axis.set_title(_titled(column) + ("" if teacher is None else f" (teacher {number(teacher)})"), fontsize="medium")
         figure.colorbar(image, ax=axis)
-    _save(pyplot, figure, target)
+    save(figure, target)
     return True
 
 
@@ -122,7 +121,7 @@ def _over_state(report: AblationReport, target: Path) -> bool:
     columns = [column for column in report.columns if column.kind not in ("mse", "divergence", "before")]
     if len(sizes) < 2 or not columns:
         return False
-    pyplot = _pyplot()
+    pyplot = offscreen()
     figure, axes = pyplot.subplots(
         len(columns),
         1,
@@ -152,7 +151,7 @@ def _over_state(report: AblationReport, target: Path) -> bool:
         axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
         axis.margins(x=0.2)
         axis.set(xlabel=f"state of one text{length}, KiB", ylabel=_titled(column))
-    _save(pyplot, figure, target)
+    save(figure, target)
     return True
 
 
@@ -162,18 +161,3 @@ def _titled(column: Column) -> str:
 
 def _label(value: str) -> str:
     return cut(value_in_a_line(json.loads(value)))
-
-
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(pyplot: Any, figure: Any, target: Path) -> None:
-    with whole(target) as partial:
-        figure.savefig(partial, dpi=120, format="png", facecolor="white")
-    pyplot.close(figure)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.benching.report import BenchCell, BenchReport
-from composer.files import whole
+from composer.plotting import offscreen, save
 
 MIB = 2**20
 Quantity = Callable[[BenchCell], float | None]
@@ -18,20 +18,14 @@ Across = Callable[[BenchCell], int]
 
 def draw(report: BenchReport, folder: Path) -> None:
     """``prefill.png`` and ``decode.png``, each where it was asked for and anything came of it. Raises OSError."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = offscreen()
     for kind, make in (("prefill", _prefill), ("decode", _decode)):
         if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
             continue
         figure = make(report, pyplot)
         figure.suptitle(f"{report.setting.device_name}, {report.setting.device}", fontsize="small")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-        with whole(folder / f"{kind}.png") as partial:
-            figure.savefig(partial, dpi=120, format="png")
-        pyplot.close(figure)
+        save(figure, folder / f"{kind}.png")
 
 
 def _prefill(report: BenchReport, pyplot: Any) -> Any:

@@ -69,7 +69,7 @@ Checkpointing = Annotated[
     typer.Option(
         "--gradient-checkpointing",
         help="Where the whole model learns, compute the inside of its layers again in the backward pass: less memory, more time. "
-        "Attention transfer holds one layer at a time anyway.",
+        "Attention transfer layer by layer holds one at a time anyway.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")]

@@ -41,7 +41,11 @@ def select(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the fresh parameters and of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
-    force: Annotated[bool, typer.Option("--force", help="Replace the selection in OUT; its student stays, if it fits.")] = False,
+    student: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A student of SPEC that has learned already, such as OUT/student: nothing is trained."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the selection in OUT.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +71,7 @@ def select(
             seed=seed,
             device=device,
             backend=backend,
+            student=student,
             force=force,
             progress=watch or False,
             tell=lambda said: typer.echo(said, err=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, get_args
 
 from composer.api import SpecLike, build_folder, loaded_spec, resolve_spec
@@ -13,12 +14,15 @@ from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.progress import without_theirs
-from composer.selection.choice import candidates
+from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
+from composer.spec.document import Spec
+from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.dimensions import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model
+from composer.words import plural
 
 if TYPE_CHECKING:
     from composer.selection.report import Selection
@@ -47,6 +51,7 @@ def select(
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
+    student: Reference | None = None,
     force: bool = False,
     progress: bool | Callable[[StepProgress], None] = False,
     tell: Callable[[str], None] = lambda said: None,
@@ -59,7 +64,8 @@ def select(
     - keep: how many layers; or budget: bytes of state at ``sequence`` tokens, and as many layers as they allow.
     - by: the score, ``"restored"``, ``"swapped"`` or ``"error"``. rows: of the held-out data, to score on at most.
     - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
-    - force: replace the selection that stands at ``out``; a student there of the same spec does not learn again.
+    - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
+    - force: replace the selection that stands at ``out``. A run that was stopped is gone on with otherwise.
     - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages.
 
     Raises ComposerError.
@@ -67,31 +73,31 @@ def select(
         composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep
     """
     check_known("by", by, get_args(By))
-    check_range("rows", rows, 1)
+    for option, said in (("rows", rows), ("sequence", sequence), ("keep", keep), ("budget", budget)):
+        if said is not None:
+            check_range(option, said, 1)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
-    if keep is not None:
-        check_range("keep", keep, 1)
     loaded, folder = loaded_spec(spec, overrides), Path(out).expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
-    most = len(candidates(resolved))
-    if keep is not None and keep > most:
-        raise SelectionError(f"--keep {keep}: {most} layers of {loaded.name} have other heads than the source; keep fewer.")
+    check_possible(loaded, resolved, source, keep, budget, sequence)
+    given = None if student is None else Path(student).expanduser()
+    if given is not None:
+        check_student(given, resolved)
     from composer.selection.runner import BUILT, STUDENT, SelectionOptions, select_layers, selection_folder
     from composer.training.run import TrainingOptions
 
     with selection_folder(folder, force=force), without_theirs():
-        student = folder / STUDENT
-        record = read_record(student) if student.is_dir() else None
-        if record is None or record.spec_hash != resolved.hash:
-            build_folder(loaded, source, folder / BUILT, seed=seed, force=True)
-            asked = read_student(folder / BUILT, ())
+        if given is None:
+            given, built = folder / STUDENT, folder / BUILT
+            build_folder(loaded, source, built, seed=seed, force=True)
+            asked = read_student(built, ())
             stages_of(asked.record, asked.recipe, "transfer")
-            resume = (folder / f"{STUDENT}.run").is_dir()
+            resume = (folder / f"{STUDENT}.run").is_dir() and not force
             distil(
-                folder / BUILT,
+                built,
                 data,
-                student,
+                given,
                 held_out=held_out,
                 share=share,
                 stage="transfer",
@@ -103,8 +109,38 @@ def select(
                 progress=progress,
                 tell=tell,
             )
+            rmtree(built)
         training = TrainingOptions(
-            data=several(data), held_out=several(held_out), share=share, seed=seed, device=device, backend=backend, tell=tell
+            data=several(data),
+            held_out=several(held_out),
+            share=share,
+            teacher=str(source),
+            seed=seed,
+            device=device,
+            backend=backend,
+            tell=tell,
         )
         options = SelectionOptions(keep=keep, budget=budget, sequence=sequence, by=by, rows=rows)
-        return select_layers(loaded, student, folder, training, options)
+        return select_layers(loaded, given, folder, training, options)
+
+
+def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int | None, budget: int | None, sequence: int) -> None:
+    """Raises SelectionError where there are not so many layers to keep, or where not one of them fits into the budget."""
+    free = candidates(resolved)
+    if keep is not None and keep > len(free):
+        raise SelectionError(
+            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source; keep fewer."
+        )
+    if budget is not None and free:
+        cheapest = min(free, key=lambda layer: state_bytes(spec, (layer,), source, sequence))
+        count_within(lambda count: state_bytes(spec, (cheapest,)[:count], source, sequence), 1, budget)
+
+
+def check_student(folder: Path, resolved: Resolved) -> None:
+    """Raises SelectionError where a folder holds no student of this spec."""
+    record = read_record(folder) if folder.is_dir() else None
+    if record is None or record.spec_hash != resolved.hash:
+        what = "it is not a built model" if record is None else f"it is of {record.resolved.name}, with another hash"
+        raise SelectionError(
+            f"--student {folder}: no student of {resolved.name} on this source, {what}. Leave it out to train one."
+        )

@@ -9,22 +9,19 @@ from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
 from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts, interval_of
+from composer.plotting import RESOLUTION, offscreen
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 
 
 def draw(report: EvaluationReport, folder: Path) -> list[Path]:
     """Writes all pictures that the report has anything for, each whole or not at all; gives their paths. Raises EvaluationError."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = offscreen()
     written = []
     for name, figure in _figures(report, pyplot):
         target = folder / PLOTS / f"{name}.png"
         with whole(target) as partial:
-            figure.savefig(partial, dpi=120, format="png")
+            figure.savefig(partial, dpi=RESOLUTION, format="png")
         pyplot.close(figure)
         written.append(target)
     return written

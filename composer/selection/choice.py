@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from composer.api import explain
 from composer.errors import SelectionError
 from composer.selection.report import By, LayerScore
+from composer.spec.document import Spec
+from composer.spec.loading import load_spec
 from composer.spec.resolve import SOURCE, Resolved
 
 
@@ -33,6 +37,12 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
         f"--budget {budget:,}: the state takes {bytes_of(0):,} bytes with no layer kept, and {bytes_of(1):,} with one. Give at "
         "least as many, or fewer tokens: --sequence."
     )
+
+
+def state_bytes(spec: Spec, layers: Sequence[int], source: str | os.PathLike[str], sequence: int) -> int:
+    """What the student's state takes at so many tokens with these layers kept. Raises SpecError and SourceError."""
+    document = spec.model_dump(mode="json", exclude_unset=True)
+    return explain(load_spec(keeping(document, layers)), source, sequence=sequence).state_bytes
 
 
 def keeping(document: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from composer.files import whole
+from composer.plotting import COLOURS, offscreen, save
 from composer.selection.report import WORDS, By, Selection
 from composer.words import ranges
 
-KEPT, OTHER = "#d55e00", "#0072b2"
-"""Vermilion and blue of Okabe and Ito, which the colour-blind can tell."""
+KEPT, OTHER = COLOURS[5], COLOURS[0]
 
 
 def draw(found: Selection, path: Path) -> None:
     """A panel a score. Raises OSError."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = offscreen()
     names = get_args(By)
     figure, axes = pyplot.subplots(len(names), 1, figsize=(8, 2.2 * len(names)), sharex=True, layout="constrained")
     layers = [one.layer for one in found.scores]
@@ -33,6 +28,4 @@ def draw(found: Selection, path: Path) -> None:
     axes[-1].set_xlabel("layer")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(f"{found.name} of {Path(found.teacher).name}", fontsize="medium")
-    with whole(path) as partial:
-        figure.savefig(partial, dpi=120, format="png")
-    pyplot.close(figure)
+    save(figure, path)

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer.api import explain
 from composer.errors import SelectionError
 from composer.files import write_whole
 from composer.locks import alone, inside
-from composer.selection.choice import best, candidates, count_within, keeping
+from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
 from composer.selection.plot import draw
 from composer.selection.report import By, Selection
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
-from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
 from composer.training.measure import some
 from composer.training.rows import rows_of
@@ -60,14 +58,13 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     ranked = [one for one in scores if one.layer in free]
     document = spec.model_dump(mode="json", exclude_unset=True)
 
-    def bytes_of(layers: tuple[int, ...]) -> int:
-        kept = load_spec(keeping(document, layers))
-        return explain(kept, teacher.source.folder, sequence=options.sequence).state_bytes
-
+    folder = teacher.source.folder
     count = options.keep
     if count is None:
         assert options.budget is not None, "one of the two is said"
-        count = count_within(lambda count: bytes_of(best(ranked, options.by, count)), len(free), options.budget)
+        count = count_within(
+            lambda count: state_bytes(spec, best(ranked, options.by, count), folder, options.sequence), len(free), options.budget
+        )
     keep = best(ranked, options.by, count)
     kept_apart, tokens = divergence_with(model, taught, rows, keep)
     name = f"{spec.name}-keep-{count}"
@@ -82,7 +79,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
         divergence=apart,
         kept_divergence=kept_apart,
         sequence=options.sequence,
-        state_bytes=bytes_of(keep),
+        state_bytes=state_bytes(spec, keep, folder, options.sequence),
         document={**keeping(document, keep), "name": name},
         out=out,
     )

@@ -21,7 +21,7 @@ from composer.training.transfer import Lesson, answers, teach
 def score_layers(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[float, tuple[LayerScore, ...]]:
-    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 2 + twice the layers."""
+    """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers."""
     own, taught = _layers(student), _layers(teacher)
     layers = range(len(own))
     apart, tokens = 0.0, 0

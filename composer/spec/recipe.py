@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from blocks.part import Closed
 
@@ -44,7 +53,7 @@ class Stage(Closed):
     final: Share = 0.0
     """Where a cosine ends, as a share of ``lr``."""
     clip: PositiveFloat | None = 1.0
-    """The largest norm of a gradient: of each layer's in stage 1, of the model's in the others."""
+    """The largest norm of a gradient: of each layer's where attention is transferred layer by layer, else of the model's."""
     weight_decay: NonNegativeFloat = 0.0
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     evaluate: PositiveInt | None = None
@@ -52,7 +61,7 @@ class Stage(Closed):
     patience: PositiveInt | None = None
     """Evaluations in a row that bring nothing before it stops. Left out: it does not stop early."""
     keep: Literal["best", "last"] = "best"
-    """Which parameters it ends with, where there is something to evaluate on: of each layer by itself in stage 1."""
+    """Which parameters it ends with, where there is something to evaluate on: of each layer by itself, where they learn apart."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -64,14 +73,25 @@ class Stage(Closed):
 
 
 class Transfer(Stage):
-    """Stage 1: fresh parameters learn the teacher's attention, layer by layer."""
+    """Stage 1: fresh parameters learn the teacher's attention, layer by layer, or its last hidden states, all layers at once."""
 
     mse: NonNegativeFloat = 1.0
-    """Weight of the mean squared error of what attention gives."""
-    at: Literal["heads", "output"] = "heads"
-    """Where that is compared: head by head, or after the output projection."""
+    """Weight of the mean squared error of what is compared."""
+    at: Literal["heads", "output", "model"] = "heads"
+    """Where that is compared: head by head; after the output projection; or at the model's end, in the last hidden states, behind
+    the final norm. The first two hand each layer the teacher's hidden states; at the end, all layers learn together."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
+
+    @field_validator("cross_entropy")
+    @classmethod
+    def _of_layers_that_learn_apart(cls, weight: float, said: ValidationInfo) -> float:
+        if weight and said.data.get("at") == "model":
+            raise ValueError(
+                "compares attention weights layer by layer, and `at: model` lets layers differ as long as the model's end does "
+                "not: say 0 and learn by mse, or compare at: heads"
+            )
+        return weight
 
     @model_validator(mode="after")
     def _learns_something(self) -> Self:

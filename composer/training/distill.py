@@ -16,6 +16,7 @@ from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
+from composer.training.model_transfer import ModelTransferCourse
 from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored import StoredModel
@@ -104,6 +105,12 @@ def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> No
         )
     if list(stages) != [STAGE]:
         raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
+    stage = stages[STAGE]
+    if isinstance(stage, Transfer) and stage.at == "model":
+        raise TrainingError(
+            "--stream holds one layer at a time, and recipe.transfer.at: model needs all of them at once: leave --stream out, or "
+            "say --set recipe.transfer.at=heads. Less memory: --gradient-checkpointing"
+        )
     if options.device != "cpu":
         raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")
 
@@ -121,6 +128,9 @@ def _streamed(run: TrainingRun) -> TrainingReport:
 
 
 def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Course:
+    if isinstance(stage, Transfer) and stage.at == "model":
+        prepare(student, options)
+        return ModelTransferCourse(student, teacher, stage)
     if isinstance(stage, Transfer):
         shard(student, computing_alone(student), options.device)
         return TransferCourse(student.eval(), teacher, stage)

@@ -1,7 +1,8 @@
 """Stage 1, attention transfer: each layer's fresh parameters learn what the teacher's attention answers to the same hidden states.
 
-The layers do not depend on each other. The teacher walks through its layers, and as soon as one of them has answered, the
-student's layer is compared with it and its gradients are taken, so that no more than one layer's graph is alive.
+The layers do not depend on each other; ``model_transfer`` has the form in which they do. The teacher walks through its layers,
+and as soon as one of them has answered, the student's layer is compared with it and its gradients are taken, so that no more than
+one layer's graph is alive.
 """
 
 from __future__ import annotations

@@ -13,7 +13,15 @@ import pytest
 import rich.console
 from matplotlib.figure import Figure
 
-DRAWN = {"test_distill.py", "test_folder.py", "test_journal.py", "test_plots.py", "test_report.py", "test_table.py"}
+DRAWN = {
+    "test_distill.py",
+    "test_folder.py",
+    "test_journal.py",
+    "test_plots.py",
+    "test_report.py",
+    "test_select.py",
+    "test_table.py",
+}
 HERE = Path(__file__).parent
 BLANK = b"\x89PNG\r\n\x1a\n"
 """How a PNG begins."""

@@ -39,6 +39,7 @@ def test_variants_that_differ_in_the_second_stage_share_the_first(asked: Request
 
 RECIPES: dict[str, tuple[list[str], set[str]]] = {
     "first stage": (["recipe.transfer.lr=2e-2"], TRAINED),
+    "where it is compared": (["recipe.transfer.at=model"], TRAINED),
     "second stage": (["recipe.finetune.steps=3"], {"finetune", "evaluate"}),
     "how its losses are averaged": (["recipe.finetune.average=rows"], {"compare", "finetune", "evaluate"}),
     "rows": (["recipe.rows=padded"], TRAINED),

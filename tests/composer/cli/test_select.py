@@ -24,7 +24,7 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
     done = ran(*asked, "--keep", "1")
     assert done.exit_code == 0, done.output
-    assert (out / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "layers.png").stat().st_size > 10_000
     found = json.loads((out / "selection.json").read_text())
     (kept,) = found["keep"]
     assert found["rules"] == [{"at": kept, "use": "source"}]
@@ -33,10 +33,21 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
     assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == found["state_bytes"]
     assert ran(*asked, "--keep", "1").exit_code == 2, "what is there is not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
-    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", "--force", "--json")
+    student = ["--student", str(out / "student")]
+    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["state_bytes"] == found["state_bytes"]
     assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
+
+
+def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
+    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*asked, *QUICK, "--share", "0.2", "--keep", "1", "--set", "recipe.transfer.at=model", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["keep"]) == 1
+    (stage,) = json.loads((tmp_path / "out" / "student" / "composition.json").read_text())["training"]
+    assert stage["recipe"]["at"] == "model"
+    assert stage["after"].keys() == {"model"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +57,9 @@ def test_a_spec_that_builds(tmp_path: Path) -> None:
         (["--keep", "1", "--budget", "9"], "--keep N, or --budget BYTES"),
         (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
         (["--keep", "3", *QUICK], "2 layers of lawcat"),
+        (["--budget", "1000", *QUICK], "bytes with no layer kept"),
+        (["--keep", "1", "--sequence", "0"], "sequence"),
+        (["--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: list[str], told: str) -> None:

@@ -40,6 +40,7 @@ def test_the_papers_recipes() -> None:
         (Stage, {"lr": 0, "epochs": 1}, "greater than 0"),
         (Stage, {"lr": 1, "epochs": 1, "betas": (0.9, 1.0)}, "less than 1"),
         (Transfer, {"lr": 1, "epochs": 1, "mse": 0}, "mse and cross_entropy are both 0"),
+        (Transfer, {"lr": 1, "epochs": 1, "at": "model", "cross_entropy": 1}, "lets layers differ"),
         (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "trunk": True}, "trains the trunk and adapters on it"),
         (Finetune, {"lr": 1, "epochs": 1, "fresh": False}, "trains nothing"),
         (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "fresh": False, "fresh_lr": 1}, "does not train them"),
