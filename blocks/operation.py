@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EVERY = "every"
 """The backend of a form that is the only one: it computes its operation on all of them."""
+FALLEN = "fallen"
+"""The port of a memory that gives the pairs that it evicts."""
 REFERENCE, TORCH, FLA, TRITON = "reference", "torch", "fla", "triton"
 
 

@@ -14,21 +14,24 @@ UNBOUNDED = 10_000
 
 
 class Table(NamedTuple):
-    """One table of a report. Rows are as long as the headers. figures: the columns that are aligned on the right."""
+    """One table of a report. Rows are as long as the headers. figures: the columns that are aligned on the right. under: it says
+    more of the one above, and is set in below it."""
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     figures: range = range(0)
+    under: bool = False
 
     def markdown(self) -> str:
         """With its title above it."""
         return f"### {self.title}\n\n{markdown_table(self.headers, self.rows, self.figures)}\n"
 
-    def text(self) -> str:
+    def text(self, screen: Console | None = None) -> str:
         """For a terminal, its title above it."""
-        lines = text_table(self.rows, headers=self.headers, right=self.figures)
-        return f"{self.title}\n{lines}" if self.title else lines
+        lines = text_table(self.rows, headers=self.headers, right=self.figures, indent=4 if self.under else 2, screen=screen)
+        title = f"  {self.title}" if self.under else _bold(self.title, screen)
+        return f"{title}\n{lines}" if self.title else lines
 
     def html(self) -> str:
         """For a notebook, its title above it."""
@@ -46,9 +49,10 @@ class View(NamedTuple):
     notes: tuple[str, ...] = ()
     verbatim: str = ""
 
-    def text(self) -> str:
-        """For a terminal: blocks with an empty line between them."""
-        blocks = [self.title, self.verbatim, *(table.text() for table in self.tables), "\n".join(self.notes)]
+    def text(self, screen: Console | None = None) -> str:
+        """For a terminal: blocks with an empty line between them. screen: what it is fitted to; without one nothing wraps."""
+        tables = "".join(("\n" if table.under else "\n\n") + table.text(screen) for table in self.tables)
+        blocks = [_bold(self.title, screen), self.verbatim, tables.lstrip("\n"), "\n".join(self.notes)]
         return "\n\n".join(block.rstrip("\n") for block in blocks if block)
 
     def html(self) -> str:
@@ -118,6 +122,14 @@ def text_table(
     with screen.capture() as captured:
         screen.print(Padding(table, (0, 0, 0, indent)))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _bold(text: str, screen: Console | None) -> str:
+    if screen is None:
+        return text
+    with screen.capture() as captured:
+        screen.print(text, style="bold", soft_wrap=True, end="")
+    return captured.get()
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -45,6 +45,11 @@ def ranges(numbers: Sequence[int], to: str = " to ", comma: str = ", ") -> str:
     return comma.join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)
 
 
+def layers_in_words(numbers: Sequence[int]) -> str:
+    """layers 0 to 3, 6."""
+    return f"layer{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
 def short_hashes(text: str) -> str:
     """Whole hashes are for programs."""
     return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)

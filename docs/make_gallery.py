@@ -21,6 +21,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
+from composer.spec.writing import said
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
@@ -105,17 +106,9 @@ def _peculiar(name: str) -> list[str]:
 def _variants(name: str) -> str:
     rows = []
     for variant in read_variants([name]):
-        said = "".join(f"<br>{html.escape(path)} = {html.escape(_plain(value))}" for path, value in variant.values.items())
-        rows.append(f"<tr><td><code>{variant.name}</code></td><td>{said.removeprefix('<br>')}</td></tr>\n")
+        says = "<br>".join(f"{html.escape(path)} = {html.escape(said(value))}" for path, value in variant.values.items())
+        rows.append(f"<tr><td><code>{variant.name}</code></td><td>{says}</td></tr>\n")
     return f"<table><tr><th>variant</th><th>what it says</th></tr>\n{''.join(rows)}</table>\n"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    return "null" if value is None else str(value)
 
 
 def _equations(name: str) -> str:

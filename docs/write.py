@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from blocks.catalogue import CATALOGUE
+from composer.drawing.picture import TYPICAL
 from composer.graph.lowering import AUTO
-from composer.spec.dimensions import Dimensions
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
@@ -25,7 +25,6 @@ HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
 JSON_PAGE = ROOT / "docs" / "json.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
-LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
@@ -56,7 +55,7 @@ def kernels(text: str) -> str:
         if name.startswith("ablations/"):
             continue
         spec = load_spec(name, ["trunk=null"] if load_spec(name).trunk else [])
-        for group in explain_resolved(resolve(spec, LLAMA_1B), device="cuda", dtype="bfloat16").groups:
+        for group in explain_resolved(resolve(spec, TYPICAL), device="cuda", dtype="bfloat16").groups:
             for part in group.parts:
                 if part.backend != AUTO:
                     form, why = f"{part.backend}: {part.form}", part.why_not_faster.replace("|", "or")

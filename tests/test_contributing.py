@@ -76,7 +76,8 @@ def test_the_memory_is_explained_and_listed(copy: Path) -> None:
         "-c",
         "from composer.api import resolve_spec; from composer.spec.resolve import Dimensions; "
         "from composer.spec.code import code_of; from composer.spec.explain import explain_resolved; "
-        f"one = {resolved}; print(*code_of(one)[0].prefill, sep='\\n'); print(explain_resolved(one).groups[0].state_bytes)",
+        f"one = {resolved}; print(*code_of(one, 'a source').heads[0].prefill, sep='\\n'); "
+        "print(explain_resolved(one).groups[0].state_bytes)",
     )
     assert "strided, strided_fallen = strided(query, pairs)" in said
     assert "output = read(strided, state)" in said

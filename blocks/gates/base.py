@@ -8,7 +8,7 @@ from blocks import initialise
 from blocks.flow import accumulating, affine
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State
+from blocks.part import Fresh, Parameters, Part, Per, State
 
 DecayRank = Literal["none", "head", "channel"]
 MatrixRank = int | Literal["full"]
@@ -52,6 +52,19 @@ class Gate(Part):
         inputs: what the gate reads, hidden states B T C in most of them.
         """
         raise NotImplementedError
+
+
+class PerOwnHead(Gate):
+    """A gate with parameters for each of its own heads: one a query head, or one that query heads of a key head share."""
+
+    per: Per = "query_head"
+
+    def key_heads(self, shape: Shape, incoming: int) -> int:
+        return shape.heads if self.per == "query_head" else incoming
+
+    def own_heads(self, shape: Shape) -> int:
+        """How many it has."""
+        return shape.heads if self.per == "query_head" else shape.key_heads
 
 
 def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:

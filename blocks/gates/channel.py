@@ -8,12 +8,12 @@ from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
 from blocks.flow import repeat_heads
-from blocks.gates.base import DecayRank, Gate, flops_of_matrices, logits, matrices
+from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Per
+from blocks.part import Fresh, Parameters
 
 
-class PerChannel(Gate):
+class PerChannel(PerOwnHead):
     """log α_t = logsigmoid(x_t W₁ W₂ + b) / temperature, one number a feature of each state head.
 
     As a matrix the gate is G_t = α_tᵀ 1: all value columns of a feature decay alike (LAWCAT, eq. 4).
@@ -30,14 +30,10 @@ class PerChannel(Gate):
     """τ: the larger, the slower the state forgets at the start."""
     bias: float = 0.0
     """b at the start."""
-    per: Per = "query_head"
-
-    def key_heads(self, shape: Shape, incoming: int) -> int:
-        return shape.heads if self.per == "query_head" else incoming
 
     def columns(self, shape: Shape) -> int:
         """Decays a token: one a feature of each of the gate's own heads."""
-        return (shape.heads if self.per == "query_head" else shape.key_heads) * shape.features
+        return self.own_heads(shape) * shape.features
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         columns = self.columns(shape)

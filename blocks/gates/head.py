@@ -8,12 +8,12 @@ from pydantic import PositiveFloat
 
 from blocks import initialise
 from blocks.flow import accumulating, affine, repeat_heads
-from blocks.gates.base import DecayRank, Gate
+from blocks.gates.base import DecayRank, PerOwnHead
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Per
+from blocks.part import Fresh, Parameters
 
 
-class PerHead(Gate):
+class PerHead(PerOwnHead):
     """log α_t = logsigmoid(x_t W + b) / temperature, one number a head."""
 
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W + b) / τ, W: C × heads"
@@ -25,23 +25,16 @@ class PerHead(Gate):
     """τ: the larger, the slower the state forgets at the start."""
     bias: float = 0.0
     """b at the start."""
-    per: Per = "query_head"
-
-    def key_heads(self, shape: Shape, incoming: int) -> int:
-        return shape.heads if self.per == "query_head" else incoming
-
-    def _own_heads(self, shape: Shape) -> int:
-        return shape.heads if self.per == "query_head" else shape.key_heads
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        heads = self._own_heads(shape)
+        heads = self.own_heads(shape)
         return {
             "weight": Fresh((heads, shape.hidden_size), initialise.normal(shape.hidden_size)),
             "bias": Fresh((heads,), initialise.constant(self.bias), precise=True),
         }
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 2 * shape.hidden_size * self._own_heads(shape)
+        return 2 * shape.hidden_size * self.own_heads(shape)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         kind = accumulating(hidden.dtype)

@@ -9,10 +9,10 @@ from pydantic import PositiveFloat
 
 from blocks import initialise
 from blocks.flow import repeat_heads
-from blocks.gates.base import DecayRank, Gate, logits, matrices
+from blocks.gates.base import DecayRank, PerOwnHead, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Per, State
+from blocks.part import Fresh, Parameters, State
 
 SHORTEST, LONGEST = 1e-3, 0.1
 """Between which steps start."""
@@ -28,7 +28,7 @@ def decayed(step: Tensor, rate: Tensor) -> Tensor:
     return -rate.to(step.dtype).exp() * step
 
 
-class Softplus(Gate):
+class Softplus(PerOwnHead):
     """log α_t = -exp(A) · softplus(x_t W + b), one number a head, as Mamba-2 and Gated DeltaNet have and start it.
 
     exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
@@ -42,23 +42,16 @@ class Softplus(Gate):
     kind: Literal["softplus"] = "softplus"
     fastest: PositiveFloat = 16.0
     """The largest exp(A) at the start."""
-    per: Per = "query_head"
-
-    def key_heads(self, shape: Shape, incoming: int) -> int:
-        return shape.heads if self.per == "query_head" else incoming
-
-    def _own_heads(self, shape: Shape) -> int:
-        return shape.heads if self.per == "query_head" else shape.key_heads
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        heads = self._own_heads(shape)
+        heads = self.own_heads(shape)
         return matrices(shape.hidden_size, heads, "full") | {
             "bias": Fresh((heads,), step_bias(), precise=True),
             "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
         }
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 2 * shape.hidden_size * self._own_heads(shape)
+        return 2 * shape.hidden_size * self.own_heads(shape)
 
     def operation(self, shape: Shape) -> Operation:
         plain = super().operation(shape)
@@ -66,14 +59,16 @@ class Softplus(Gate):
         return replace(plain, gives=(*plain.gives, step), forms=(Form(EVERY, "as defined", self._both),))
 
     def _both(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
-        step = torch.nn.functional.softplus(logits(parameters, hidden))
-        given = decayed(step, parameters["rate"]), step
-        decay, step = (repeat_heads(of, call.shape.state_heads) for of in given)
-        return (decay, step), {}
+        return self._given(parameters, hidden, call.shape), {}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
+        return self._given(parameters, hidden, shape)[0]
+
+    def _given(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+        """The decay and the step, of each state head."""
         step = torch.nn.functional.softplus(logits(parameters, hidden))
-        return repeat_heads(decayed(step, parameters["rate"]), shape.state_heads)
+        decay = decayed(step, parameters["rate"])
+        return repeat_heads(decay, shape.state_heads), repeat_heads(step, shape.state_heads)
 
 
 def rate_between_one_and(fastest: float) -> initialise.Fill:

@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks.flow import repeat_heads
-from blocks.gates.base import DecayRank, Gate, flops_of_matrices, logits, matrices
+from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
 from blocks.gates.softplus import decayed, rate_between_one_and, step_bias
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.part import Fresh, Parameters, Per
+from blocks.part import Fresh, Parameters
 
 
-class SoftplusChannel(Gate):
+class SoftplusChannel(PerOwnHead):
     """log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), one number a feature of each state head; A is one a head.
 
     exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
@@ -28,16 +28,9 @@ class SoftplusChannel(Gate):
     """Columns of W₁; full: one matrix."""
     fastest: PositiveFloat = 16.0
     """The largest exp(A) at the start."""
-    per: Per = "query_head"
-
-    def key_heads(self, shape: Shape, incoming: int) -> int:
-        return shape.heads if self.per == "query_head" else incoming
-
-    def _own_heads(self, shape: Shape) -> int:
-        return shape.heads if self.per == "query_head" else shape.key_heads
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        heads = self._own_heads(shape)
+        heads = self.own_heads(shape)
         columns = heads * shape.features
         return matrices(shape.hidden_size, columns, self.rank) | {
             "bias": Fresh((columns,), step_bias(), precise=True),
@@ -45,7 +38,7 @@ class SoftplusChannel(Gate):
         }
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return flops_of_matrices(shape.hidden_size, self._own_heads(shape) * shape.features, self.rank)
+        return flops_of_matrices(shape.hidden_size, self.own_heads(shape) * shape.features, self.rank)
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
         steps = torch.nn.functional.softplus(logits(parameters, hidden))

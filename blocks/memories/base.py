@@ -12,7 +12,7 @@ from blocks import initialise
 from blocks.flow import accumulating
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
 
@@ -166,7 +166,7 @@ class Memory(Part):
 
     def operation(self, shape: Shape) -> Operation:
         """Its answer, and what falls out of it, if anything may."""
-        fallen = Port("fallen", Kind.PAIRS, shape.heads if self.per_query_head else shape.key_heads, shape.head_dim)
+        fallen = Port(FALLEN, Kind.PAIRS, shape.heads if self.per_query_head else shape.key_heads, shape.head_dim)
         return Operation(
             reads=self.inputs(shape),
             gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim), *([fallen] if self.bounded else [])),

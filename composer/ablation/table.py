@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
+from composer.spec.writing import said as value_in_a_line
 from composer.tables import markdown_table
 
 MISSING = "–"
@@ -63,13 +62,6 @@ def _on_teachers(report: AblationReport) -> list[str]:
 def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
     values = [cut(value_in_a_line(variant.values[path])) if path in variant.values else MISSING for path in paths]
     return (variant.name, *values, *(said(variant.figures.get(column.title)) for column in columns))
-
-
-def value_in_a_line(value: Any) -> str:
-    """In a line, as YAML's flow style has it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {value_in_a_line(one)}" for key, one in value.items()) + "}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def cut(text: str) -> str:

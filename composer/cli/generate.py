@@ -25,8 +25,6 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Let a model continue a prompt, and print both."""
-    if top_p < 1 and temperature == 0:
-        raise typer.BadParameter("it takes a --temperature above 0", param_hint="'--top-p'")
     text = _text(prompt)
     found = composer.generate(
         model,

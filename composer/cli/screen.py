@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from composer.errors import ComposerError
-from composer.tables import UNBOUNDED, text_table
+from composer.tables import UNBOUNDED, View, text_table
 from converters import hub
 
 if TYPE_CHECKING:
@@ -89,19 +89,12 @@ def print_table(
     typer.echo(text_table(rows, headers=headers, right=right, indent=indent, screen=screen))
 
 
-def without_bars() -> None:
-    """Keep transformers' own bars to itself: what is redirected is to be read."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-
-
-def errors_alone() -> None:
-    """No bars of transformers, and none of its warnings: of lengths beyond the source's, which are what is asked for."""
-    from transformers.utils import logging
-
-    without_bars()
-    logging.set_verbosity_error()
+def print_view(view: View, *, wrap: bool = True) -> None:
+    """What a notebook shows of an object, too. Last columns wrap where ``wrap``."""
+    screen = console()
+    if not wrap:
+        screen.width = UNBOUNDED
+    typer.echo(view.text(screen))
 
 
 @contextmanager

@@ -49,16 +49,20 @@ def show(
     its own, every default and every dimension is written out: a spec that leaves nothing to its source, and means the same on it.
     In JSON that is the resolved document, layer by layer, with its hash. With --code it is what it computes, as a listing.
     """
-    asked = {"--from": source is not None, "--fresh": fresh, "--set": settings, "--revision": revision is not None}
-    asked |= {"--expand": expanded, "-o": out is not None, "--code": code}
     if not code and (backend or device or dtype):
         raise ComposerError("--backend, --device and --dtype choose what runs: they need --code")
     if spec is None:
-        if any(asked.values()):
+        if any((source is not None, fresh, settings, revision is not None, expanded, out is not None, code)):
             raise ComposerError("no spec is named: say which one to show; `compose show` alone lists the shipped ones")
-        _list_shipped(as_json)
+        names = list(shipped_specs())
+        _print(names, "\n".join(names), as_json=as_json)
         return
-    _check(asked)
+    if out is not None and (source is not None or fresh or not expanded):
+        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
+    if code and expanded:
+        from composer.commands.specs import CODE_OF_ONE
+
+        raise ComposerError(CODE_OF_ONE)
     if code:
         found = composer.code(
             spec,
@@ -70,57 +74,31 @@ def show(
             device=device or "cpu",
             dtype=dtype,
         )
-        if as_json:
-            print_json([one.model_dump(mode="json") for one in found.heads])
-        else:
-            typer.echo(found.text)
+        _print([one.model_dump(mode="json") for one in found.heads], found.text, as_json=as_json)
         return
     if not expanded:
-        _print_one(composer.show(spec, source, fresh=fresh, overrides=settings or (), revision=revision), as_json)
+        one = composer.show(spec, source, fresh=fresh, overrides=settings or (), revision=revision)
+        _print(_document(one), one.yaml, as_json=as_json)
         return
     specs = expand(spec, settings or ())
     if out is not None:
         files = _write(spec, specs, out)
-        if as_json:
-            print_json(files)
-        else:
-            typer.echo("\n".join(files))
+        _print(files, "\n".join(files), as_json=as_json)
         return
     variants = {name: composer.show(one, source, fresh=fresh, revision=revision) for name, one in specs.items()}
-    if as_json:
-        print_json({name: _document(one) for name, one in variants.items()})
-    else:
-        typer.echo("---\n".join(one.yaml if one.hash else f"# {one.name}\n{one.yaml}" for one in variants.values()), nl=False)
+    text = "---\n".join(one.yaml if one.hash else f"# {one.name}\n{one.yaml}" for one in variants.values())
+    _print({name: _document(one) for name, one in variants.items()}, text, as_json=as_json)
 
 
-def _print_one(found: ShownSpec, as_json: bool) -> None:
+def _print(document: Any, text: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(_document(found))
+        print_json(document)
     else:
-        typer.echo(found.yaml, nl=False)
+        typer.echo(text.removesuffix("\n"))
 
 
 def _document(found: ShownSpec) -> dict[str, Any]:
     return found.document | ({"hash": found.hash} if found.hash else {})
-
-
-def _check(asked: Mapping[str, Any]) -> None:
-    """Whether options go together. asked: of each, whether it is there. Raises ComposerError."""
-    on_something = asked["--from"] or asked["--fresh"]
-    if asked["--from"] and asked["--fresh"]:
-        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
-    if asked["-o"] and (on_something or not asked["--expand"]):
-        raise ComposerError("-o writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
-    if asked["--code"] and (asked["--expand"] or not on_something):
-        raise ComposerError("--code shows what one spec computes: it needs --from or --fresh, and goes without --expand")
-
-
-def _list_shipped(as_json: bool) -> None:
-    names = list(shipped_specs())
-    if as_json:
-        print_json(names)
-    else:
-        typer.echo("\n".join(names))
 
 
 def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import re
 from collections.abc import Iterable
 from types import UnionType
@@ -18,6 +17,7 @@ from blocks.memories.base import Memory
 from blocks.part import Closed, Part
 from composer.errors import ComposerError
 from composer.spec.fields import is_model, kind_words
+from composer.spec.writing import said
 from composer.tables import Readable, Table, View
 
 
@@ -35,11 +35,7 @@ class FieldFacts(Closed):
         """The default in words."""
         if self.required:
             return "(required)"
-        if isinstance(self.default, list | tuple):
-            return f"[{', '.join(map(str, self.default))}]"
-        if self.default is None or isinstance(self.default, bool):
-            return json.dumps(self.default)
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return f"{self.default:g}" if isinstance(self.default, float) else said(self.default)
 
 
 class PartFacts(Readable, Closed):

@@ -13,10 +13,8 @@ from composer.commands.arguments import Reference, check_dtype
 from composer.commands.checking import SpecCheck, answers_on, check_alone
 from composer.commands.drawing import check_file, draw_beside
 from composer.errors import ComposerError, GraphError, in_words
-from composer.graph.graph import INPUTS
-from composer.graph.listing import DECODE
 from composer.graph.lowering import AUTO
-from composer.spec.code import Code, code_of
+from composer.spec.code import Listing, code_of
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
@@ -28,10 +26,10 @@ from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
-from composer.words import plural, ranges, short_hashes
+from composer.words import layers_in_words, plural, short_hashes
 from converters.trunk import Dtype
 
-CODE_OF_NOTHING = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
+CODE_OF_ONE = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
@@ -77,32 +75,6 @@ def show(
     return ShownSpec(name=loaded.name, on=on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
 
 
-class Listing(Readable, Closed):
-    """What a spec computes on a source, as code. heads: a listing for each group of heads that are alike."""
-
-    name: str
-    on: str
-    backend: str
-    device: str
-    dtype: str
-    heads: tuple[Code, ...]
-
-    @property
-    def text(self) -> str:
-        """A function for each group of heads, and what is other in decode."""
-        lines = [f"# {self.name} on {self.on}: backend {self.backend} on {self.device}, {self.dtype}. Shapes: B rows, T tokens."]
-        for one in self.heads:
-            layers = f"layer{'s' if len(one.layers) > 1 else ''} {ranges(one.layers)}"
-            lines.append(f"\n# {plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')}) in {layers}")
-            projected = any(line.startswith("query, key, value = ") for line in one.prefill)
-            lines.append(f"def {one.head}({'hidden' if projected else ', '.join(INPUTS)}):")
-            lines += [f"    {line}" for line in (*one.prefill, *([DECODE, *one.decode] if one.decode else []))]
-        return "\n".join(lines)
-
-    def view(self) -> View:
-        return View("", verbatim=self.text)
-
-
 @in_words
 def code(
     spec: SpecLike,
@@ -123,12 +95,10 @@ def code(
     """
     check_dtype(dtype)
     if source is None and not fresh:
-        raise ComposerError(CODE_OF_NOTHING)
+        raise ComposerError(CODE_OF_ONE)
     on, size, stored = _place(source, fresh, revision)
     resolved = resolve_spec(spec, size, overrides)
-    kind = dtype or stored
-    heads = code_of(resolved, backend=backend, device=device, dtype=kind)
-    return Listing(name=resolved.name, on=on, backend=backend, device=device, dtype=kind, heads=heads)
+    return code_of(resolved, on, backend=backend, device=device, dtype=dtype or stored)
 
 
 class CheckReport(Readable, Closed):
@@ -283,4 +253,4 @@ def _check(spec: Spec) -> None:
 
 def _where(row: Difference) -> tuple[str, ...]:
     layers = row.layers or ()
-    return (*((f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}",) if layers else ()), dotted(row.path))
+    return (*((layers_in_words(layers),) if layers else ()), dotted(row.path))

@@ -81,7 +81,7 @@ def generate(
     check_range("temperature", temperature, 0)
     check_range("top_p", top_p, 0, 1)
     if top_p < 1 and temperature == 0:
-        raise ComposerError("top_p is for what is sampled: it takes a temperature (--temperature) above 0")
+        raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
     describe_model(model)  # a mistake is told before all that takes seconds to import
     check_device(device)
     with without_theirs():

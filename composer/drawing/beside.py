@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from composer.drawing.picture import BETWEEN, Picture, kinds_of, picture, svg
+from composer.drawing.picture import BETWEEN, Picture, picture, svg
 from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.resolve import Resolved, meaning
 
@@ -25,9 +25,7 @@ def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence
 
 
 def _marks(first: Resolved, second: Resolved) -> tuple[dict[Kind, frozenset[str]], dict[Kind, frozenset[str]]]:
-    graphs = tuple(
-        {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds_of(spec).items()} for spec in (first, second)
-    )
+    graphs = tuple({kind: build_graph(head, shape) for kind, (head, shape, _) in spec.kinds().items()} for spec in (first, second))
     return _marked(*graphs), _marked(*reversed(graphs))
 
 

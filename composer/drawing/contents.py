@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blocks.memories.base import Memory
-from blocks.operation import Kind
+from blocks.operation import FALLEN, Kind
 from blocks.part import Part, Slot
 from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.text import fitted, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
-from composer.words import size
+from composer.words import plural, size
 
 CAPTION, TITLE, DETAIL = 10, 13, 11
 WIDEST = 210.0
@@ -104,14 +104,14 @@ def _passes(graph: HeadGraph, node: Node) -> Edge | None:
 
 def _link(edge: Edge, count: int) -> Link:
     word = WORDS[edge.kind]
-    if edge.output == "fallen":
+    if falls := edge.output == FALLEN:
         word = "pairs that fall"
-    elif edge.input not in (edge.kind, "partial", "pairs", "numbers") and edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE):
+    elif edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE) and edge.input != edge.kind:
         word = f"{edge.input} {word}"
-    kind = "fallen" if edge.output == "fallen" else str(edge.kind)
+    kind = edge.output if falls else str(edge.kind)
     label = fitted(word, WIDEST, LABEL_SIZE)
     sizes = " × ".join(f"{count:,}" for count in (edge.heads, edge.dim) if count)
-    title = f"{word}, from {edge.start} to {edge.end}" + (f": {sizes} a token" if sizes and kind != "weight" else "")
+    title = f"{word}, from {edge.start} to {edge.end}" + (f": {sizes} a token" if sizes and edge.kind is not Kind.WEIGHT else "")
     return Link(edge.start, edge.output, edge.end, kind, label, width(label, LABEL_SIZE), title)
 
 
@@ -146,16 +146,16 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
     shape, gives = node.shape, [port.kind for port in node.operation.gives]
     if node.part is None:
         if not gives:
-            return "", "output", [f"{shape.heads:,} heads × {shape.head_dim:,}"]
+            return "", "output", [f"{plural(shape.heads, 'head')} × {shape.head_dim:,}"]
         word = WORDS[gives[0]]
-        heads = {Kind.QUERY: shape.heads, Kind.KEY: shape.key_heads, Kind.VALUE: shape.key_heads}.get(gives[0])
-        sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: f"{shape.heads:,} heads"}.get(gives[0])
-        return "", word, [sizes or f"{heads:,} head{'' if heads == 1 else 's'} × {shape.head_dim:,}"]
+        heads = shape.heads if gives[0] is Kind.QUERY else shape.key_heads
+        sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: plural(shape.heads, "head")}.get(gives[0])
+        return "", word, [sizes or f"{plural(heads, 'head')} × {shape.head_dim:,}"]
     if gives == [Kind.WEIGHT]:
         return f"weight of {node.module}", _value(getattr(node.part, "weight", None)), []
     if node.path is None and Kind.PAIRS in gives:
         return "", "pairs", ["key and value of a token"]
-    role = getattr(node.part, "role", "")
+    role = node.part.role
     if isinstance(node.part, Memory):
         named = node.part.called != node.kind
         return f"{role}: {node.kind}" if named else role, node.part.called, []

@@ -19,8 +19,8 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import COUNTER, state_bytes, state_size
-from composer.spec.resolve import Resolved
-from composer.words import ranges, size
+from composer.spec.resolve import Kinds, Resolved
+from composer.words import layers_in_words, plural, size
 from converters.shard import BYTES
 
 TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
@@ -29,7 +29,6 @@ TYPICAL_OF = "the sizes of Llama-3.2-1B"
 MARGIN, BETWEEN = 20.0, 28.0
 NARROWEST, WIDEST = 440.0, 820.0
 """Of a picture, where its content lets it: what a README shows without making it smaller is the wider one."""
-Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def picture(
 ) -> Picture:
     """The spec, drawn. on: what its sizes are those of. sequence: tokens at which a growing state is counted, and the source's
     cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
-    kinds = kinds_of(resolved)
+    kinds = resolved.kinds()
     graphs = {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds.items()}
     sheet = _Sheet([], NARROWEST, MARGIN)
     panels = {kind: drawn(graph, sequence, dtype, (marked or {}).get(kind, frozenset())) for kind, graph in graphs.items()}
@@ -82,20 +81,11 @@ def picture(
     return _whole(sheet, resolved.name)
 
 
-def kinds_of(resolved: Resolved) -> Kinds:
-    """Every kind of group there is, by head and number of its heads: head, shape, layers."""
-    kinds: Kinds = {}
-    for layer, group, head, shape in resolved.groups():
-        kinds.setdefault((group.head, group.heads), (head, shape, []))[2].append(layer)
-    return kinds
-
-
 def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> None:
     _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
-    layers = f"{size_.layers:,} layer{'' if size_.layers == 1 else 's'}"
     heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
-    _lines(sheet, [*([f"on {on}"] if on else []), layers, heads], most)
+    _lines(sheet, [*([f"on {on}"] if on else []), plural(size_.layers, "layer"), heads], most)
     _lines(sheet, [resolved.paper] if resolved.paper else [], most)
 
 
@@ -139,16 +129,16 @@ def _text(sheet: _Sheet, text: str, font: int, name: str, leading: float) -> Non
 
 def _says(letter: str, kind: tuple[str, int], about: tuple[HeadSpec, Shape, list[int]], *, several: bool) -> str:
     name, heads = kind
-    where = f"layer{'' if len(about[2]) == 1 else 's'} {_ranges(about[2])}"
-    return f"{letter}: {name}, " + (f"{heads:,} query head{'' if heads == 1 else 's'} of {where}" if several else f"in {where}")
+    where = _where(about[2])
+    return f"{letter}: {name}, " + (f"{plural(heads, 'query head')} of {where}" if several else f"in {where}")
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """0 to 3, 6; or, of evenly spaced ones, 0, 2, … 14."""
+def _where(numbers: Sequence[int]) -> str:
+    """layers 0 to 3, 6; or, of evenly spaced ones, layers 0, 2, … 14."""
     steps = {second - first for first, second in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
-        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
-    return ranges(numbers)
+        return f"layers {numbers[0]}, {numbers[1]}, … {numbers[-1]}"
+    return layers_in_words(numbers)
 
 
 def _panels(

@@ -8,7 +8,7 @@ from blocks.entry import Entry
 from blocks.feature_maps.base import Scale
 from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Port
+from blocks.operation import FALLEN, Kind, Port
 from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.errors import Path
@@ -146,7 +146,7 @@ class _Wiring:
     def _feed(self, name: str, port: str) -> None:
         """The pairs of the call, or those that fall out of the memory above."""
         above = self.feeds[name]
-        self.draft.connect(above, name, port, output="fallen" if above in self.memory else None)
+        self.draft.connect(above, name, port, output=FALLEN if above in self.memory else None)
 
     def _state_shape(self, name: str) -> Shape:
         memory, mapping, incoming = self.memory[name], self.head.feature_map, self._incoming(name)

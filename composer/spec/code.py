@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import listing, otherwise
+from composer.graph.graph import INPUTS
+from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.spec.resolve import Resolved
+from composer.tables import Readable, View
+from composer.words import layers_in_words, plural
 
 
 class Code(Closed):
@@ -20,17 +23,38 @@ class Code(Closed):
     decode: tuple[str, ...]
 
 
-def code_of(resolved: Resolved, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> tuple[Code, ...]:
+class Listing(Readable, Closed):
+    """What a spec computes on a source, as code. heads: a listing for each group of heads that are alike."""
+
+    name: str
+    on: str
+    backend: str
+    device: str
+    dtype: str
+    heads: tuple[Code, ...]
+
+    @property
+    def text(self) -> str:
+        """A function for each group of heads, and what is other in decode."""
+        lines = [f"# {self.name} on {self.on}: backend {self.backend} on {self.device}, {self.dtype}. Shapes: B rows, T tokens."]
+        for one in self.heads:
+            heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"
+            lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")
+            projected = any(line.startswith("query, key, value = ") for line in one.prefill)
+            lines.append(f"def {one.head.replace('-', '_')}({'hidden' if projected else ', '.join(INPUTS)}):")
+            lines += [f"    {line}" for line in (*one.prefill, *([DECODE, *one.decode] if one.decode else []))]
+        return "\n".join(lines)
+
+    def view(self) -> View:
+        return View("", verbatim=self.text)
+
+
+def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> Listing:
     """The listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
-    alike: dict[tuple[str, int], list[int]] = {}
-    for layer, group, _, _ in resolved.groups():
-        alike.setdefault((group.head, group.heads), []).append(layer)
-    found = []
-    for (name, heads), layers in alike.items():
-        made, setting = compiled(resolved.heads[name], resolved.shape(heads)), Setting(device=device, dtype=dtype)
-        found.append((name, layers, made, setting))
-    check_backend(backend, (made.graph for _, _, made, _ in found))
-    return tuple(
+    setting = Setting(device=device, dtype=dtype)
+    found = [(name, layers, compiled(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
+    check_backend(backend, (made.graph for _, _, made in found))
+    heads = tuple(
         Code(
             head=name,
             layers=tuple(layers),
@@ -39,5 +63,6 @@ def code_of(resolved: Resolved, *, backend: str = AUTO, device: str = "cpu", dty
             prefill=tuple(listing(made.program(backend, setting))),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
         )
-        for name, layers, made, setting in found
+        for name, layers, made in found
     )
+    return Listing(name=resolved.name, on=on, backend=backend, device=device, dtype=dtype, heads=heads)

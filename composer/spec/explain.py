@@ -77,12 +77,9 @@ def explain_resolved(
 ) -> Explanation:
     """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them."""
     check_backend(backend, graphs_of(resolved))
-    alike: dict[tuple[str, int], list[int]] = {}
-    for layer, group, _, _ in resolved.groups():
-        alike.setdefault((group.head, group.heads), []).append(layer)
     groups = [
-        _cost(resolved.heads[name], name, resolved.shape(heads), layers, sequence, backend, device, dtype)
-        for (name, heads), layers in alike.items()
+        _cost(head, name, shape, layers, sequence, backend, device, dtype)
+        for (name, _), (head, shape, layers) in resolved.kinds().items()
     ]
 
     def total(figures: Iterable[float | None]) -> float:

@@ -1,44 +1,59 @@
-"""An explanation as tables: a row for each part of each group of heads, and one for each group and the whole model."""
+"""What is said of an explanation: of each group of heads its parts and what one of its layers costs, and of the whole model."""
 
 from __future__ import annotations
 
 from composer.spec.explain import Explanation, GroupCost
 from composer.tables import Table, View
-from composer.words import quantity, ranges, ratio, short_hashes, size
-
-NONE = "–"
+from composer.words import layers_in_words, plural, quantity, ratio, short_hashes, size
 
 
-def view_of(answer: Explanation) -> View:
-    """What a spec costs, group by group; figures of a group are those of one of its layers."""
-    title = f"{answer.name}: {answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}"
-    parts = [
-        (group.head, f"layers {ranges(group.layers)}", part.part, part.kind, part.form, part.why_not_faster)
-        for group in answer.groups
-        for part in group.parts
-    ]
-    costs = [
-        *((group.head, f"{group.heads} heads, layers {ranges(group.layers)}", *_figures(group)) for group in answer.groups),
-        ("the whole model", "", *_figures(answer)),
-    ]
-    headers = ("head", "of", "fresh parameters", "state", "KV cache", "compression", "FLOPs a token in prefill", "in decode")
-    return View(
-        title,
-        (
-            Table("Forms", ("head", "in", "part", "kind", "form", "why not faster"), tuple(parts)),
-            Table("Costs of one layer, for one row of a batch", headers, tuple(costs), range(2, len(headers))),
-        ),
-        (short_hashes(f"spec {answer.hash}"),),
-    )
+def view_of(answer: Explanation, on: str | None = None) -> View:
+    """What a spec costs, group by group, bytes for one row of a batch. on: what it was resolved on."""
+    name = f"{answer.name} on {on}\n" if on else f"{answer.name}: "
+    place = f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}"
+    growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
+    whole = Table("The whole model", ("", ""), _figures(answer, growth))
+    tables = (*(table for group in answer.groups for table in _of_group(group)), whole)
+    return View(short_hashes(f"{name}{place}, spec {answer.hash}"), tables)
 
 
-def _figures(cost: GroupCost | Explanation) -> tuple[str, ...]:
-    cache, decode = cost.kv_cache_bytes, cost.decode_flops_per_token
+def _of_group(group: GroupCost) -> tuple[Table, ...]:
+    heads = f"{plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')})"
+    parts: list[tuple[str, str, str]] = []
+    reasons: dict[str, list[str]] = {}
+    for part in group.parts:
+        parts.append((part.part, part.kind, part.form))
+        if part.decode is not None and group.decode_flops_per_token is not None:
+            parts.append(("", "in decode", part.decode))
+        reasons.setdefault(part.why_not_faster, []).append(part.part)
+    why = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
+    growth = ", grows with the text" if group.state_grows else ", the same at any length"
     return (
-        f"{cost.fresh_parameters:,}",
-        size(cost.state_bytes),
-        NONE if cache is None else size(cache),
-        NONE if cost.compression is None else ratio(cost.compression),
-        quantity(cost.prefill_flops_per_token),
-        NONE if decode is None else quantity(decode),
+        Table(f"{group.head}: {heads} in {layers_in_words(group.layers)}", ("part", "kind", "form"), tuple(parts)),
+        Table("Why not faster:", ("", ""), why, under=True),
+        Table("In each of these layers:", ("", ""), _figures(group, growth), under=True),
     )
+
+
+def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str], ...]:
+    rows = [("fresh parameters", f"{cost.fresh_parameters:,}")]
+    if isinstance(cost, GroupCost) and cost.unused_projections:
+        rows.append(("q_proj, k_proj", "kept as they are, and not used by these heads"))
+    flops = quantity(cost.prefill_flops_per_token)
+    if cost.kv_cache_bytes is None or cost.decode_flops_per_token is None:
+        rows.append(("state", "none: every token sees those after it, too, so a call holds its texts whole"))
+    else:
+        rows += [
+            ("state", f"{size(cost.state_bytes)}{growth}"),
+            ("source's KV cache", size(cost.kv_cache_bytes)),
+            ("compression", _compression(cost)),
+        ]
+        flops += f" in prefill, {quantity(cost.decode_flops_per_token)} in decode"
+    return (*rows, ("FLOPs a token", f"{flops}, beside the projections"))
+
+
+def _compression(cost: GroupCost | Explanation) -> str:
+    if cost.compression is None:
+        return "no state is kept"
+    pairs = "no pairs" if cost.compression_lola is None else ratio(cost.compression_lola)
+    return f"{ratio(cost.compression)} in bytes, {pairs} as LoLA counts pairs"

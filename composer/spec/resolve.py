@@ -39,6 +39,9 @@ SOURCE = "source"
 NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
 """Of a model's dimensions, what positions and names have taken in by the time that it is resolved."""
 
+Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
+"""Groups of heads that are alike, by head and number of its heads: head, shape, layers."""
+
 
 class Resolved(Closed):
     """A spec with nothing left open. ``heads`` are complete; ``layers`` says which of them each layer has."""
@@ -79,6 +82,13 @@ class Resolved(Closed):
         for index, layer in enumerate(self.layers):
             for group in layer:
                 yield index, group, self.heads[group.head], self.shape(group.heads)
+
+    def kinds(self) -> Kinds:
+        """Every kind of group there is, in the order of the layers."""
+        kinds: Kinds = {}
+        for layer, group, head, shape in self.groups():
+            kinds.setdefault((group.head, group.heads), (head, shape, []))[2].append(layer)
+        return kinds
 
     def shape(self, heads: int) -> Shape:
         """The shape of a group of ``heads`` query heads."""

@@ -45,7 +45,7 @@ def as_written(value: Any) -> Any:
             return value["kind"]
         first = [key for key in ("kind", "name") if "kind" in value and key in value]
         return {key: as_written(value[key]) for key in dict.fromkeys((*first, *value))}
-    return [as_written(item) for item in value] if isinstance(value, list) else value
+    return [as_written(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def said(value: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from composer.drawing.picture import TYPICAL, kinds_of
+from composer.drawing.picture import TYPICAL
 from composer.errors import GraphError, SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_text, locate
@@ -51,7 +51,7 @@ def resolved_text(text: str, place: Place, sizes: tuple[float | None, ...]) -> R
         found = resolve(spec, None if spec.trunk else dimensions_of(place.base, sizes))
     except GraphError as error:
         raise locate(error, spec) from error
-    kinds = kinds_of(found)
+    kinds = found.kinds()
     memories = sum(len(head.memory) for head, _, _ in kinds.values())
     if len(kinds) > MOST_KINDS or memories > MOST_MEMORIES:
         raise SpecError(

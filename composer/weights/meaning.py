@@ -17,6 +17,7 @@ from composer.errors import BuildError
 from composer.graph.graph import HeadGraph, Node, build_graph
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
+from composer.spec.writing import said
 from converters.composed import SPEC_KEYS
 
 READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
@@ -127,13 +128,5 @@ def _said_of(node: Node) -> str:
 
 def _said(part: Part) -> str:
     """``exp, skip: true``: what a part says beyond its defaults, and beyond what is incidental."""
-    said = {name: value for name, value in meaning(part).items() if name not in part.incidental}
-    return ", ".join([str(said.pop("kind")), *(f"{name}: {_plain(value)}" for name, value in sorted(said.items()))])
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        if value.keys() == {"kind"}:
-            return str(value["kind"])
-        return "{" + ", ".join(f"{name}: {_plain(one)}" for name, one in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    says = {name: value for name, value in meaning(part).items() if name not in part.incidental}
+    return ", ".join([str(says.pop("kind")), *(f"{name}: {said(value)}" for name, value in sorted(says.items()))])

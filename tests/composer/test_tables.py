@@ -25,6 +25,12 @@ def test_a_terminal_has_figures_on_the_right_and_its_title_above() -> None:
     assert Table("", ("", ""), (("a", "b" * 300),)).text() == f"  a  {'b' * 300}", "nothing wraps"
 
 
+def test_what_belongs_to_the_table_above_is_set_in_below_it() -> None:
+    under = Table("of it:", ("", ""), (("c", "d"),), under=True)
+    text = View("all", (TABLE, under, Table("", ("", ""), (("e", "f"),)))).text()
+    assert text == f"all\n\n{TABLE.text()}\n  of it:\n    c  d\n\n  e  f"
+
+
 def test_html_has_no_markup_but_its_own() -> None:
     html = TABLE.html()
     assert html.startswith("<table><caption>a &amp; b</caption><thead><tr>")

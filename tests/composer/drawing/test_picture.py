@@ -12,7 +12,7 @@ import pytest
 
 from composer.drawing.beside import beside
 from composer.drawing.contents import WORDS
-from composer.drawing.picture import TYPICAL, Picture, kinds_of, picture
+from composer.drawing.picture import TYPICAL, Picture, picture
 from composer.graph.graph import build_graph
 from composer.spec.document import Spec
 from composer.spec.explain import explain_resolved
@@ -61,7 +61,7 @@ def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
         root = ElementTree.fromstring(picture(resolved).svg)
         titles = [one.text or "" for one in root.iter(f"{SVG}title")]
         labels = [one.text or "" for one in root.iter(f"{SVG}text") if "cd-label" in one.get("class", "")]
-        for head, shape, _ in kinds_of(resolved).values():
+        for head, shape, _ in resolved.kinds().values():
             graph = build_graph(head, shape)
             passed = {"read"} if len(graph.into("read")) == 1 else set()
             for node in graph.parts:

@@ -146,12 +146,12 @@ def test_a_head_is_printed_as_its_program() -> None:
 
 
 def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> None:
-    (only,) = code_of(shipped("lolcats"))
+    (only,) = code_of(shipped("lolcats"), "a source").heads
     assert (only.head, only.heads, only.layers) == ("head", 4, (0, 1, 2, 3))
     assert only.prefill[-1] == "return output"
     assert [line.split(" = ")[0] for line in only.decode] == ["window, window_fallen", "state"]
-    mixed = code_of(shipped("mixed-heads"), backend="reference")
+    mixed = code_of(shipped("mixed-heads"), "a source", backend="reference").heads
     assert len(mixed) == len({(one.head, one.heads) for one in mixed})
     with pytest.raises(BuildError, match='no backend "tritn"'):
-        code_of(shipped("lolcats"), backend="tritn")
-    assert all(one.decode == () for one in code_of(shipped("latte-bidirectional"))), "nothing is decoded there"
+        code_of(shipped("lolcats"), "a source", backend="tritn")
+    assert all(one.decode == () for one in code_of(shipped("latte-bidirectional"), "a source").heads), "nothing is decoded there"
