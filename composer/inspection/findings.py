@@ -66,7 +66,7 @@ class HeadFindings:
     weights: by memory, the weight of each bin of tokens in the answers, heads × queries × bins; teacher: the teacher's likewise.
     shares: by memory, heads × queries. stands: by memory, of each head and query, the stretches of columns that it weighs, first
     and last. error: how far the weighed values are from the answer. found, teacher_found: the weight on where the answers stand in
-    the text, heads × answers. half_lives: by gate, in tokens, heads or heads × channels. norms: by state, moments × heads, after
+    the text, heads × answers. half_lives: by gate, in tokens, heads or heads × channels. norms: by memory, moments × heads, after
     ``norm_columns``.
     """
 

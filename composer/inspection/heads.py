@@ -10,14 +10,14 @@ from torch import Tensor
 
 from blocks.operation import Kind
 from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers
-from composer.inspection.measures import Recalls, binned, entropy, half_lives, spectrum, stretches
+from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
 from composer.inspection.stores import Store
 from composer.model.head import Head, anatomy
 from composer.model.implied import Implied, implied_weights
 from composer.model.watched import Given, Piece, pieces
 
 MOMENTS = 12
-"""How often a state is looked at in a text."""
+"""How often a state is looked at in a text, at most."""
 
 
 def head_findings(
@@ -63,7 +63,7 @@ def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbe
 def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size: int, backend: str) -> None:
     """What flows, and what the states hold, a piece after the other."""
     length = given.length
-    every = max(1, len(implied.queries) // MOMENTS)
+    every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
     flow = Flow()
@@ -75,12 +75,12 @@ def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size
             store.take(last)
         if last.columns.stop in bounds:
             found.norm_columns.append(last.columns.stop)
-            for slot, norm in _norms(head, last).items():
-                norms.setdefault(slot, []).append(norm)
+            for memory, sizes in _norms(head, last).items():
+                norms.setdefault(memory, []).append(sizes)
             for store in stores:
                 store.ask(last)
     assert last is not None, "a text has tokens"
-    found.norms = {slot: np.stack(one) for slot, one in norms.items()}
+    found.norms = {memory: np.stack(one) for memory, one in norms.items()}
     found.half_lives = {node: half_lives(total / length) for node, total in flow.decays.items()}
     found.spectra = {label: spectrum(torch.cat(parts)) for label, parts in flow.vectors.items()}
     for store in stores:
@@ -123,9 +123,9 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
 
 def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
     """Of the matrices that memories sum up, a head each."""
-    return {
-        f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).cpu().numpy()
-        for node, _ in anatomy(head).graph.memories
-        for name, slot in node.operation.slots.items()
-        if slot.dtype == "state" and len(slot.shape) == 3
-    }
+    found = {}
+    for node, memory in anatomy(head).graph.memories:
+        matrix = memory.matrix({slot: piece.state[f"{node.name}.{slot}"] for slot in node.operation.slots})
+        if matrix is not None:
+            found[node.name] = norm(matrix[0].flatten(1)).cpu().numpy()
+    return found

@@ -79,7 +79,13 @@ def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
 
 def half_lives(log_decay: Tensor) -> Numbers:
     """Tokens until half is left, of mean log decays ≤ 0; infinite where nothing decays."""
-    return (math.log(2) / (-log_decay.double())).numpy()
+    return (math.log(2) / log_decay.double().abs()).numpy()
+
+
+def norm(vectors: Tensor) -> Tensor:
+    """Of the last dimension, also where squares would be too large."""
+    largest = vectors.abs().amax(-1, keepdim=True)
+    return (vectors / largest.masked_fill(largest == 0, 1.0)).norm(dim=-1) * largest[..., 0]
 
 
 def entropy(shares: Tensor) -> Tensor:
