@@ -110,8 +110,8 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
         for head, name, one in places
     ]
     says = (
-        "Frobenius norms of the matrices that memories sum pairs up in, as their equations have them, of exponential features, too, "
-        "and without the normaliser's sums. Logarithmic where they are far apart."
+        "Frobenius norms of the matrices that memories sum pairs up in, as their equations have them, of exponential features, "
+        "too, and without the normaliser's sums. Logarithmic where they are far apart."
     )
     return Picture("norms", "How large the states grow", says, figure, data)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import composer
 from composer.errors import InspectionError, TaskError
@@ -121,6 +122,16 @@ def test_only_the_layers_asked_for(tokenizer: Any) -> None:
     assert [head.layer for head in found.heads] == [1]
 
 
+def test_inference_mode_changes_nothing(tokenizer: Any) -> None:
+    """It knows no gradients, and weights are gradients."""
+    looked = {"tokenizer": tokenizer, "teacher": TEACHER, "text": "the cat sat " * 30, "length": 40, "queries": 4}
+    model = student("lola")
+    wanted = composer.inspect(model, **looked)
+    with torch.inference_mode():
+        found = composer.inspect(model, **looked)
+    assert plain(found) == plain(wanted)
+
+
 def test_a_source_is_looked_at_as_it_is() -> None:
     found = composer.inspect(TEACHER, **PASSKEY)
     assert found.spec == "softmax"
@@ -151,6 +162,9 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
         ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
         ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
         ({"queries": 1}, "say at least 2"),
+        ({"length": "64,96"}, "--length: 64, 96; a model looks at one text at a time"),
+        ({"length": []}, "--length: nothing; "),
+        ({"length": 1}, "say at least 2"),
     ],
 )
 def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:
