@@ -41,7 +41,7 @@ def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, 
     data = inputs(SHAPE, 1, 40, scale=3.0)
     head = {"feature_map": feature_map, "memory": [{"kind": "state", "normalise": normalise}]}
     found = looked(head, data, range(9, 40, 10), backend)
-    assert found.norm_columns == [10, 20, 30, 40]
+    assert found.norm_columns == (10, 20, 30, 40)
     for row, end in enumerate(found.norm_columns):
         matrix = torch.einsum("ekf,ekd->kfd", features(data.key[0, :end]), data.value[0, :end])
         wanted = matrix.flatten(1).norm(dim=1).repeat_interleave(found.norms["state"].shape[1] // 2)

@@ -49,7 +49,7 @@ def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
 def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
     """That it is said right is not the teacher's luck: some head looks at each digit as it has to be said."""
     assert softmax.answered is not None
-    assert softmax.answered.right == [True] * 5
+    assert softmax.answered.right == (True,) * 5
     assert all(places for places in softmax.found_at)
     for answer, places in zip(softmax.answers, softmax.found_at, strict=True):
         assert {softmax.tokens[place] for place in places} == {softmax.tokens[answer]}
@@ -74,12 +74,12 @@ def test_pairs_stand_where_memories_have_them(lola: Path) -> None:
                 assert held["sparse"] | held["state"] == set(range(max(0, own - 16)))
                 assert not held["sparse"] & held["state"]
         recalled = head.recalled["state"]
-        assert recalled.stored == sorted(recalled.stored)
+        assert list(recalled.stored) == sorted(recalled.stored)
         assert recalled.stored[-1] == len(_columns(head.stands["state"][0][-1]))
         assert np.isfinite(recalled.error).all()
 
 
-def _columns(stretches: list[list[int]]) -> set[int]:
+def _columns(stretches: tuple[tuple[int, int], ...]) -> set[int]:
     return {column for start, end in stretches for column in range(start, end + 1)}
 
 
