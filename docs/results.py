@@ -130,9 +130,8 @@ def _type(annotation: Any) -> str:
         return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
     if annotation is Ellipsis:
         return "..."
-    return {type(None): "null", Path: "str", np.ndarray: "array"}.get(origin or annotation) or getattr(
-        annotation, "__name__", str(annotation)
-    )
+    plain = origin or annotation
+    return {type(None): "null", Path: "str", np.ndarray: "array"}.get(plain) or getattr(plain, "__name__", str(plain))
 
 
 def _plain(text: str) -> str:
