@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from composer.commands.selection import select
     from composer.commands.specs import check, code, diff, show
     from composer.commands.starting import new, schema
+    from composer.commands.tasks import known_tasks
     from composer.commands.texts import generate, sample
     from composer.commands.training import distil, merge, train
     from composer.commands.verifying import verify
@@ -54,6 +55,7 @@ __all__ = [
     "explain",
     "generate",
     "inspect",
+    "known_tasks",
     "load",
     "load_spec",
     "merge",
@@ -82,6 +84,7 @@ _ROOMS = {
     "commands.selection": ["select"],
     "commands.specs": ["check", "code", "diff", "show"],
     "commands.starting": ["new", "schema"],
+    "commands.tasks": ["known_tasks"],
     "commands.texts": ["generate", "sample"],
     "commands.training": ["distil", "merge", "train"],
     "commands.verifying": ["verify"],

@@ -132,7 +132,7 @@ def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int 
         raise SelectionError(f"{spec.name} has other heads than the source in {what}: there is nothing to choose among.")
     if keep is not None and keep >= len(free):
         raise SelectionError(
-            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source, and with all of them kept "
+            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source, and with all kept "
             "it is the source; keep fewer."
         )
     if budget is not None and free:

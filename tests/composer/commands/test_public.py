@@ -19,7 +19,7 @@ from composer.cli.main import app
 from tests.composer.programs import ROOT
 
 FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}
-CALLED = {"build": "build_folder", "distill": "distil", "eval": "evaluate"}
+CALLED = {"build": "build_folder", "distill": "distil", "eval": "evaluate", "tasks": "known_tasks"}
 """Commands whose functions have another name."""
 RENAMED = {
     "settings": "overrides",
@@ -120,6 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "view": (lambda: composer.view("nothing"), "nothing"),
     "explain": (lambda: composer.explain("lawcat", TEACHER, sequence=0), "sequence"),
     "parts": (lambda: composer.parts("hedgehogs"), 'did you mean "hedgehog"'),
+    "known_tasks": (lambda: composer.known_tasks("paskey"), 'did you mean "passkey"'),
     "new": (lambda: composer.new("No Name"), "No Name"),
     "expand": (lambda: composer.expand("lawcat"), "no sweep"),
 }
