@@ -9,11 +9,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 from pydantic import BaseModel
 
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
+from composer.inspection.findings import Findings
+from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.selection.report import Selection
 from composer.spec.explain import Explanation
 from composer.spec.resolve import Resolved
@@ -32,9 +35,9 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "eval": ("", EvaluationReport),
     "explain": ("", Explanation),
     "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
-    "inspect": ("the numbers of the page, as `inspection.json` has them", None),
+    "inspect": ("", Findings),
     "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
-    "select": ("", Selection),
+    "select": ("and `rules`, what stands below `layers` of its `document`", Selection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
     "tasks": ("a list, one a task", ("name", "scored", "description", "source", "options")),
     "train": ("", TrainingReport),
@@ -51,6 +54,12 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`lm-eval.jsonl` of `eval`": ("a line a model: `model`, `results` as lm-eval has them", None),
     "`bench.json` of `bench`": ("", BenchReport),
     "`report.json` of `ablate`": ("", AblationReport),
+    "`selection.json` of `select`": ("and `rules`, what stands below `layers` of its `document`; no `out`", Selection),
+    f"`{SUMMARY}` of `inspect`": (
+        f"and the `pictures`' names; of `heads` only {', '.join(f'`{key}`' for key in OF_A_HEAD)}",
+        Findings,
+    ),
+    "`PICTURE.json` of `inspect`": ("what the picture is drawn from, as [inspect.md](inspect.md#what-is-on-the-page) tells", None),
     "`run.json` of a training": ("what a run that goes on has to have in common with the one that was stopped", None),
     "`log.jsonl` of a training": ("a line a step or an evaluation: `stage`, `step`, and its figures", None),
 }
@@ -62,9 +71,10 @@ INTRODUCTION = """\
 
 What commands print with `--json`, and the JSON that they write. `make docs` writes this page out of the schemas, which refuse what
 they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
-that; shares are 0 to 1; sizes are bytes, times seconds. What a command refuses goes to stderr as text, with exit code 2; `compose
-check --json` has its mistakes as fields: `message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in
-`head.memory[0].size`.
+that; shares are 0 to 1; sizes are bytes, times seconds. An `array` is lists inside lists, with null where there is no number.
+
+What a command refuses goes to stderr as text, with exit code 2; `compose check --json` has its mistakes as fields: `message`, and,
+where they are known, `file`, `line`, `column` (from 1) and `path`, as in `head.memory[0].size`.
 """
 
 
@@ -116,11 +126,12 @@ def _type(annotation: Any) -> str:
         return r" \| ".join(map(_type, inside))
     if origin is Literal:
         return r" \| ".join(json.dumps(one) for one in inside)
-    if origin is not None:
+    if origin not in (None, np.ndarray):
         return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
     if annotation is Ellipsis:
         return "..."
-    return {type(None): "null", Path: "str"}.get(annotation) or getattr(annotation, "__name__", str(annotation))
+    plain = origin or annotation
+    return {type(None): "null", Path: "str", np.ndarray: "array"}.get(plain) or getattr(plain, "__name__", str(plain))
 
 
 def _plain(text: str) -> str:

@@ -164,6 +164,11 @@ class Memory(Part):
         """Pairs of a key and a value that one key head's share of it holds after so many tokens, as LoLA's table 1 counts them."""
         raise NotImplementedError
 
+    def matrix(self, state: State) -> Float[Tensor, "B N F D"] | None:
+        """What pairs are summed up in, by this state, as the equation has it and whatever it is kept over: in float64, without a
+        normaliser. None where there is no such matrix."""
+        return None
+
     def operation(self, shape: Shape) -> Operation:
         """Its answer, and what falls out of it, if anything may."""
         fallen = Port(FALLEN, Kind.PAIRS, shape.heads if self.per_query_head else shape.key_heads, shape.head_dim)

@@ -175,6 +175,9 @@ class Delta(Recurrent):
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         return torch.einsum("behf,bhfv->behv", key, state["state"])
 
+    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+        return state["state"].double()
+
 
 def _between(steps: Sequence[Tensor]) -> Tensor:
     """B T … each, to B (T · steps) …: those of a token one behind the other."""

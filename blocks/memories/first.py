@@ -18,7 +18,8 @@ from blocks.softmax import dense
 class First(Holding):
     """Softmax over the first ``size`` pairs of the document; all others fall as they come.
 
-    Above a window, the window with sinks of StreamingLLM: ``memory: [first, window]``.
+    Above a window, the window with sinks of StreamingLLM, ``memory: [first, window]``, but turned by place in the text: the paper
+    turns keys by their place in the cache, and so never beyond its size.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t, s < size"

@@ -109,6 +109,10 @@ class Latents(Memory):
             "total": Slot(latents, "state"),
         }
 
+    def matrix(self, state: State) -> Float[Tensor, "B H L D"]:
+        """The means of the latents."""
+        return state["state"].double()
+
     def flops(self, shape: Shape, tokens: int) -> int:
         """The logits; then each number of the state decays, takes the value and is read."""
         return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim

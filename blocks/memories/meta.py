@@ -18,7 +18,8 @@ from blocks.softmax import dense
 class Meta(Holding):
     """Softmax over ``size`` learned pairs a key head, which belong to no token; every pair of the text falls as it comes.
 
-    Keys stand at position 0: with ``position: none`` a token sees them alike wherever it stands. Values start at 0.
+    Keys stand at position 0: with ``position: none`` a token sees them alike wherever it stands. Values start at 0, keys do
+    not: they take their share of a softmax from the first, so beside a window a head starts as the window scaled down.
     """
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(q_t·k_m / √D) v_m, k_m and v_m learned; lse_t = log Σ_m exp(q_t·k_m / √D)"

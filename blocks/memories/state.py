@@ -206,6 +206,13 @@ class StateMemory(Recurrent):
         output = torch.einsum("behf,bhfv->behv", key, matrix)
         return self._answer(output, None, output.dtype, key.shape[-1], mass=False).output
 
+    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+        """S, times exp(M) of exponential features, without z."""
+        matrix = state["state"].double()
+        if self.normalise:
+            matrix = matrix[..., :-1]
+        return matrix * state["maximum"].double().exp()[..., None] if "maximum" in state else matrix
+
     def looks(self, state: State) -> Looks | None:
         if "maximum" in state:
             return None

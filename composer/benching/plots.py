@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.benching.report import BenchCell, BenchReport
-from composer.plotting import offscreen, save
+from composer.plotting import offscreen, plain_minor, save
 
 MIB = 2**20
 Quantity = Callable[[BenchCell], float | None]
@@ -84,11 +84,11 @@ def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: A
 
 def _by_powers(axis: Any) -> None:
     """A logarithmic axis whose numbers are written out, those between powers only where there is room."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter
+    from matplotlib.ticker import FuncFormatter
 
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
-    axis.yaxis.set_minor_formatter(LogFormatter())
+    axis.yaxis.set_minor_formatter(plain_minor())
 
 
 def _length(cell: BenchCell) -> int:

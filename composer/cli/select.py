@@ -54,7 +54,7 @@ def select(
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.
     """
-    with training_steps(quiet=as_json) as watch:
+    with training_steps(quiet=quiet or as_json) as watch:
         found = composer.select(
             spec,
             source,
@@ -74,13 +74,13 @@ def select(
             student=student,
             force=force,
             progress=watch or False,
-            tell=lambda said: typer.echo(said, err=True),
+            tell=(lambda said: None) if quiet else (lambda said: typer.echo(said, err=True)),
         )
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
     scores = table(found)
-    print_table(scores.rows, headers=scores.headers, right=scores.figures)
+    print_table(scores.rows, headers=scores.headers, right=scores.figures, wrap=False)
     for remark in remarks(found):
         typer.echo(remark)
     heading(f"Kept: {', '.join(map(str, found.keep))}")

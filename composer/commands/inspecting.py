@@ -50,11 +50,14 @@ def inspect(
 
         composer.inspect("lawcat-mine", tasks="passkey,depth=0.5", length="1k", out="inside")
     """
-    (tokens,) = numbers_of(length, "--length", InspectionError) or (LENGTH,)
+    lengths = numbers_of(length, "--length", InspectionError)
+    if len(lengths) != 1:
+        said = ", ".join(map(str, lengths)) or "nothing"
+        raise InspectionError(f"--length: {said}; a model looks at one text at a time: say one number of tokens.")
     options = InspectOptions(
         task=tasks,
         text=text,
-        length=tokens,
+        length=lengths[0],
         seed=seed,
         layers=layers,
         queries=queries,

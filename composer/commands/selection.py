@@ -127,9 +127,13 @@ def select(
 def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int | None, budget: int | None, sequence: int) -> None:
     """Raises SelectionError where there are not so many layers to keep, or where not one of them fits into the budget."""
     free = candidates(resolved)
-    if keep is not None and keep > len(free):
+    if len(free) < 2:
+        what = plural(len(free), "layer")
+        raise SelectionError(f"{spec.name} has other heads than the source in {what}: there is nothing to choose among.")
+    if keep is not None and keep >= len(free):
         raise SelectionError(
-            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source; keep fewer."
+            f"--keep {keep}: {plural(len(free), 'layer')} of {spec.name} have other heads than the source, and with all of them kept "
+            "it is the source; keep fewer."
         )
     if budget is not None and free:
         cheapest = min(free, key=lambda layer: state_bytes(spec, (layer,), source, sequence))

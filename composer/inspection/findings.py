@@ -3,143 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, InstanceOf, PlainSerializer
 
+from blocks.part import Closed
 from composer.tables import Readable, View
-
-Numbers = np.ndarray[Any, Any]
-
-
-@dataclass
-class Recalled:
-    """How well a state gives stored values back when it is asked by their own keys. columns: after how many tokens. stored: pairs
-    in it then, a mean over heads. error, cosine: columns × heads, means over what is stored: ‖v̂ - v‖ / ‖v‖, and that between v̂ and
-    v. ages: tokens since a pair was read, bins up to these; error_by_age, cosine_by_age: ages × heads, at the end."""
-
-    columns: list[int]
-    stored: list[float]
-    error: Numbers
-    cosine: Numbers
-    ages: list[int]
-    error_by_age: Numbers
-    cosine_by_age: Numbers
-
-
-@dataclass
-class Spectrum:
-    """The Gram matrix of some vectors, a head each: its eigenvalues in descending order over their sum, and the effective rank,
-    the exponential of their entropy (Roy & Vetterli 2007)."""
-
-    shares: Numbers
-    effective_rank: Numbers
-
-
-@dataclass
-class Likeness:
-    """Of a group of heads that is given the teacher's hidden states, a number a head each. mse: over the numbers of the answers;
-    cosine: between answers, a mean over tokens; divergence: KL(teacher ‖ student) of the weights at the queries, in nats, None
-    where the student has negative ones."""
-
-    mse: Numbers
-    cosine: Numbers
-    divergence: Numbers | None
-
-
-@dataclass
-class ShownNumbers:
-    """What a part shows of itself. numbers: by axes; those of tokens are means over bins. says: what they are. entropy: of shares
-    over the last axis, in nats, bins × heads; None where the numbers are not of tokens."""
-
-    axes: list[str]
-    says: str
-    numbers: Numbers
-    entropy: Numbers | None = None
-
-
-@dataclass
-class HeadFindings:
-    """One group of heads of a layer, from query head ``first`` on.
-
-    weights: by memory, the weight of each bin of tokens in the answers, heads × queries × bins; teacher: the teacher's likewise.
-    shares: by memory, heads × queries. stands: by memory, of each head and query, the stretches of columns that it weighs, first
-    and last. error: how far the weighed values are from the answer. found, teacher_found: the weight on where the answers stand in
-    the text, heads × answers. half_lives: by gate, in tokens, heads or heads × channels. norms: by state, moments × heads, after
-    ``norm_columns``.
-    """
-
-    layer: int
-    name: str
-    first: int
-    heads: int
-    memories: list[str]
-    weights: dict[str, Numbers]
-    shares: dict[str, Numbers]
-    stands: dict[str, list[list[list[list[int]]]]]
-    error: float
-    found: Numbers
-    half_lives: dict[str, Numbers] = field(default_factory=dict)
-    recalled: dict[str, Recalled] = field(default_factory=dict)
-    spectra: dict[str, Spectrum] = field(default_factory=dict)
-    norm_columns: list[int] = field(default_factory=list)
-    norms: dict[str, Numbers] = field(default_factory=dict)
-    shown: dict[str, ShownNumbers] = field(default_factory=dict)
-    teacher: Numbers | None = None
-    teacher_found: Numbers | None = None
-    likeness: Likeness | None = None
-
-
-@dataclass
-class Answered:
-    """Of each token of an answer, after the true text before it: whether a model's first choice is right, and its loss in nats."""
-
-    right: list[bool]
-    loss: list[float]
-
-
-@dataclass
-class Stream:
-    """Hidden states before the first layer and behind each: the student's own run beside the teacher's. cosine: between them, a
-    mean over tokens; error: ‖x - y‖ / ‖y‖ over all."""
-
-    cosine: list[float]
-    error: list[float]
-
-
-@dataclass(repr=False)
-class Findings(Readable):
-    """All of it, which shows itself as a line a head.
-
-    answers: their columns. found_at: of each, where it stands in the text before. queries: the columns that were asked about; the
-    one before an answer predicts it. bin: columns of a bin.
-    """
-
-    model: str
-    teacher: str | None
-    spec: str
-    text: str
-    tokens: list[str]
-    answers: list[int]
-    found_at: list[list[int]]
-    queries: list[int]
-    bin: int
-    heads: list[HeadFindings]
-    answered: Answered | None = None
-    teacher_answered: Answered | None = None
-    stream: Stream | None = None
-
-    def view(self) -> View:
-        from composer.inspection.table import table_of
-
-        return View("", (table_of(self),))
 
 
 def plain(value: Any) -> Any:
     """As JSON has it: numbers to four digits, and null where there is none."""
-    if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, dict):
@@ -149,3 +25,147 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return (float(f"{value:.4g}") or 0) if math.isfinite(value) else None
     return value
+
+
+Numbers = Annotated[np.ndarray[Any, Any], InstanceOf(), PlainSerializer(plain, when_used="json")]
+Figure = Annotated[float, PlainSerializer(plain, when_used="json")]
+
+
+class Found(Closed):
+    """A frozen schema of figures, which need not be finite."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+
+class Recalled(Found):
+    """How well a state gives stored values back when it is asked by their own keys, v̂ for v."""
+
+    columns: tuple[int, ...]
+    """After how many tokens."""
+    stored: tuple[Figure, ...]
+    """Pairs in it then, a mean over heads."""
+    error: Numbers
+    """Columns × heads: ‖v̂ - v‖ / ‖v‖, a mean over what is stored."""
+    cosine: Numbers
+    """Columns × heads: that between v̂ and v, likewise."""
+    ages: tuple[int, ...]
+    """Tokens since a pair was read, bins up to these."""
+    error_by_age: Numbers
+    """Ages × heads, at the end."""
+    cosine_by_age: Numbers
+    """Ages × heads, at the end."""
+
+
+class Spectrum(Found):
+    """The Gram matrix of some vectors, a head each."""
+
+    shares: Numbers
+    """Heads × eigenvalues in descending order, over their sum."""
+    effective_rank: Numbers
+    """The exponential of their entropy (Roy & Vetterli 2007)."""
+
+
+class Likeness(Found):
+    """Of a group of heads that is given the teacher's hidden states, a number a head each."""
+
+    mse: Numbers
+    """Over the numbers of the answers."""
+    cosine: Numbers
+    """Between answers, a mean over tokens."""
+    divergence: Numbers | None
+    """KL(teacher ‖ student) of the weights at the queries, in nats; None where the student has negative ones."""
+
+
+class ShownNumbers(Found):
+    """What a part shows of itself."""
+
+    axes: tuple[str, ...]
+    says: str
+    """What the numbers are."""
+    numbers: Numbers
+    """By axes; those of tokens are means over bins."""
+    entropy: Numbers | None = None
+    """Bins × heads: of shares over the last axis, in nats; None where the numbers are not of tokens."""
+
+
+class HeadFindings(Found):
+    """One group of heads of a layer."""
+
+    layer: int
+    name: str
+    first: int
+    """Its first query head in the layer."""
+    heads: int
+    memories: tuple[str, ...]
+    weights: dict[str, Numbers]
+    """By memory, the weight of each bin of tokens in the answers: heads × queries × bins."""
+    shares: dict[str, Numbers]
+    """By memory, heads × queries."""
+    stands: dict[str, tuple[tuple[tuple[tuple[int, int], ...], ...], ...]]
+    """By memory, of each head and query, the stretches of columns that it weighs: first and last."""
+    error: Figure
+    """How far the weighed values are from the answer, over the largest number of either."""
+    found: Numbers
+    """Heads × answers: the weight on where the answers stand in the text."""
+    half_lives: dict[str, Numbers]
+    """By gate, in tokens: heads or heads × channels."""
+    recalled: dict[str, Recalled]
+    """By memory."""
+    spectra: dict[str, Spectrum]
+    """By what the vectors are."""
+    norm_columns: tuple[int, ...]
+    """After how many tokens norms are taken."""
+    norms: dict[str, Numbers]
+    """By memory, of its matrix: moments × heads."""
+    shown: dict[str, ShownNumbers]
+    """By part and what it shows."""
+    teacher: Numbers | None = None
+    """The teacher's weights: heads × queries × bins."""
+    teacher_found: Numbers | None = None
+    """As `found`, of the teacher."""
+    likeness: Likeness | None = None
+
+
+class Answered(Found):
+    """Of each token of an answer, after the true text before it."""
+
+    right: tuple[bool, ...]
+    """Whether a model's first choice is right."""
+    loss: tuple[Figure, ...]
+    """In nats."""
+
+
+class Stream(Found):
+    """Hidden states before the first layer and behind each: the student's own run beside the teacher's."""
+
+    cosine: tuple[Figure, ...]
+    """Between them, a mean over tokens."""
+    error: tuple[Figure, ...]
+    """‖x - y‖ / ‖y‖ over all."""
+
+
+class Findings(Readable, Found):
+    """All that was found on one text. It shows itself as a line a head."""
+
+    model: str
+    teacher: str | None
+    spec: str
+    text: str
+    tokens: tuple[str, ...]
+    answers: tuple[int, ...]
+    """Their columns."""
+    found_at: tuple[tuple[int, ...], ...]
+    """Of each answer, where it stands in the text before."""
+    queries: tuple[int, ...]
+    """The columns that were asked about; the one before an answer predicts it."""
+    bin: int
+    """Columns of a bin."""
+    heads: tuple[HeadFindings, ...]
+    answered: Answered | None = None
+    teacher_answered: Answered | None = None
+    stream: Stream | None = None
+
+    def view(self) -> View:
+        from composer.inspection.table import table_of
+
+        return View("", (table_of(self),))

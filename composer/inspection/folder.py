@@ -14,6 +14,8 @@ from composer.locks import alone, inside
 from converters.bounded import MOST_CONFIG, read_json
 
 SUMMARY, PAGE = "inspection.json", "report.html"
+OF_A_HEAD = ("layer", "name", "first", "heads", "memories", "error", "found", "teacher_found")
+"""What the summary has of a group of heads: everything else stands beside its picture."""
 RESOLUTION = 110
 """Dots an inch: of pictures 8.8 inches wide, 968 columns."""
 
@@ -57,10 +59,7 @@ def _write(found: Findings, folder: Path) -> list[Path]:
         shots.append(Shot(picture.name, picture.title, picture.says, image.read_bytes()))
     whole = plain(found)
     summary = {name: value for name, value in whole.items() if name != "heads"}
-    summary["heads"] = [
-        {name: head[name] for name in ("layer", "name", "first", "heads", "memories", "error", "found", "teacher_found")}
-        for head in whole["heads"]
-    ]
+    summary["heads"] = [{name: head[name] for name in OF_A_HEAD} for head in whole["heads"]]
     summary["pictures"] = [shot.name for shot in shots]
     files.write_whole(folder / SUMMARY, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
     files.write_whole(folder / PAGE, page(found, shots))

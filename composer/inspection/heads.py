@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blocks.operation import Kind
-from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers
-from composer.inspection.measures import Recalls, binned, entropy, half_lives, spectrum, stretches
+from composer.inspection.findings import HeadFindings, Numbers, Recalled, ShownNumbers, Spectrum
+from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
 from composer.inspection.stores import Store
 from composer.model.head import Head, anatomy
 from composer.model.implied import Implied, implied_weights
 from composer.model.watched import Given, Piece, pieces
 
 MOMENTS = 12
-"""How often a state is looked at in a text."""
+"""How often a state is looked at in a text, at most."""
 
 
 def head_findings(
@@ -35,21 +36,21 @@ def head_findings(
     answer, the columns where that answer stands. size: columns of a bin."""
     implied = implied_weights(head, given, queries, backend).cpu()
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
-    found = HeadFindings(
+    with torch.no_grad():
+        watched = _watched(head, given.detached(), implied, size, backend)
+    return HeadFindings(
         layer=layer,
         name=name,
         first=anatomy(head).place[1],
         heads=given.query.shape[2],
-        memories=list(weights),
+        memories=tuple(weights),
         weights={memory: binned(one.float(), size).numpy() for memory, one in weights.items()},
         shares={memory: one[0].mT.float().numpy() for memory, one in implied.shares().items()},
-        stands={memory: [[stretches(row != 0) for row in rows] for rows in one] for memory, one in weights.items()},
+        stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in one) for memory, one in weights.items()},
         error=implied.error(),
         found=on_answers(implied, found_at),
+        **watched._asdict(),
     )
-    with torch.no_grad():
-        _watch(head, given.detached(), implied, found, size, backend)
-    return found
 
 
 def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbers:
@@ -60,13 +61,24 @@ def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbe
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size: int, backend: str) -> None:
+class Watched(NamedTuple):
+    """What was seen while the text went by, as ``HeadFindings`` has it."""
+
+    half_lives: dict[str, Numbers]
+    recalled: dict[str, Recalled]
+    spectra: dict[str, Spectrum]
+    norm_columns: tuple[int, ...]
+    norms: dict[str, Numbers]
+    shown: dict[str, ShownNumbers]
+
+
+def _watched(head: Head, given: Given, implied: Implied, size: int, backend: str) -> Watched:
     """What flows, and what the states hold, a piece after the other."""
-    length = given.length
-    every = max(1, len(implied.queries) // MOMENTS)
+    every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
     flow = Flow()
+    columns: list[int] = []
     norms: dict[str, list[Numbers]] = {}
     last: Piece | None = None
     for last in pieces(head, given, backend, bounds=bounds):
@@ -74,20 +86,27 @@ def _watch(head: Head, given: Given, implied: Implied, found: HeadFindings, size
         for store in stores:
             store.take(last)
         if last.columns.stop in bounds:
-            found.norm_columns.append(last.columns.stop)
-            for slot, norm in _norms(head, last).items():
-                norms.setdefault(slot, []).append(norm)
+            columns.append(last.columns.stop)
+            for memory, sizes in _norms(head, last).items():
+                norms.setdefault(memory, []).append(sizes)
             for store in stores:
                 store.ask(last)
     assert last is not None, "a text has tokens"
-    found.norms = {slot: np.stack(one) for slot, one in norms.items()}
-    found.half_lives = {node: half_lives(total / length) for node, total in flow.decays.items()}
-    found.spectra = {label: spectrum(torch.cat(parts)) for label, parts in flow.vectors.items()}
+    spectra = {label: spectrum(torch.cat(parts)) for label, parts in flow.vectors.items()}
     for store in stores:
-        store.into(found)
+        spectra |= store.spectra()
+    shown = {}
     for (node, name), what in last.shown.items():
         whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers.cpu()
-        found.shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
+        shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
+    return Watched(
+        half_lives={node: half_lives(total / given.length) for node, total in flow.decays.items()},
+        recalled={store.name: known for store in stores if (known := store.recalled()) is not None},
+        spectra=spectra,
+        norm_columns=tuple(columns),
+        norms={memory: np.stack(one) for memory, one in norms.items()},
+        shown=shown,
+    )
 
 
 class Flow:
@@ -115,17 +134,17 @@ class Flow:
 
 def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> ShownNumbers:
     if axes[0] != "token":
-        return ShownNumbers(list(axes), says, whole.float().numpy())
+        return ShownNumbers(axes=axes, says=says, numbers=whole.float().numpy())
     spread = binned(entropy(whole.double()).movedim(0, -1), size, mean=True).movedim(-1, 0)
     means = binned(whole.float().movedim(0, -1), size, mean=True).movedim(-1, 0)
-    return ShownNumbers(list(axes), says, means.numpy(), spread.float().numpy())
+    return ShownNumbers(axes=axes, says=says, numbers=means.numpy(), entropy=spread.float().numpy())
 
 
 def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
     """Of the matrices that memories sum up, a head each."""
-    return {
-        f"{node.name}.{name}": piece.state[f"{node.name}.{name}"][0].double().flatten(1).norm(dim=1).cpu().numpy()
-        for node, _ in anatomy(head).graph.memories
-        for name, slot in node.operation.slots.items()
-        if slot.dtype == "state" and len(slot.shape) == 3
-    }
+    found = {}
+    for node, memory in anatomy(head).graph.memories:
+        matrix = memory.matrix({slot: piece.state[f"{node.name}.{slot}"] for slot in node.operation.slots})
+        if matrix is not None:
+            found[node.name] = norm(matrix[0].flatten(1)).cpu().numpy()
+    return found

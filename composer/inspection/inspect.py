@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer.devices import check_device
 from composer.errors import InspectionError, SourceError, TrainingError
@@ -23,20 +22,17 @@ MOST_WEIGHTS = 2**28
 
 def inspect(
     model: str | os.PathLike[str] | Any,
-    options: InspectOptions | None = None,
+    options: InspectOptions,
     *,
     tokenizer: Any = None,
     tell: Callable[[str], None] | None = None,
-    **said: Any,
 ) -> Findings:
     """What is found in a model, by the head; with ``out``, as a folder with JSON, pictures and a page.
 
     model: the folder of a built or distilled model, what one can be built from (it is looked at with softmax in all of its heads),
-    or a composed model in memory, which brings its ``tokenizer`` along. said: options by name, as ``InspectOptions`` has them.
-    Raises InspectionError, and what opening a model, a task or a teacher raises.
+    or a composed model in memory, which brings its ``tokenizer`` along. options: as they have been checked. Raises
+    InspectionError, and what opening a model, a task or a teacher raises.
     """
-    options = replace(options or InspectOptions(), **said)
-    options.check()
     check_device(options.device)
     if options.out is not None:
         from composer.inspection.folder import check_place
@@ -82,23 +78,22 @@ def look(
     size = math.ceil(len(text.ids) / BINS)
     run = Run(text, queries, layers, size, tell or _silent)
     answered, streams = run.student(student)
-    found = Findings(
+    teacher_answered, theirs = (None, None) if teacher is None else run.teacher(teacher, student)
+    return Findings(
         model=label,
         teacher=teacher_label,
         spec=resolved.name,
         text=text.label,
-        tokens=list(text.tokens),
-        answers=list(text.answers),
-        found_at=[list(places) for places in text.found_at],
-        queries=list(queries),
+        tokens=text.tokens,
+        answers=text.answers,
+        found_at=text.found_at,
+        queries=queries,
         bin=size,
-        heads=[one for _, one in sorted(run.heads.items(), key=lambda item: (item[0][0], item[1].first))],
+        heads=run.heads,
         answered=answered,
+        teacher_answered=teacher_answered,
+        stream=None if theirs is None else stream_likeness(streams, theirs),
     )
-    if teacher is not None:
-        found.teacher_answered, theirs = run.teacher(teacher, student)
-        found.stream = stream_likeness(streams, theirs)
-    return found
 
 
 def _sizes(model: Any) -> tuple[int, ...]:
@@ -107,10 +102,12 @@ def _sizes(model: Any) -> tuple[int, ...]:
     return size.layers, size.heads, size.key_heads, size.head_dim, size.hidden_size, vocabulary
 
 
-class _Opened:
-    def __init__(self, model: Any, tokenizer: Any, label: str, teacher: Any, teacher_label: str | None) -> None:
-        self.model, self.tokenizer, self.label = model, tokenizer, label
-        self.teacher, self.teacher_label = teacher, teacher_label
+class _Opened(NamedTuple):
+    model: Any
+    tokenizer: Any
+    label: str
+    teacher: Any
+    teacher_label: str | None
 
 
 def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
@@ -122,7 +119,10 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
             raise InspectionError(f"A {type(model).__name__} is no composed language model: build one, or name a folder.")
         if tokenizer is None:
             raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
-        _check_direction(model, "The model")
+        if model.base.both_ways:
+            raise InspectionError(
+                "The model is bidirectional: each token sees those after it, so no answer is predicted by its past."
+            )
         teacher = None if options.teacher is None else _teacher_named(options.teacher, options)
         return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(options.teacher or ""))
     from composer.evaluation.subjects import open_subjects
@@ -165,11 +165,6 @@ def _teacher_named(reference: str, options: InspectOptions) -> Any:
 
     teacher: Teacher = open_language_model(reference)
     return teacher.load(options.device, options.backend)
-
-
-def _check_direction(model: Any, what: str) -> None:
-    if model.base.both_ways:
-        raise InspectionError(f"{what} is bidirectional: each token sees those after it, so no answer is predicted by its past.")
 
 
 def _layers(options: InspectOptions, count: int) -> tuple[int, ...]:

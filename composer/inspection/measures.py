@@ -57,8 +57,15 @@ def recalled(moments: Sequence[Moment]) -> Recalled:
         np.stack([mean_of(one[which], moment.there) for one, moment in zip(scores, moments, strict=True)]) for which in range(2)
     )
     error_by_age, cosine_by_age = (np.stack([mean_of(scores[-1][which], inside) for inside in bins]) for which in range(2))
-    stored = [float(moment.there.double().sum(0).mean()) for moment in moments]
-    return Recalled([moment.column for moment in moments], stored, error, cosine, bounds, error_by_age, cosine_by_age)
+    return Recalled(
+        columns=tuple(moment.column for moment in moments),
+        stored=tuple(float(moment.there.double().sum(0).mean()) for moment in moments),
+        error=error,
+        cosine=cosine,
+        ages=tuple(bounds),
+        error_by_age=error_by_age,
+        cosine_by_age=cosine_by_age,
+    )
 
 
 def mean_of(scores: Tensor, chosen: Tensor) -> Numbers:
@@ -74,12 +81,18 @@ def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
     values = torch.linalg.eigvalsh(torch.einsum("enf,eng->nfg", wide, wide)).flip(-1).clamp(min=0)
     values = values.where(values > CUT * values[:, :1], 0.0)
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return Spectrum(shares.numpy(), entropy(shares).exp().numpy())
+    return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy())
 
 
 def half_lives(log_decay: Tensor) -> Numbers:
     """Tokens until half is left, of mean log decays ≤ 0; infinite where nothing decays."""
-    return (math.log(2) / (-log_decay.double())).numpy()
+    return (math.log(2) / log_decay.double().abs()).numpy()
+
+
+def norm(vectors: Tensor) -> Tensor:
+    """Of the last dimension, also where squares would be too large."""
+    largest = vectors.abs().amax(-1, keepdim=True)
+    return (vectors / largest.masked_fill(largest == 0, 1.0)).norm(dim=-1) * largest[..., 0]
 
 
 def entropy(shares: Tensor) -> Tensor:
@@ -87,11 +100,11 @@ def entropy(shares: Tensor) -> Tensor:
     return -(shares * shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).sum(-1)
 
 
-def stretches(there: Tensor) -> list[list[int]]:
+def stretches(there: Tensor) -> tuple[tuple[int, int], ...]:
     """First and last column of each stretch of a row of truths."""
     steps = torch.nn.functional.pad(there.to(torch.int8), (1, 1)).diff()
     starts, ends = (steps == 1).nonzero()[:, 0], (steps == -1).nonzero()[:, 0] - 1
-    return torch.stack((starts, ends), dim=1).tolist()
+    return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def binned(numbers: Tensor, size: int, *, mean: bool = False) -> Tensor:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from composer.inspection.findings import Answered, HeadFindings, Likeness, Stream
+from composer.inspection.findings import Answered, HeadFindings, Likeness, Numbers, Stream
 from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
@@ -31,8 +32,13 @@ class Run:
     def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Told) -> None:
         self.text, self.queries, self.layers, self.size, self._tell = text, tuple(queries), set(layers), size, tell
         self.found_at = {answer - 1: places for answer, places in zip(text.answers, text.found_at, strict=True) if places}
-        self.heads: dict[tuple[int, str], HeadFindings] = {}
-        self._teacher: dict[int, Tensor] = {}
+        self._heads: dict[tuple[int, str], HeadFindings] = {}
+        self._teacher: dict[int, dict[int, tuple[Tensor, Numbers]]] = {}
+
+    @property
+    def heads(self) -> tuple[HeadFindings, ...]:
+        """What has been found, layer by layer and head by head."""
+        return tuple(sorted(self._heads.values(), key=lambda one: (one.layer, one.first)))
 
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Look into all heads of the model in a run of its own: its answers, and its hidden states."""
@@ -41,7 +47,7 @@ class Run:
             if layer in self.layers:
                 self._tell(f"layer {layer}, {name}")
                 options = {"size": self.size, "backend": model.base.backend}
-                self.heads[layer, name] = head_findings(layer, name, head, given, self.queries, self.found_at, **options)
+                self._heads[layer, name] = head_findings(layer, name, head, given, self.queries, self.found_at, **options)
 
         with overheard(model, visit):
             return self._through(model)
@@ -54,17 +60,8 @@ class Run:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
                 implied = implied_weights(head, given, self.queries, model.base.backend).cpu()
-                rows = implied.total()[0].transpose(0, 1)
-                earlier = self._teacher.get(layer)
-                self._teacher[layer] = rows if earlier is None else torch.cat((earlier, rows))
-                found = on_answers(implied, self.found_at)
-                for one in self._of_layer(layer):
-                    inside = _overlap(one, anatomy(head).place[1], given.query.shape[2])
-                    if inside is not None:
-                        theirs, mine = inside
-                        if one.teacher_found is None:
-                            one.teacher_found = one.found * 0.0
-                        one.teacher_found[mine] = found[theirs]
+                rows, found = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
+                self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, found
 
         listened = [attention for _, attention in attentions(model)]
         for attention in listened:
@@ -88,7 +85,9 @@ class Run:
         """A ``listener`` of the teacher's attention: the student's layer on the same hidden states."""
         if layer not in self.layers:
             return
-        lesson, rows = lesson_of(question, options, attended), self._teacher.pop(layer)
+        lesson, groups = lesson_of(question, options, attended), sorted(self._teacher.pop(layer).items())
+        rows = torch.cat([weighed for _, (weighed, _) in groups])
+        found = np.concatenate([on_answer for _, (_, on_answer) in groups])
         weights: dict[str, Tensor] = {}
 
         def visit(at: int, name: str, head: Head, given: Given) -> None:
@@ -97,18 +96,22 @@ class Run:
 
         with torch.no_grad(), overheard(student, visit):
             heads, _ = answers(own[layer], lesson, student.base.backend)
-        for one in self._of_layer(layer):
+        for key, one in self._heads.items():
+            if one.layer != layer:
+                continue
             place = slice(one.first, one.first + one.heads)
             mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
-            one.teacher = binned(rows[place].float(), self.size).numpy()
-            one.likeness = Likeness(
+            likeness = Likeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),
                 cosine=torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean(0).numpy(),
                 divergence=_divergence(rows[place].double(), weights[one.name].double()),
             )
-
-    def _of_layer(self, layer: int) -> list[HeadFindings]:
-        return [one for (at, _), one in self.heads.items() if at == layer]
+            beside = {
+                "teacher": binned(rows[place].float(), self.size).numpy(),
+                "teacher_found": found[place],
+                "likeness": likeness,
+            }
+            self._heads[key] = one.model_copy(update=beside)
 
     @torch.no_grad()
     def _through(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
@@ -121,7 +124,8 @@ class Run:
             return None, streams
         wanted = ids[0, list(self.text.answers)]
         loss = torch.nn.functional.cross_entropy(output.logits[0].float(), wanted, reduction="none")
-        return Answered((output.logits[0].argmax(-1) == wanted).tolist(), loss.tolist()), streams
+        right = (output.logits[0].argmax(-1) == wanted).tolist()
+        return Answered(right=tuple(right), loss=tuple(loss.tolist())), streams
 
 
 def stream_likeness(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Stream:
@@ -130,13 +134,7 @@ def stream_likeness(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Str
     for mine, theirs in zip(student, teacher, strict=True):
         cosine.append(float(torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean()))
         error.append(float((mine - theirs).norm() / theirs.norm().clamp(min=1e-12)))
-    return Stream(cosine, error)
-
-
-def _overlap(one: HeadFindings, first: int, heads: int) -> tuple[slice, slice] | None:
-    """Which of a teacher's heads, from ``first`` on, are those of a student's group, and which of the group's they are."""
-    start, end = max(one.first, first), min(one.first + one.heads, first + heads)
-    return None if start >= end else (slice(start - first, end - first), slice(start - one.first, end - one.first))
+    return Stream(cosine=tuple(cosine), error=tuple(error))
 
 
 def _divergence(teacher: Tensor, student: Tensor) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from composer.inspection.findings import Findings
+from composer.inspection.findings import Answered, Findings
 from composer.versions import versions_of
 
 PACKAGES = ("attention-composer", "torch")
@@ -63,27 +63,32 @@ def page(found: Findings, shots: Sequence[Shot]) -> str:
 
 
 def _about(found: Findings) -> Iterator[str]:
+    whose = ((found.model, found.answered), (found.teacher, found.teacher_answered))
     rows = [
         ("heads", found.spec),
         ("beside", found.teacher or "nothing"),
         ("text", f"{found.text}, {len(found.tokens):,} tokens; {len(found.queries):,} were asked what they attend to"),
+        *((f"{who} answers", _said(answered)) for who, answered in whose if answered is not None),
         (
             "weights times values",
             f"at most {max(head.error for head in found.heads):.1e} of the largest number from the heads' answers",
         ),
         ("written by", ", ".join(f"{name} {version}" for name, version in versions_of(PACKAGES).items())),
     ]
-    for who, answered in ((found.model, found.answered), (found.teacher, found.teacher_answered)):
-        if answered is not None:
-            right, loss = sum(answered.right), sum(answered.loss) / len(answered.loss)
-            rows.insert(3, (f"{who} answers", f"{right} of {len(answered.right)} tokens right, {loss:.3f} nats a token"))
     yield '<div class="scroll"><table>'
     yield from (f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows)
     yield "</table></div>"
-    marked = {column for places in found.found_at for column in places} | set(found.answers)
+    places = {column for places in found.found_at for column in places}
+    marked = places | set(found.answers)
     words = (f"<mark>{escape(token)}</mark>" if column in marked else escape(token) for column, token in enumerate(found.tokens))
-    yield '<p class="soft">The text; its answer, and where that stands before, underlined:</p>'
+    underlined = "its answer, and where that stands before," if places else "its answer"
+    yield f'<p class="soft">The text{f"; {underlined} underlined" if found.answers else ""}:</p>'
     yield f'<div class="text">{" ".join(words)}</div>'
+
+
+def _said(answered: Answered) -> str:
+    right, loss = sum(answered.right), sum(answered.loss) / len(answered.loss)
+    return f"{right} of {len(answered.right)} tokens right, {loss:.3f} nats a token"
 
 
 def _figure(shot: Shot) -> Iterator[str]:

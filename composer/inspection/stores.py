@@ -8,7 +8,7 @@ from torch import Tensor
 from blocks.flow import Mapped, Pairs, repeat_heads
 from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
-from composer.inspection.findings import HeadFindings
+from composer.inspection.findings import Recalled, Spectrum
 from composer.inspection.measures import Moment, Recalls, recalled, spectrum
 from composer.model.head import Head, anatomy
 from composer.model.implied import Implied
@@ -19,7 +19,7 @@ class Store:
     """One memory of features beside all pairs of the text: it has those that weigh anything in its answer."""
 
     def __init__(self, head: Head, node: Node, implied: Implied) -> None:
-        self._node, self._heads = node, node.shape.state_heads
+        self._node, self._heads, self.name = node, node.shape.state_heads, node.name
         self._rows = {query: row for row, query in enumerate(implied.queries)}
         self._weights = implied.own[node.name][0]
         self._features = next((edge.start, edge.output) for edge in anatomy(head).graph.into(node.name, "features"))
@@ -52,10 +52,12 @@ class Store:
         age = end - 1 - torch.arange(end)
         self._moments.append(Moment(end, age, there, torch.cat(self._values).to(back.dtype), back))
 
-    def into(self, found: HeadFindings) -> None:
-        """Write down what was seen."""
-        name = self._node.name
-        found.spectra[f"query features of {name}"] = spectrum(torch.cat(self._queries), logarithm=self._logarithm)
-        found.spectra[f"key features of {name}"] = spectrum(torch.cat(self._keys), logarithm=self._logarithm)
-        if self._moments:
-            found.recalled[name] = recalled(self._moments)
+    def spectra(self) -> dict[str, Spectrum]:
+        """Of all that was seen."""
+        seen = {"query": self._queries, "key": self._keys}
+        made = {kind: spectrum(torch.cat(features), logarithm=self._logarithm) for kind, features in seen.items()}
+        return {f"{kind} features of {self.name}": one for kind, one in made.items()}
+
+    def recalled(self) -> Recalled | None:
+        """None where nothing has ever been in it."""
+        return recalled(self._moments) if self._moments else None

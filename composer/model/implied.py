@@ -7,8 +7,10 @@ weights that their states imply. No part has to say how; several rows are asked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 from blocks.flow import repeat_heads
 from composer.graph.graph import OUTPUT
 from composer.model.head import Head, anatomy
-from composer.model.watched import Given, Piece, pieces
+from composer.model.watched import Given, Piece, ordinary, pieces
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,24 @@ def implied_weights(head: Head, given: Given, queries: Sequence[int], backend: s
     """The weights behind the answers to these columns, from an empty state.
 
     Takes as much room as a prefill in pieces, what the states are made of, and the weights: numbers grow with the tokens, never
-    with their square.
+    with their square. In inference mode, which knows no gradients, what is given is copied, and the mode is left for the while.
     """
     queries = tuple(sorted(set(queries)))
-    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
+    with torch.inference_mode(mode=False), _at_rest(head):
+        return _asked(head, given.ordinary().detached(), queries, backend)
+
+
+@contextmanager
+def _at_rest(head: Head) -> Iterator[None]:
+    """For the block, the head's parameters are numbers that nobody differentiates by, whatever mode the model was made in."""
+    own = [(module, name, one) for module in head.modules() for name, one in module._parameters.items() if one is not None]
+    for module, name, parameter in own:
+        module._parameters[name] = cast("Any", ordinary(parameter.detach()))
     try:
-        return _asked(head, given.detached(), queries, backend)
+        yield
     finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+        for module, name, parameter in own:
+            module._parameters[name] = parameter
 
 
 def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Implied:

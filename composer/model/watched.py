@@ -48,8 +48,19 @@ class Given:
         """The same without what they were computed from."""
         return self._each(Tensor.detach, self.tokens, None if self.sinks is None else self.sinks.detach())
 
+    def ordinary(self) -> Given:
+        """The same, copied where inference mode made it."""
+        segment, valid = (None if of is None else ordinary(of) for of in (self.tokens.segment, self.tokens.valid))
+        tokens = Tokens(ordinary(self.tokens.position), segment, valid)
+        return self._each(ordinary, tokens, None if self.sinks is None else ordinary(self.sinks))
+
     def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> Given:
         return Given(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)
+
+
+def ordinary(tensor: Tensor) -> Tensor:
+    """The tensor, or, of one that inference mode made and that no gradient can be taken through, a copy."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def draw(log: Path, target: Path) -> None:
     """
     with _writable("curve", target.parent):
         from matplotlib.figure import Figure
-        from matplotlib.ticker import LogFormatter
+        from matplotlib.ticker import FuncFormatter
+
+        from composer.plotting import plain_minor
 
         lines = list(_lines(log))
         stages = list(dict.fromkeys(line["stage"] for line in lines))
@@ -82,10 +84,10 @@ def draw(log: Path, target: Path) -> None:
                 style = {"color": f"C{colour % 10}"}
                 axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, **style)
                 axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
-            axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
+            axis.set(title=stage, xlabel="step", ylabel="loss (line: each step, dots: held out)", yscale="log")
             # As numbers: powers of ten are set as formulas, which takes longer than all else of the picture.
-            axis.yaxis.set_major_formatter(LogFormatter())
-            axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+            axis.yaxis.set_minor_formatter(plain_minor(2, 0.4))
             axis.legend(fontsize="small")
         with whole(target) as partial:
             figure.savefig(partial, dpi=120, format="png")

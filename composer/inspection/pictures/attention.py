@@ -128,7 +128,7 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
     figure.colorbar(mesh, ax=axes, label="weight", shrink=0.6, aspect=30)
     says = (
         "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "
-        "states imply. Orange marks: where the answer stands. The last rows are the queries that have to say it."
+        f"states imply.{_of_answers(found)}"
     )
     data = {
         "layer": layer,
@@ -140,6 +140,12 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
         ],
     }
     return Picture(f"weights-{layer}", f"What the heads of layer {layer} attend to", says, figure, data)
+
+
+def _of_answers(found: Findings) -> str:
+    """What a map shows of what has to be said, if anything."""
+    marks = " Orange marks: where the answer stands." if any(found.found_at) else ""
+    return f"{marks} The query before each token of the answer has to say it." if found.answers else ""
 
 
 def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:

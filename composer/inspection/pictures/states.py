@@ -11,6 +11,9 @@ from composer.inspection.findings import Findings, HeadFindings
 from composer.inspection.pictures.picture import Picture
 from composer.inspection.pictures.style import colour, finite, legend, line, panels
 
+WIDE = 100
+"""Norms further apart than by this factor are drawn on a logarithmic scale."""
+
 
 def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
     """Those of states; none where no head has one."""
@@ -92,19 +95,25 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     places = _places(heads, lambda head: head.norms)
     figure, axes = panels(pyplot, len(places), height=2.0, across=2)
     for axis, (head, name, one) in zip(axes, places, strict=True):
+        there = one[np.isfinite(one) & (one > 0)]
+        wide = bool(there.size) and there.max() > WIDE * there.min()
         for index in range(one.shape[1]):
-            axis.plot(
-                head.norm_columns, one[:, index], color=colour(index), linestyle=line(index), marker=".", label=f"head {index}"
-            )
+            sizes = finite(one[:, index])
+            look = {"color": colour(index), "linestyle": line(index), "label": f"head {index}"}
+            axis.plot(head.norm_columns, np.where(sizes > 0, sizes, np.nan) if wide else sizes, marker=".", **look)
         axis.set(xlabel="tokens", ylabel="norm of the state")
-        axis.set_ylim(bottom=0)
+        axis.set_yscale("log") if wide else axis.set_ylim(bottom=0)
         axis.set_title(_title(head, name), loc="left")
     legend(figure, axes[0])
     data = [
         {"layer": head.layer, "head": head.name, "state": name, "tokens": head.norm_columns, "norm": one}
         for head, name, one in places
     ]
-    return Picture("norms", "How large the states grow", "Frobenius norms of the matrices that memories sum up.", figure, data)
+    says = (
+        "Frobenius norms of the matrices that memories sum pairs up in, as their equations have them, of exponential features, "
+        "too, and without the normaliser's sums. Logarithmic where they are far apart."
+    )
+    return Picture("norms", "How large the states grow", says, figure, data)
 
 
 def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:

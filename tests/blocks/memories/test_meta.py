@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
-from blocks.flow import Tokens
 from blocks.memories.meta import Meta
 from tests.blocks.support import GROUPED, close, started
 from tests.laws.cases import SMALL, built, complete, inputs, run
@@ -34,17 +32,39 @@ def test_a_window_sees_them_beside_the_last_pairs() -> None:
 
 
 def test_in_rotary_positions_they_stand_at_the_first() -> None:
-    """A query that is turned meets keys that are not."""
-    head, data = built(complete({"position": "rope", "memory": [META | {"evict": "drop"}]}), SHAPE), inputs(SHAPE, 1, 5)
+    """A query that is turned meets keys that are not, however far it stands behind."""
+    head, data = built(complete({"position": "rope", "memory": [META | {"evict": "drop"}]}), SHAPE), inputs(SHAPE, 1, 7)
     found, _ = run(head, data)
-    at_first, _ = run(head, replace(data, tokens=Tokens(torch.zeros_like(data.tokens.position))))
-    close(found[:, 0], at_first[:, 0])
-    assert (found[:, 4] - at_first[:, 4]).abs().max() > 1e-3
+    named = dict(head.named_parameters())
+    speed = 100.0 ** (-torch.arange(4) / 4)  # a radian at most a token, of eight coordinates
+    for token in range(7):
+        cosine, sine = (token * speed).cos().double(), (token * speed).sin().double()
+        for one in range(4):
+            first, second = data.query[0, token, one].split(4)
+            turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine))
+            weights = (named["meta.key"][:, one // 2] @ turned / math.sqrt(8)).softmax(0)
+            wanted = weights @ named["meta.value"][:, one // 2]
+            torch.testing.assert_close(found[0, token, one], wanted, rtol=0, atol=1e-6)
 
 
-def test_they_start_with_nothing_to_say() -> None:
+def test_they_start_as_pairs_that_take_mass_and_say_nothing() -> None:
+    """So a head does not start as its window does: what the window says is scaled by what they leave it of the softmax."""
     parameters = started(Meta(), GROUPED)
     assert parameters["key"].shape == (4, 2, 4)
     assert not parameters["value"].any()
+    data = inputs(SHAPE, 2, 11)
+    head, alone = (built(complete({"position": "none", "memory": of}), SHAPE, noise=0.0) for of in ([META, WINDOW], [WINDOW]))
+    (found, _), (window, _) = run(head, data), run(alone, data)
+    keys = dict(head.named_parameters())["meta.key"].repeat_interleave(2, dim=1)
+    theirs = (torch.einsum("bthd,mhd->bthm", data.query, keys) / math.sqrt(8)).exp().sum(-1)
+    logits = torch.einsum("bthd,bshd->bths", data.query, data.key.repeat_interleave(2, dim=2)) / math.sqrt(8)
+    near = torch.ones(11, 11).tril().triu(-3)[:, None].bool()
+    own = logits.exp().masked_fill(~near, 0.0).sum(-1)
+    left = own / (own + theirs)
+    close(found, window * left[..., None])
+    assert left.max() < 0.95
+
+
+def test_they_cost_what_they_are_and_hold_nothing_of_the_text() -> None:
     assert Meta().flops(GROUPED, 9) == 4 * 4 * 4 * 4
     assert Meta().pairs_held(GROUPED, 9) == 0

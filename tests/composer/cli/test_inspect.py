@@ -37,6 +37,7 @@ def test_mistakes(compose: Compose, student: Path) -> None:
         (("--tasks", "passkee"), "passkey"),
         (("--tasks", "passkey"), "The tokenizer cannot write"),
         (("--length", "none"), "is no number"),
+        (("--length", "64,96"), "--length: 64, 96; "),
         (("--teacher", "nowhere"), "--alone"),
     ):
         result = compose("inspect", student, *options)

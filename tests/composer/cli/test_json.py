@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import typer.main
 
 from composer.cli.main import app
-from docs.results import PRINTED, page
+from composer.inspection.findings import Findings, HeadFindings
+from docs.results import PRINTED, WRITTEN, page
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 
@@ -20,6 +22,7 @@ RUN: dict[str, tuple[str, ...]] = {
     "diff": ("diff", "lolcats", "lawcat"),
     "eval": ("eval", "student", "--tasks", "mqar,pairs=1,vocabulary=8", "--lengths", "8", "--samples", "1"),
     "explain": ("explain", "lolcats", "--from", "teacher"),
+    "inspect": ("inspect", "student", "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside"),
     "generate": ("generate", "student", "--prompt", "once upon", "--max-new-tokens", "2"),
     "parts": ("parts", "hedgehog"),
     "tasks": ("tasks", "passkey"),
@@ -41,6 +44,7 @@ def test_every_command_that_prints_json_is_on_it() -> None:
 def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, teacher: Path, command: str) -> None:
     for name, folder in (("student", student), ("teacher", teacher)):
         Path(name).symlink_to(folder)
+    Path("text.txt").write_text("once upon a time there was a cat")
     result = compose(*RUN[command], "--json")
     assert result.exit_code == 0, result.output
     found: Any = json.loads(result.stdout)
@@ -52,3 +56,32 @@ def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, 
         found.pop("ok", None)
         assert found.keys() <= shape.model_fields.keys()
         assert {name for name, field in shape.model_fields.items() if field.is_required()} <= found.keys()
+
+
+NOT_OURS = {"config.json", "tokenizer_config.json"}
+"""Of transformers, read and not written by this name."""
+BETWEEN_CALLS = {"facts.json"}
+"""What a run keeps for itself, inside its checkpoints."""
+GIVEN = {"schema.json", "texts.jsonl"}
+"""Of specs, which is told of with them; an example's."""
+
+
+def test_every_json_file_that_a_command_writes_is_on_it() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "composer").rglob("*.py"))
+    written = set(re.findall(r'"([A-Za-z_-]+\.jsonl?)"', code)) - NOT_OURS - BETWEEN_CALLS - GIVEN
+    assert {"selection.json", "inspection.json", "log.jsonl"} <= written
+    named = set(re.findall(r"`([A-Za-z_-]+\.jsonl?)`", "".join(WRITTEN)))
+    assert written <= named
+
+
+def test_the_summary_of_an_inspection_is_what_the_page_says(compose: Compose, student: Path) -> None:
+    Path("text.txt").write_text("once upon a time there was a cat")
+    result = compose("inspect", student, "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside", "--json")
+    assert result.exit_code == 0, result.output
+    printed, summary = json.loads(result.stdout), json.loads(Path("inside/inspection.json").read_text())
+    assert list(summary) == [*(name for name in Findings.model_fields if name != "heads"), "heads", "pictures"]
+    words, _ = WRITTEN["`inspection.json` of `inspect`"]
+    for own, whole in zip(summary["heads"], printed["heads"], strict=True):
+        assert all(f"`{key}`" in words for key in own)
+        assert own == {key: whole[key] for key in own} != whole
+        assert whole.keys() == HeadFindings.model_fields.keys()

@@ -56,7 +56,9 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
     for name, parameter in inspect.signature(info.callback).parameters.items():
         own = RENAMED.get(name, name)
         if own not in known:
-            assert name == "as_json" or (command == "show" and name in ELSEWHERE), f"compose {command}: {name} is not in Python"
+            assert name in ("as_json", "quiet") or (command == "show" and name in ELSEWHERE), (
+                f"compose {command}: {name} is not in Python"
+            )
         elif parameter.default not in (None, inspect.Parameter.empty) and command not in ("ablate", "generate"):
             assert _plain(known[own].default) == _plain(parameter.default), f"{own} of compose {command}"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import composer
 from composer.errors import InspectionError, TaskError
@@ -48,7 +49,7 @@ def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
 def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
     """That it is said right is not the teacher's luck: some head looks at each digit as it has to be said."""
     assert softmax.answered is not None
-    assert softmax.answered.right == [True] * 5
+    assert softmax.answered.right == (True,) * 5
     assert all(places for places in softmax.found_at)
     for answer, places in zip(softmax.answers, softmax.found_at, strict=True):
         assert {softmax.tokens[place] for place in places} == {softmax.tokens[answer]}
@@ -73,12 +74,12 @@ def test_pairs_stand_where_memories_have_them(lola: Path) -> None:
                 assert held["sparse"] | held["state"] == set(range(max(0, own - 16)))
                 assert not held["sparse"] & held["state"]
         recalled = head.recalled["state"]
-        assert recalled.stored == sorted(recalled.stored)
+        assert list(recalled.stored) == sorted(recalled.stored)
         assert recalled.stored[-1] == len(_columns(head.stands["state"][0][-1]))
         assert np.isfinite(recalled.error).all()
 
 
-def _columns(stretches: list[list[int]]) -> set[int]:
+def _columns(stretches: tuple[tuple[int, int], ...]) -> set[int]:
     return {column for start, end in stretches for column in range(start, end + 1)}
 
 
@@ -121,6 +122,16 @@ def test_only_the_layers_asked_for(tokenizer: Any) -> None:
     assert [head.layer for head in found.heads] == [1]
 
 
+def test_inference_mode_changes_nothing(tokenizer: Any) -> None:
+    """It knows no gradients, and weights are gradients."""
+    looked = {"tokenizer": tokenizer, "teacher": TEACHER, "text": "the cat sat " * 30, "length": 40, "queries": 4}
+    model = student("lola")
+    wanted = composer.inspect(model, **looked)
+    with torch.inference_mode():
+        found = composer.inspect(model, **looked)
+    assert plain(found) == plain(wanted)
+
+
 def test_a_source_is_looked_at_as_it_is() -> None:
     found = composer.inspect(TEACHER, **PASSKEY)
     assert found.spec == "softmax"
@@ -151,6 +162,9 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
         ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
         ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
         ({"queries": 1}, "say at least 2"),
+        ({"length": "64,96"}, "--length: 64, 96; a model looks at one text at a time"),
+        ({"length": []}, "--length: nothing; "),
+        ({"length": 1}, "say at least 2"),
     ],
 )
 def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:

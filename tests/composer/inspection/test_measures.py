@@ -1,4 +1,4 @@
-"""Recall, spectra, stretches and bins, against cases whose answers are known."""
+"""Recall, spectra, half-lives, norms, stretches and bins, against cases whose answers are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from composer.inspection.measures import Moment, binned, half_lives, recalled, spectrum, stretches
+from composer.inspection.measures import Moment, binned, half_lives, norm, recalled, spectrum, stretches
 
 
 def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> None:
@@ -15,7 +15,7 @@ def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> No
     exact = Moment(4, torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, dtype=torch.bool), value, value)
     mixed = Moment(4, exact.age, exact.there, value, value.mean(0, keepdim=True).expand_as(value))
     assert recalled([exact]).error.tolist() == [[0.0]]
-    assert recalled([exact]).ages == [1, 2, 3, 4]
+    assert recalled([exact]).ages == (1, 2, 3, 4)
     wanted = math.sqrt(0.75**2 + 3 * 0.25**2)
     np.testing.assert_allclose(recalled([mixed]).error, wanted)
     np.testing.assert_allclose(recalled([mixed]).cosine_by_age, np.full((4, 1), 0.5))
@@ -27,7 +27,7 @@ def test_what_a_head_does_not_have_is_left_out() -> None:
     back = torch.stack((value[0], torch.zeros(2, 3)))
     found = recalled([Moment(2, torch.tensor([1, 0]), there, value, back)])
     assert found.error.tolist() == [[0.0, 0.5]]
-    assert found.stored == [1.5]
+    assert found.stored == (1.5,)
     assert np.isnan(found.error_by_age[0, 0])
 
 
@@ -44,8 +44,13 @@ def test_effective_rank_counts_directions() -> None:
 
 def test_half_lives_stretches_and_bins() -> None:
     np.testing.assert_allclose(half_lives(torch.tensor([-math.log(2), -math.log(2) / 8])), [1.0, 8.0], rtol=1e-6)
-    assert np.isinf(half_lives(torch.zeros(1)))
-    assert stretches(torch.tensor([True, True, False, True])) == [[0, 1], [3, 3]]
-    assert stretches(torch.tensor([False])) == []
+    assert half_lives(torch.tensor([0.0, -0.0])).tolist() == [np.inf, np.inf]
+    assert stretches(torch.tensor([True, True, False, True])) == ((0, 1), (3, 3))
+    assert stretches(torch.tensor([False])) == ()
     assert binned(torch.arange(5.0), 2).tolist() == [1.0, 5.0, 4.0]
     assert binned(torch.arange(5.0), 2, mean=True).tolist() == [0.5, 2.5, 4.0]
+
+
+def test_norms_of_large_numbers() -> None:
+    vectors = torch.tensor([[3e200, 4e200], [0.0, 0.0], [-3.0, 4.0]], dtype=torch.float64)
+    np.testing.assert_allclose(norm(vectors), [5e200, 0.0, 5.0], rtol=1e-12)

@@ -1,5 +1,6 @@
 """`output_attentions=True` gives what each head attends to: a softmax student's weights are those that transformers computes for
-its source, padded or not, and any other's are what its memories imply. Where weights are no attention it is refused."""
+its source, padded or not, and any other's are what its memories imply, in inference mode, too. Where weights are no attention it is
+refused."""
 
 from __future__ import annotations
 
@@ -46,6 +47,18 @@ def test_of_others_they_are_what_their_memories_imply(spec: str) -> None:
         assert not weights.masked_select((~real)[:, None, None].expand_as(weights) & real[:, None, :, None]).any()
         sums = weights.sum(-1)[real[:, None].expand(3, 4, 20)]
         assert ((sums - 1).abs() < 1e-9).float().mean() > 0.9  # an empty memory of a mixture answers 0
+
+
+@pytest.mark.parametrize("spec", ["softmax", "lola", "forgetting", "latte-bidirectional"])
+def test_inference_mode_changes_nothing(spec: str) -> None:
+    """It knows no gradients, and weights are gradients."""
+    model, (ids, mask) = student(spec), padded()
+    wanted = model(ids, attention_mask=mask, output_attentions=True).attentions
+    with torch.inference_mode():
+        found = model(ids.clone(), attention_mask=mask.clone(), output_attentions=True).attentions
+    for own, before in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, before, rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_where_weights_are_no_attention_it_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Implied weights against formulas written out, in pieces as in one call, by documents, and in bounded memory."""
+"""Implied weights against formulas, in pieces as in one call, by documents, in inference mode, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -85,6 +85,17 @@ def test_no_document_sees_another() -> None:
     assert found.error() < 1e-10
     assert not total[:, 1:, :, :15].any()
     assert total[:, 2, :, 15:].abs().gt(0).any(1).all()
+
+
+@pytest.mark.parametrize("memory", [["meta", "state"], [{"kind": "delta", "steps": 2}]])
+def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> None:
+    spec, shape = complete({"feature_map": "hedgehog", "memory": memory, "output": "norm"}), SMALL.shape(4)
+    wanted = implied_weights(built(spec, shape), given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+    with torch.inference_mode():
+        head = built(spec, shape)
+        found = implied_weights(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+        assert all(parameter.is_inference() for parameter in head.parameters())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 LONG: dict[str, Any] = {

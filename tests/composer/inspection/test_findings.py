@@ -1,0 +1,48 @@
+"""What is found is frozen and closed, whole when it is handed out, and dumps as the JSON that is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import composer
+from composer.inspection.findings import Answered, Findings, Spectrum, Stream, plain
+from tests.composer.inspection.conftest import TEACHER
+
+
+@pytest.fixture(scope="module")
+def found(lola: Path) -> Findings:
+    return composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
+
+
+def test_nothing_is_set_and_nothing_added(found: Findings) -> None:
+    for one in (found, found.heads[0], found.heads[0].spectra["query"], found.heads[0].likeness, found.answered, found.stream):
+        assert isinstance(one, BaseModel)
+        for name in type(one).model_fields:
+            with pytest.raises(ValidationError, match="frozen"):
+                setattr(one, name, None)
+        with pytest.raises(ValidationError, match="frozen"):
+            one.more = 1  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Stream.model_validate({"cosine": (1.0,), "error": (0.0,), "more": 1})
+    with pytest.raises(ValidationError, match="instance of ndarray"):
+        Spectrum.model_validate({"shares": [[1.0]], "effective_rank": np.ones(1)})
+
+
+def test_all_of_it_is_dumped(found: Findings) -> None:
+    dumped = found.model_dump()
+    assert dumped["heads"][0]["weights"]["sparse"] is found.heads[0].weights["sparse"]
+    written = found.model_dump(mode="json")
+    assert written == plain(found)
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert set(written) == set(Findings.model_fields)
+    assert np.asarray(written["heads"][0]["weights"]["sparse"]).shape == found.heads[0].weights["sparse"].shape
+
+
+def test_figures_are_written_to_four_digits_and_none_as_null() -> None:
+    assert plain(Answered(right=(True, False), loss=(0.123456, float("nan")))) == {"right": [True, False], "loss": [0.1235, None]}
+    assert plain({"of": np.array([1.0, np.inf, -0.0])}) == {"of": [1.0, None, 0]}

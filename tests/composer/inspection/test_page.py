@@ -1,0 +1,46 @@
+"""What the page says of a text is true of it: of one that asks nothing, of one with an answer at its end, of one with several."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import composer
+from composer.inspection.findings import Findings
+from composer.inspection.page import page
+from composer.inspection.pictures import drawn
+from tests.composer.inspection.conftest import TEACHER
+
+
+def looked(**said: Any) -> tuple[str, str]:
+    """The page without pictures, and what it would say below the first map."""
+    found = composer.inspect(TEACHER, queries=8, **said)
+    return page(found, ()), _map(found)
+
+
+def _map(found: Findings) -> str:
+    return next(picture.says for picture in drawn(found) if picture.name.startswith("weights"))
+
+
+def test_a_text_that_asks_nothing_has_no_answer() -> None:
+    whole, below = looked(text="the cat sat " * 20, length=40)
+    assert '<p class="soft">The text:</p>' in whole
+    assert "<mark>" not in whole
+    assert "answer stands" not in below
+    assert "have to say" not in below
+
+
+@pytest.mark.parametrize("task", ["passkey,depth=0.2", "recall,pairs=2"])
+def test_an_answer_is_where_it_is_said_to_be(task: str) -> None:
+    whole, below = looked(tasks=task, length=128)
+    assert "The text; its answer, and where that stands before, underlined:" in whole
+    assert "<mark>" in whole
+    assert "Orange marks: where the answer stands. The query before each token of the answer has to say it." in below
+
+
+def test_rows_are_of_the_model_and_then_of_its_teacher(lola: Any) -> None:
+    found = composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
+    rows = re.findall("<th>(.*?)</th>", page(found, ()))
+    assert rows == ["heads", "beside", "text", "lola answers", "teacher answers", "weights times values", "written by"]
