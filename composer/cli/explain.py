@@ -49,7 +49,8 @@ def explain(
     if as_json:
         print_json(answer.model_dump(mode="json"))
         return
-    print_view(view_of(answer, source or own_source(spec) or _of_its_own(spec, settings)))
+    on = source or own_source(spec) or _of_its_own(spec, settings)
+    print_view(view_of(answer, str(on)))
 
 
 def _of_its_own(spec: str, settings: Sequence[str] | None) -> str:

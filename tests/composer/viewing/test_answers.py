@@ -108,4 +108,4 @@ def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
 def test_the_program_is_that_of_compose_show(name: str, given: str) -> None:
     found = answer(shipped_specs()[name].read_text(encoding="utf-8"), Place(), SIZES, 4096, "float32")
     assert found.program == code_of(resolve(load_spec(name), TYPICAL), "these sizes").text
-    assert f"\n# 32 query heads (8 key heads) in layers 0 to 15\ndef head({given}):\n" in found.program
+    assert f"\n# 32 query heads (8 key heads) in layers 0 to 15\ndef head({given}):\n" in str(found.program)
