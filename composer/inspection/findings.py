@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-Numbers = Annotated[np.ndarray[Any, Any], InstanceOf(), PlainSerializer(plain, when_used="json")]
+Numbers = Annotated[InstanceOf[np.ndarray[Any, Any]], PlainSerializer(plain, when_used="json")]
 Figure = Annotated[float, PlainSerializer(plain, when_used="json")]
 
 

@@ -21,7 +21,7 @@ STATE = {"kind": "state", "normalise": False}
 
 def looked(head: dict[str, Any], data: Inputs, queries: range, backend: str = "auto") -> HeadFindings:
     made = built(complete({"position": "none", **head}), SHAPE)
-    given = Given(*data.tensors, data.tokens)
+    given = Given(data.hidden, data.query, data.key, data.value, data.tokens)
     return head_findings(0, "head", made, given, queries, {}, size=1, backend=backend)
 
 

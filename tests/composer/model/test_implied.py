@@ -28,7 +28,7 @@ LOLA = {
 
 
 def given_to(data: Inputs) -> Given:
-    return Given(*data.tensors, data.tokens)
+    return Given(data.hidden, data.query, data.key, data.value, data.tokens)
 
 
 def test_of_a_full_memory_they_are_its_softmax() -> None:
