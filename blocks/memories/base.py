@@ -105,6 +105,11 @@ class Memory(Part):
         return {}
 
     @property
+    def brings_values(self) -> bool:
+        """It answers with values of its own, too, beside those of tokens."""
+        return False
+
+    @property
     def called(self) -> str:
         """Its name in the head: its own, or its kind."""
         return self.name or self.kind  # pyright: ignore[reportAttributeAccessIssue] - each declares its own

@@ -80,6 +80,11 @@ class Delta(Recurrent):
                 ("steps",),
             )
 
+    @property
+    def brings_values(self) -> bool:
+        """Further steps write values that are projected from the hidden state."""
+        return self.steps > 1
+
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
         return (*super().inputs(shape), *([hidden] if self.steps > 1 else []))

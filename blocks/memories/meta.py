@@ -31,6 +31,10 @@ class Meta(Holding):
     size: PositiveInt = 4
     """Learned pairs."""
 
+    @property
+    def brings_values(self) -> bool:
+        return True
+
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         pair = (self.size, shape.key_heads, shape.head_dim)
         own = {"key": Fresh(pair, initialise.normal(shape.head_dim)), "value": Fresh(pair, initialise.constant(0.0))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -28,7 +28,8 @@ class Implied:
     own: of each memory, the weights of its own answer, B Q H T. parts: what the read makes of one of that answer, B Q H: a
     memory's part in the head. answer: B Q H D, as the read gives it: before positions of values are taken back, and before an
     output norm. entered: B T K D, the values as memories are given them. sunk: what attention sinks take, B Q H; None where there
-    are none.
+    are none. brought: B Q H D, what memories answer with values of their own, which no token has: the answer where all values of
+    tokens are 0; None where no memory brings any.
     """
 
     queries: tuple[int, ...]
@@ -37,12 +38,14 @@ class Implied:
     answer: Tensor
     entered: Tensor
     sunk: Tensor | None = None
+    brought: Tensor | None = None
 
     def cpu(self) -> Implied:
         """The same in the memory of the CPU."""
         own, parts = ({name: one.cpu() for name, one in of.items()} for of in (self.own, self.parts))
         sunk = None if self.sunk is None else self.sunk.cpu()
-        return Implied(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk)
+        brought = None if self.brought is None else self.brought.cpu()
+        return Implied(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
 
     def weights(self) -> dict[str, Tensor]:
         """Of each memory, the weights in the head's answer: B Q H T."""
@@ -55,7 +58,8 @@ class Implied:
     def shares(self) -> dict[str, Tensor]:
         """Of each memory, its share of the head's weight, B Q H: they add up to 1, and are 0 where nothing has any.
 
-        Raw weights may be negative, so sizes are added up. Where the model brings attention sinks, `sinks` has the rest.
+        Raw weights may be negative, so sizes are added up. What memories bring themselves is no token's, and has no share. Where
+        the model brings attention sinks, `sinks` has the rest.
         """
         sizes = {name: weights.abs().sum(-1) for name, weights in self.weights().items()}
         if self.sunk is not None:
@@ -70,6 +74,8 @@ class Implied:
             return 0.0
         total = self.total()
         weighed = torch.einsum("bqhs,bshd->bqhd", total, repeat_heads(self.entered, total.shape[2]).to(total.dtype))
+        if self.brought is not None:
+            weighed = weighed + self.brought.to(weighed.dtype)
         largest = max(1e-12, float(weighed.abs().max()), float(self.answer.abs().max()))
         return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
 
@@ -121,7 +127,18 @@ def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> 
     if given.sinks is not None:
         whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return Implied(queries, own, parts, answer, values, sunk)
+    return Implied(queries, own, parts, answer, values, sunk, _brought(head, given, queries, backend))
+
+
+def _brought(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Tensor | None:
+    """B Q H D, the answers where every token's value is 0; None where they are 0."""
+    if not queries or not any(memory.brings_values for _, memory in anatomy(head).graph.memories):
+        return None
+    answers = []
+    for piece in pieces(head, replace(given, value=torch.zeros_like(given.value)), backend, gradients=False):
+        local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
+        answers.append(piece.values["read", OUTPUT][:, local])
+    return torch.cat(answers, dim=1)
 
 
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:

@@ -12,7 +12,8 @@ import pytest
 import rich.console
 
 from composer.ablation import runner
-from composer.ablation.ablate import PLOT, REPORT, STEPS, TABLE
+from composer.ablation.ablate import REPORT, STEPS, TABLE
+from composer.ablation.pictures import PLOT
 from composer.ablation.plan import AblationStep, Variant
 from composer.cli import ablate as module
 from composer.spec.loading import load_spec
@@ -214,5 +215,5 @@ def test_the_shipped_teacher(compose: Compose, tmp_path: Path) -> None:
     arguments = ["--from", TEACHER, "--tasks", "recall", "--lengths", "128,96", "--samples", 2, "-o", "out", "--jobs", 1]
     result = compose("ablate", "softmax", *arguments)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[1].split() == ["variant", "recall", "96", "recall", "128"]
+    assert result.stdout.splitlines()[1].split() == ["variant", "recall", "96", "recall", "128", "model"]
     assert result.stdout.splitlines()[2].split()[0] == "softmax"

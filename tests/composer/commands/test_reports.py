@@ -96,7 +96,7 @@ def test_models(teacher: Path, tmp_path: Path) -> None:
 def test_comparisons(teacher: Path, student: Path) -> None:
     scores = composer.evaluate({"first": teacher, "second": student}, "mqar,pairs=2", 12, samples=2)
     told = looked_at(scores)
-    assert re.search(r"^  first +0\.\d{3} ± 0\.\d{3}$", told, re.MULTILINE)
+    assert re.search(r"^  first +0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]$", told, re.MULTILINE)
     assert "of 2 samples, seed 0" in told
     assert [cell.model for cell in scores.cells] == ["first", "second"]
     times = composer.bench([teacher, student], prefill=8, repeats=1, steps=1)
