@@ -44,7 +44,7 @@ def test_the_table(compose: Compose, inputs: Path) -> None:
     arguments = ["ablate", SWEEP, "--from", "teacher", *DATA, *SCORED, "-o", "out", "--jobs", 1]
     result = compose(*arguments)
     assert result.exit_code == 0, result.output
-    assert (stands(), sorted(os.listdir("out"))) == (["out"], sorted([PLOT, REPORT, STEPS, TABLE]))
+    assert (stands(), sorted(os.listdir("out"))) == (["out"], sorted([PLOT, REPORT, STEPS, TABLE, "variants"]))
     words = [line.split() for line in result.stdout.splitlines()]
     assert words[0] == ["Ablation", "out"]
     report = json.loads(Path("out", REPORT).read_text())

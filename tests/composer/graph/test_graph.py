@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx
 import pytest
 
-from composer.graph.graph import INPUTS, HeadGraph, build_graph, sees_every_pair, takers_of
+from composer.graph.graph import INPUTS, HeadGraph, build_graph, pairs_of, takers_of
 from tests.composer.graph.heads import SIZE, feed, graph_of, shipped
 from tests.shipped import SHIPPED
 
@@ -147,7 +147,7 @@ def test_a_window_keeps_convolved_keys_only_for_features_below() -> None:
 def test_a_memory_owes_a_mass_to_some_reads_and_sees_every_pair_from_the_call(head: dict, mass: bool, every_pair: bool) -> None:
     graph = graph_of(head)
     assert [not taker.leaves_masses_out for taker in takers_of(graph, "full")] == [mass]
-    assert sees_every_pair(graph, "full") is every_pair
+    assert pairs_of(graph, "full")["every_pair"] is every_pair
 
 
 @pytest.mark.parametrize("name", SHIPPED)
