@@ -50,7 +50,8 @@ def test_the_table(compose: Compose, inputs: Path) -> None:
     report = json.loads(Path("out", REPORT).read_text())
     for variant, line in zip(report["variants"], words[2:], strict=False):
         assert line[:2] == [variant["name"], str(variant["values"]["recipe.finetune.lr"])]
-        assert line[2:] == [f"{variant['figures'][column]['mean']:.3g}" for column in titles(report)]
+        figures = [f"{variant['figures'][column]['mean']:.3g}" for column in titles(report)]
+        assert line[2:] == [*figures, f"variants/{variant['name']}"]
     assert "The teacher's own perplexity on the held-out rows is" in result.stdout
     told = result.stderr.splitlines()
     assert [line.split()[:2] for line in told] == [[f"{done}/7", kind] for done, kind in enumerate(ORDER, 1)]
