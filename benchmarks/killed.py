@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 from composer import build_folder
-from composer.cli.screen import without_bars
+from composer.progress import without_theirs
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
 
@@ -154,7 +154,6 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append", help="what to run; left out, all of them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    without_bars()
     choice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="killed-"))
     try:
         build_folder(str(ROOT / "examples" / "lolcats-small.yaml"), ROOT / "examples" / "teacher", folder / "model")
@@ -173,4 +172,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with without_theirs():
+        main()

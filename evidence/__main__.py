@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from composer.ablation.runner import one_process, processes
-from composer.cli.screen import without_bars
 from composer.devices import check_device
 from composer.errors import ComposerError
+from composer.progress import without_theirs
 from evidence import page, speed
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
@@ -55,6 +55,6 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    without_bars()
     os.chdir(Path(__file__).parents[1])
-    sys.exit(typer.run(main))
+    with without_theirs():
+        sys.exit(typer.run(main))
