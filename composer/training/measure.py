@@ -14,6 +14,8 @@ FIFTH = 0.25
 """Rows to evaluate for one to learn from, so that evaluation takes a fifth of a stage where it takes as long as learning."""
 MOST_PASSES = 20
 """Times that a stage sees the same tokens before somebody should be told."""
+MOST_UNKNOWN = 0.02
+"""Share of tokens that stand for what a tokenizer cannot write, before somebody should be told."""
 
 
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
@@ -39,6 +41,16 @@ def seen_too_often(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[st
                 f"{name} goes through the {rows.tokens:,} tokens of its data {passes:,.0f} times, and may learn them by heart. "
                 f"Give it more data, or fewer steps: --set recipe.{name}.steps=…"
             )
+
+
+def hardly_written(rows: PackedRows, unknown: int | None) -> Iterator[str]:
+    """What to say of texts that the tokenizer cannot write. unknown: the token that it has for that; None where it has none."""
+    share = float((rows.ids[rows.valid] == unknown).mean()) if unknown is not None and rows.valid.any() else 0.0
+    if share > MOST_UNKNOWN:
+        yield (
+            f"{share:.0%} of the tokens of the data are the one that the tokenizer has for what it cannot write, so they are "
+            "hardly there. Take texts that the model's tokenizer can write."
+        )
 
 
 def learned_nothing(outcomes: Iterable[Outcome]) -> Iterator[str]:

@@ -62,6 +62,13 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(folder, TrainingError, problem)
 
 
+def unknown_token(folder: Path) -> int | None:
+    """What its tokenizer writes for what it cannot write, where that is nothing else."""
+    tokenizer = tokenizer_of(folder)
+    other = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
+
+
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
     """The held-out rows that are evaluated on, with a word where they are not all."""
     asked = options.held_out_rows

@@ -26,9 +26,9 @@ from composer.tables import Readable, View
 from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
-from composer.training.measure import learned_nothing, seen_too_often
+from composer.training.measure import hardly_written, learned_nothing, seen_too_often
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, doubt, rows_of
+from composer.training.rows import bounded, doubt, rows_of, unknown_token
 from composer.training.rules import check_held_out
 from composer.training.student import Student
 from composer.training.table import losses, remarks
@@ -184,6 +184,7 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
+    doubt(hardly_written(rows, unknown_token(student.source.folder)), options)
     doubt(seen_too_often(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Transfer
 from composer.training.loop import every, length_of
-from composer.training.measure import rows_to_evaluate, some
+from composer.training.measure import hardly_written, rows_to_evaluate, some
 from tests.composer.training.runs import rows_of, run
 
 
@@ -61,3 +62,13 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
     with pytest.raises(TrainingError, match=r"transfer goes through the \d+ tokens of its data \d+ times.*as --strict was said"):
         run(student, tmp_path / "out", few, "recipe.transfer.steps=200", which="transfer", strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]
+
+
+def test_texts_that_the_tokenizer_cannot_write_are_told() -> None:
+    rows = rows_of(lengths=(16,) * 4)
+    assert not list(hardly_written(rows, None))
+    assert not list(hardly_written(rows, 1_000_000))
+    ids = rows.ids.copy()
+    ids[:2] = 499
+    (said,) = hardly_written(replace(rows, ids=ids), 499)
+    assert said.startswith("50% of the tokens")
