@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows
@@ -64,7 +64,7 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
 
 def unknown_token(folder: Path) -> int | None:
     """What its tokenizer writes for what it cannot write, where that is nothing else."""
-    tokenizer = tokenizer_of(folder)
+    tokenizer: Any = tokenizer_of(folder)
     other = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
 
