@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from composer.errors import ComposerError
@@ -42,6 +42,24 @@ def alone(lock: Path, refusal: ComposerError | None) -> Iterator[bool]:
         with suppress(OSError):
             lock.unlink()  # while it is held, so that a process that waits for it sees that the file is gone
         os.close(descriptor)
+
+
+@contextmanager
+def working_in(folder: Path, refusal: type[ComposerError], busy: str) -> Iterator[None]:
+    """Makes a folder that results are written into, and holds its lock for the block. busy: how the message of a held one begins.
+
+    Raises ``refusal`` where it is a file, cannot be written to, or is held.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise refusal(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    held_by_another = refusal(f"{busy} {folder}. Wait until it has ended, or choose another --out.")
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone(inside(folder), held_by_another))
+        except OSError as error:
+            raise refusal(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
+        yield
 
 
 def say_if_unguarded(folder: Path) -> None:

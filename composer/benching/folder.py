@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from composer.benching.report import PHASES, BenchReport
 from composer.errors import BenchError
 from composer.files import write_whole
-from composer.locks import alone, inside
+from composer.locks import working_in
 
 BENCH, TABLE = "bench.json", "table.md"
 
@@ -20,15 +20,7 @@ def bench_folder(folder: Path, *, force: bool) -> Iterator[None]:
 
     force: replace the bench that is there. Raises BenchError.
     """
-    if folder.exists() and not folder.is_dir():
-        raise BenchError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
-    busy = BenchError(f"Another bench is at work on {folder}. Wait until it has ended, or choose another --out.")
-    with ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(alone(inside(folder), busy))
-        except OSError as error:
-            raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
+    with working_in(folder, BenchError, "Another bench is at work on"):
         check_free(folder, force=force)
         yield
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from composer.errors import SelectionError
 from composer.files import write_whole
-from composer.locks import alone, inside
+from composer.locks import working_in
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
 from composer.selection.plot import draw
 from composer.selection.report import By, Selection
@@ -99,21 +99,14 @@ def _write(found: Selection) -> None:
 
 @contextmanager
 def selection_folder(folder: Path, *, force: bool) -> Iterator[None]:
-    """Makes the folder of a selection, and locks it for the block. Raises SelectionError where other things stand in it.
+    """Makes the folder of a selection, and locks it for the block. force: replace the selection that is there.
 
-    force: replace the selection that is there; its student stays, if it is of the same spec.
+    Raises SelectionError where other things stand in it.
     """
-    if folder.exists() and not folder.is_dir():
-        raise SelectionError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
-    if (folder / SELECTION).is_file() and not force:
-        raise SelectionError(f"{folder} holds a selection. Choose another --out, or replace it: --force.")
-    known = {SELECTION, SPEC, PICTURE, STUDENT, f"{STUDENT}.run", BUILT}
-    if folder.is_dir() and any(path.name not in known and not path.name.startswith(".") for path in folder.iterdir()):
-        raise SelectionError(f"{folder} holds files that no selection wrote. Move them away, or choose another --out.")
-    busy = SelectionError(f"Another selection is at work on {folder}. Wait until it has ended, or choose another --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SelectionError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
-    with alone(inside(folder), busy):
+    with working_in(folder, SelectionError, "Another selection is at work on"):
+        if (folder / SELECTION).is_file() and not force:
+            raise SelectionError(f"{folder} holds a selection. Choose another --out, or replace it: --force.")
+        known = {SELECTION, SPEC, PICTURE, STUDENT, f"{STUDENT}.run", BUILT}
+        if any(path.name not in known and not path.name.startswith(".") for path in folder.iterdir()):
+            raise SelectionError(f"{folder} holds files that no selection wrote. Move them away, or choose another --out.")
         yield

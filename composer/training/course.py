@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from composer.data.packing import Batch
 from composer.training.unit import Unit
@@ -33,3 +34,27 @@ class Course(Protocol):
     def judge(self, batch: Batch, total: float) -> Losses:
         """The losses of all units, without gradients."""
         ...
+
+
+class WholeCourse:
+    """A student that runs whole, and all that trains is one unit. It learns in training mode: its layers can be checkpointed, and a
+    host's dropout drops."""
+
+    def __init__(self, student: nn.Module, unit: Unit) -> None:
+        self.units = [unit]
+        self._student, self._name = student, unit.name
+
+    def learn(self, batch: Batch, total: float) -> Losses:
+        self._student.train()
+        loss = self._loss(batch, total)
+        loss.backward()
+        return {self._name: loss.detach()}
+
+    @torch.no_grad()
+    def judge(self, batch: Batch, total: float) -> Losses:
+        self._student.eval()
+        return {self._name: self._loss(batch, total)}
+
+    def _loss(self, batch: Batch, total: float) -> Tensor:
+        """The loss of a batch, a sum divided by ``total``."""
+        raise NotImplementedError

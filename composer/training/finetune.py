@@ -14,7 +14,7 @@ from composer.errors import TrainingError
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
-from composer.training.course import Losses
+from composer.training.course import WholeCourse
 from composer.training.processes import added, count, shares
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
@@ -28,26 +28,15 @@ OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense
 """What hosts call the projection of queries, keys and values together, and that of the answer, where they do not call it o_proj."""
 
 
-class FinetuneCourse:
-    """All that trains is one unit. teacher: None where its distribution is not learned."""
+class FinetuneCourse(WholeCourse):
+    """teacher: None where its distribution is not learned."""
 
     def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
-        self.units = [unit]
-        self._student, self._stage, self._teacher = student, stage, teacher
+        super().__init__(student, unit)
+        self._stage, self._teacher = stage, teacher
 
     def count(self, batch: Batch) -> int:
         return _count(batch, self._stage.average)
-
-    def learn(self, batch: Batch, total: float) -> Losses:
-        self._student.train()
-        loss = self._loss(batch, total)
-        loss.backward()
-        return {MODEL: loss.detach()}
-
-    @torch.no_grad()
-    def judge(self, batch: Batch, total: float) -> Losses:
-        self._student.eval()
-        return {MODEL: self._loss(batch, total)}
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         logits, targets = logits_at_targets(self._student, batch)

@@ -12,41 +12,27 @@ from torch import Tensor
 from composer.data.packing import Batch
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
-from composer.training.course import Losses
+from composer.training.course import WholeCourse
 from composer.training.finetune import MODEL
 from composer.training.processes import within
 from composer.training.unit import Unit
 
 
-class ModelTransferCourse:
-    """The fresh parameters of all layers are one unit; everything else is frozen.
-
-    While it learns, the student is in training mode, as in stage 2: its layers can be checkpointed, and a host's dropout drops.
-    """
+class ModelTransferCourse(WholeCourse):
+    """The fresh parameters of all layers are one unit; everything else is frozen."""
 
     def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
-        self.units = [_unit(student, stage)]
-        self._student, self._teacher, self._stage = student, teacher, stage
+        super().__init__(student, _unit(student, stage))
+        self._model, self._teacher, self._stage = student, teacher, stage
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
-
-    def learn(self, batch: Batch, total: float) -> Losses:
-        self._student.train()
-        loss = self._loss(batch, total)
-        loss.backward()
-        return {MODEL: loss.detach()}
-
-    @torch.no_grad()
-    def judge(self, batch: Batch, total: float) -> Losses:
-        self._student.eval()
-        return {MODEL: self._loss(batch, total)}
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         """mse · Σ over real tokens of |h - h'|² / C, divided by ``total``."""
         with torch.no_grad():
             wanted = within(self._teacher, last_hidden, batch)
-        error = (within(self._student, last_hidden, batch).float() - wanted.float()).square().mean(-1)
+        error = (within(self._model, last_hidden, batch).float() - wanted.float()).square().mean(-1)
         return self._stage.mse * error.masked_fill(~batch.valid, 0.0).sum() / total
 
 
