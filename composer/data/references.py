@@ -124,6 +124,9 @@ def parse_reference(text: str) -> Reference:
         own = {key: value for key, value in options.items() if key not in common}
         _checked(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
         return _checked(TaskData, {"name": name, "options": own}, common, text)
+    meant = nearest(name, tasks())
+    if meant and not os.path.exists(name) and not options.keys() <= FileData.model_fields.keys():  # they are a task's
+        raise DataError(f"{text}: no file, folder or task {brief(name)}{meant}")
     return _checked(FileData, {"path": name}, options, text)
 
 

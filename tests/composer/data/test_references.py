@@ -72,3 +72,8 @@ def test_what_is_told(text: str, told: str) -> None:
         parse_reference(text)
     assert told in str(caught.value)
     assert text in str(caught.value)
+
+
+def test_a_misspelt_task_with_options_of_its_own_is_told_as_one() -> None:
+    with pytest.raises(DataError, match='qoute,samples=10: no file, folder or task "qoute"; did you mean "quote"'):
+        parse_reference("qoute,samples=10")
