@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.progress import Shown, told_of, without_theirs
@@ -206,7 +207,7 @@ def explain(
     resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
     _check_dtype(dtype)
     kind = dtype or (trunk.dtype if trunk else "float32")
-    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind)
+    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device_kind(device), dtype=kind)
 
 
 @in_words
