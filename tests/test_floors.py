@@ -13,7 +13,7 @@ FLOORS = (
     {"devices", "locks", "plotting", "trust"},
     {"graph"},
     {"spec"},
-    {"drawing", "model", "tasks"},
+    {"drawing", "model", "numbers", "tasks"},
     {"data", "weights"},
     {"api", "registration"},
     {"evaluation", "training"},

@@ -54,7 +54,9 @@ def evaluate(
     device: RunsOn = "cpu",
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples of a batch.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of the samples of a batch; 4k is 4,096.")] = str(
+        BATCH_TOKENS
+    ),
     harness: Annotated[
         str | None, typer.Option("--lm-eval", metavar="TASK,…", help="Tasks of lm-eval-harness, if it is installed.")
     ] = None,
