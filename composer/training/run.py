@@ -23,7 +23,8 @@ from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
-from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
+from composer.training.folder import check_run_folder, check_same, fingerprint, run_folder
+from composer.training.identity import SAID, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.measure import hardly_written, learned_nothing, seen_too_often
@@ -200,6 +201,12 @@ def open_run(
         "--bfloat16": options.autocast,
         "--backend": options.backend,
         "--stream": options.stream,
+        SAID: {
+            "--data": list(options.data),
+            "--held-out": list(options.held_out),
+            "--share": options.share,
+            "--held-out-rows": options.held_out_rows,
+        },
     }
     if options.resume:
         check_same(folder, identity)
