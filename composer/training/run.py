@@ -27,7 +27,7 @@ from composer.training.folder import check_run_folder, check_same, fingerprint, 
 from composer.training.identity import SAID, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
-from composer.training.measure import hardly_written, learned_nothing, seen_too_often
+from composer.training.measure import hardly_written, learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rows import bounded, doubt, rows_of, unknown_token
 from composer.training.rules import check_held_out
@@ -145,7 +145,7 @@ class TrainingRun:
     ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError, and TrainingError where it
         learned nothing and that is an error."""
-        doubt(learned_nothing(outcomes), self.options)
+        doubt(learned_nothing(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
@@ -186,7 +186,7 @@ def open_run(
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
     doubt(hardly_written(rows, unknown_token(student.source.folder)), options)
-    doubt(seen_too_often(stages, rows), options)
+    doubt(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
     identity = {
