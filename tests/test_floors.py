@@ -9,7 +9,7 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "progress", "tables", "versions", "words"},
+    {"errors", "files", "notices", "progress", "tables", "versions", "words"},
     {"devices", "locks", "plotting", "trust"},
     {"graph"},
     {"spec"},

@@ -113,10 +113,16 @@ def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
-    """How an evaluation goes: a bar on a terminal, a line as each cell begins elsewhere."""
+    """How an evaluation goes: a bar on a terminal; elsewhere a line as samples are made, and one as each cell begins."""
     begun: list[tuple[str, str, int]] = []
+    making: list[str] = []
 
     def line(progress: EvaluationProgress) -> None:
+        if progress.making:
+            if not making:
+                making.append("Making the samples …")
+                typer.echo(making[0], err=True)
+            return
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)

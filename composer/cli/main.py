@@ -24,7 +24,7 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
-from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
+from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, replace_what_cannot_be_shown
 from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
@@ -40,9 +40,9 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         replace_what_cannot_be_shown()
-        say_what_is_fetched()
         try:
-            return super().invoke(ctx)
+            with notices_shown():
+                return super().invoke(ctx)
         except (ComposerError, ConverterError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error

@@ -98,4 +98,5 @@ def bar_of(progress: EvaluationProgress) -> Shown:
 
 def cell_of(progress: EvaluationProgress) -> str:
     """Which model, task and length."""
-    return f"{progress.model}  {progress.task}  {progress.length:,}"
+    cell = f"{progress.model}  {progress.task}  {progress.length:,}"
+    return f"making samples  {cell}" if progress.making else cell

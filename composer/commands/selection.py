@@ -13,6 +13,7 @@ from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
+from composer.notices import doubt, inform
 from composer.numbers import Tokens, tokens_of
 from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
@@ -55,7 +56,7 @@ def select(
     student: Reference | None = None,
     force: bool = False,
     progress: bool | Callable[[StepProgress], None] = False,
-    tell: Callable[[str], None] = lambda said: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Selection:
     """Scores each layer of a source by what its own attention is worth in a student, and writes a spec that keeps the best.
 
@@ -67,7 +68,8 @@ def select(
     - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
     - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
     - force: replace the selection that stands at ``out``. A run that was stopped is gone on with otherwise.
-    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages.
+    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages;
+      left out, they are those of the log ``composer``.
 
     Raises ComposerError.
 
@@ -120,7 +122,8 @@ def select(
             seed=seed,
             device=device,
             backend=backend,
-            tell=tell,
+            tell=tell or inform,
+            warn=tell or doubt,
         )
         options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
         return select_layers(loaded, given, folder, training, options)

@@ -18,6 +18,7 @@ from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
+from composer.notices import doubt
 from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.explain import explain_resolved
@@ -89,6 +90,7 @@ def generate(
         import torch
 
         from composer.model.generation import keep_tokens_alone
+        from composer.tasks.unknown import hardly_written, unknown_token
 
         loaded, folder = _loaded(str(model), device, backend)
         tokenizer = _tokenizer(folder)
@@ -96,6 +98,8 @@ def generate(
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
+        if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
+            doubt(said)
         torch.manual_seed(seed)
         keep_tokens_alone(loaded)
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}

@@ -16,8 +16,6 @@ FIFTH = 0.25
 """Rows to evaluate for one to learn from, so that evaluation takes a fifth of a stage where it takes as long as learning."""
 MOST_PASSES = 20
 """Times that a stage sees the same tokens before somebody should be told."""
-MOST_UNKNOWN = 0.02
-"""Share of tokens that stand for what a tokenizer cannot write, before somebody should be told."""
 
 
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
@@ -49,16 +47,6 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
             f"{name} has data of {plural(rows.tokens, 'token')} in {plural(len(rows), 'row')}{often}. {plural(steps, 'step')} of "
             f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
             f"{needed * rows.sequence:,} tokens, or more. Give it more{fewer}."
-        )
-
-
-def hardly_written(rows: PackedRows, unknown: int | None) -> Iterator[str]:
-    """What to say of texts that the tokenizer cannot write. unknown: the token that it has for that; None where it has none."""
-    share = float((rows.ids[rows.valid] == unknown).mean()) if unknown is not None and rows.valid.any() else 0.0
-    if share > MOST_UNKNOWN:
-        yield (
-            f"{share:.0%} of the tokens of the data are the one that the tokenizer has for what it cannot write, so they are "
-            "hardly there. Take texts that the model's tokenizer can write."
         )
 
 

@@ -27,9 +27,9 @@ from composer.training.folder import check_run_folder, check_same, fingerprint, 
 from composer.training.identity import SAID, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
-from composer.training.measure import hardly_written, learned_nothing, too_few
+from composer.training.measure import learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, doubt, rows_of, unknown_token
+from composer.training.rows import bounded, doubt, rows_of, unwritten
 from composer.training.rules import check_held_out
 from composer.training.student import Student
 from composer.training.table import losses, remarks
@@ -64,7 +64,7 @@ class TrainingOptions:
     - merge: fold adapters into the weights at the end.
     - strict: a run that learns nothing, or sees few tokens too often, is an error.
     - watch: called after each step.
-    - tell: called with messages to the user.
+    - tell: called with messages to the user. warn: with what makes one doubt the run; None: tell is.
     """
 
     data: Sequence[str]
@@ -85,6 +85,7 @@ class TrainingOptions:
     strict: bool = False
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
+    warn: Callable[[str], None] | None = None
 
 
 class TrainingReport(Readable, Closed):
@@ -185,7 +186,7 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
-    doubt(hardly_written(rows, unknown_token(student.source.folder)), options)
+    doubt(unwritten(student.source.folder, rows), options)
     doubt(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)

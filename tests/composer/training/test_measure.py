@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Transfer
 from composer.training.loop import Outcome, every, length_of
-from composer.training.measure import hardly_written, learned_nothing, rows_to_evaluate, some, too_few
+from composer.training.measure import learned_nothing, rows_to_evaluate, some, too_few
 from tests.composer.training.runs import rows_of, run
 
 
@@ -106,13 +105,3 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
     (said,) = learned_nothing([outcome], {"transfer": stage}, rows)
     assert said.endswith("Its data are 10 tokens, and do not fill a step: give it more.")
-
-
-def test_texts_that_the_tokenizer_cannot_write_are_told() -> None:
-    rows = rows_of(lengths=(16,) * 4)
-    assert not list(hardly_written(rows, None))
-    assert not list(hardly_written(rows, 1_000_000))
-    ids = rows.ids.copy()
-    ids[:2] = 499
-    (said,) = hardly_written(replace(rows, ids=ids), 499)
-    assert said.startswith("50% of the tokens")
