@@ -242,3 +242,13 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     assert result.stderr.count('--set head.memory.0.sise=8  head.memory[0].sise: unknown key "sise"') == 2
     (one,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
     assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)
+
+
+def test_quiet_prints_mistakes_alone(compose: Compose) -> None:
+    Path("wrong.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
+    good = compose("check", "lolcats", "lawcat", "--quiet")
+    assert (good.exit_code, good.output) == (0, "")
+    result = compose("check", "lolcats", "wrong.yaml", "-q")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("wrong.yaml:3:24  head.colour: ")
+    assert len(result.stderr.splitlines()) == 1
