@@ -4,10 +4,10 @@ once."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from composer.inspection.pictures.style import OF_MEMORIES
@@ -25,35 +25,15 @@ from composer.plotting import (
     whole_ticks,
     within_shares,
 )
+from tests.composer.eyes import EYES, contrast, lab
 from tests.composer.legible import assert_legible, words_of
 
-EYES = {
-    "all cones": np.eye(3),
-    "no red cones": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "no green cones": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "no blue cones": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
-}
-"""Of linear RGB: what an eye of this kind sees (Machado, Oliveira & Fernandes 2009, table 1, severity 1)."""
-XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
-WHITE = np.array([0.95047, 1.0, 1.08883])
 APART = 15.0
 """CIE 1976 colour difference: 2.3 is just noticed."""
 
 
-def linear(colour: str) -> np.ndarray[Any, Any]:
-    channels = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
-    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-
-
-def lab(light: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    ratio = XYZ @ np.clip(light, 0, 1) / WHITE
-    f = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
 def nearest(colours: tuple[str, ...], eyes: str) -> float:
-    seen = [lab(EYES[eyes] @ linear(one)) for one in colours]
-    return min(float(np.linalg.norm(one - other)) for one, other in itertools.combinations(seen, 2))
+    return min(math.dist(lab(one, eyes), lab(other, eyes)) for one, other in itertools.combinations(colours, 2))
 
 
 @pytest.mark.parametrize("eyes", EYES)
@@ -63,16 +43,16 @@ def test_colours_are_told_apart(eyes: str) -> None:
 
 def test_the_measure_finds_what_is_confused() -> None:
     """matplotlib's own green, red and orange, and two greens."""
-    assert nearest(("#2ca02c", "#d62728", "#ff7f0e"), "all cones") > 40
-    assert nearest(("#2ca02c", "#d62728"), "no green cones") < APART
-    assert nearest(("#2ca02c", "#ff7f0e"), "no red cones") < APART
-    assert nearest(("#009E73", "#10A078"), "all cones") < APART
+    assert nearest(("#2ca02c", "#d62728", "#ff7f0e"), "all colours") > 40
+    assert nearest(("#2ca02c", "#d62728"), "no middle cones") < APART
+    assert nearest(("#2ca02c", "#ff7f0e"), "no long cones") < APART
+    assert nearest(("#009E73", "#10A078"), "all colours") < APART
 
 
 def test_colours_are_seen_on_white() -> None:
     """Yellow, which Okabe and Ito have too, would have 1.3."""
     for one in COLOURS:
-        assert 1.05 / (float(XYZ[1] @ linear(one)) + 0.05) > 2.2
+        assert contrast(one, "#ffffff") > 2.2
 
 
 def test_memories_have_colours_of_the_palette() -> None:
