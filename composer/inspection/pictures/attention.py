@@ -127,7 +127,8 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
             whole_ticks(axis, most=4)
             if place // across == down - 1 and row == rows - 1:
                 axis.set_xlabel("token")
-    bar = figure.colorbar(mesh, ax=axes, label="weight of a token", shrink=0.6, aspect=30)
+    of = "a token" if found.bin == 1 else f"{found.bin} tokens"
+    bar = figure.colorbar(mesh, ax=axes, label=f"weight of {of}", shrink=0.6, aspect=30, pad=0.01)
     bar.ax.yaxis.set_major_formatter(lambda weight, _: f"{weight:g}")
     says = (
         "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "
