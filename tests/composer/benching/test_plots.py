@@ -15,6 +15,8 @@ from composer.benching.report import BenchReport
 from tests.composer.benching.made_up import report
 from tests.composer.legible import assert_legible, kept_open
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

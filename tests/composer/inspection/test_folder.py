@@ -16,6 +16,8 @@ from composer.inspection.folder import PAGE, SUMMARY
 from tests.composer.inspection.conftest import TEACHER
 from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, opened
 
+pytestmark = pytest.mark.drawn
+
 QUICK: dict[str, Any] = {"length": 96, "queries": 8}
 
 

@@ -14,6 +14,8 @@ from composer.training.journal import BOARD, LOG, Journal, draw
 from tests.composer.legible import assert_legible, kept_open
 from tests.composer.training.stages import StoppedError, log
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
