@@ -105,9 +105,9 @@ class Memory(Part):
         return {}
 
     @property
-    def brings_values(self) -> bool:
-        """It answers with values of its own, too, beside those of tokens."""
-        return False
+    def brings_values(self) -> tuple[str, ...]:
+        """Its parameters that values of its own come from, which it answers with beside those of tokens: linear in both."""
+        return ()
 
     @property
     def called(self) -> str:
