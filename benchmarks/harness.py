@@ -65,7 +65,7 @@ def rounds(runs: Mapping[str, Run], seconds: float, device: str, *, most: int = 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a benchmark is meant to reach. found: the figure; None: there is none. bound: what it may at most, or must at least, be."""
+    """What a benchmark is meant to reach. found: the figure, or None. bound: what it may be at most, or must be at least."""
 
     says: str
     found: float | None

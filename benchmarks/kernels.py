@@ -5,8 +5,8 @@
 B 1, H 32, D 128, bfloat16, forward and with the way back. All are timed in turn, minimum and median of many runs: read the ratios.
 Nothing is timed before it agrees with what it is measured by. How far outputs lie from the definition in float64 is measured at
 2,048 tokens, and whether they are finite at 131,072. What the seconds do not suffice for is not run, and says so. Writes
-benchmarks/results/kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/kernels.py --quick --device
-cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
+benchmarks/results/kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/kernels.py --quick
+--device cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,7 @@ def drawn(size: Size, length: int) -> Drawn:
     """Features, values, decays and rates that nothing overflows on."""
     shape, kind = (1, length, size.heads, size.width), {"device": size.device, "dtype": size.dtype}
     narrow = {name: torch.randn(shape, **kind) for name in ("query", "key", "value")}
-    unit = {
-        f"unit_{name}": torch.nn.functional.normalize(narrow[name].float(), dim=-1).to(size.dtype) for name in ("query", "key")
-    }
+    unit = {f"unit_{name}": torch.nn.functional.normalize(narrow[name].float(), dim=-1).to(size.dtype) for name in ("query", "key")}
     shares = {f"{name}_features": narrow[name].float().softmax(-1).to(size.dtype) for name in ("query", "key")}
     decays = {
         "head": torch.nn.functional.logsigmoid(torch.randn(shape[:3], device=size.device) + 4),
@@ -143,8 +142,8 @@ def measured(size: Size, length: int, seconds: float) -> list[Row]:
             if not row["difference"] <= CLOSE:
                 sys.exit(f"{name} at {length} tokens is {row['difference']:.1e} away from fla's own function: nothing is timed")
             runs = {
-                "form": differentiated(lambda name=name: lowered(name, given), leaves),
-                "by hand": differentiated(lambda name=name: by_hand(name, given), leaves),
+                "form": differentiated(partial(lowered, name, given), leaves),
+                "by hand": differentiated(partial(by_hand, name, given), leaves),
                 "attention": differentiated(attention(given), leaves),
             }
             for run in runs.values():
@@ -173,8 +172,12 @@ def goals(rows: Sequence[Row], exact: Sequence[Row]) -> list[Goal]:
     for name in ("linear", "linear, normalised", "decay by channel, normalised"):
         long = [row for row in rows if row["form"] == name and row["tokens"] >= PASSED[0]]
         ratios = [None if row["failure"] else over(row, "by hand") for row in long]
-        found.append(Goal(f"{name}: time over fla's by hand, from {PASSED[0]:,} tokens on", worst(ratios, "at most"), "at most", PASSED[1]))
-    found.append(Goal("largest error of any form against float64", worst((row["error"] for row in exact), "at most"), "at most", CLOSE))
+        found.append(
+            Goal(f"{name}: time over fla's by hand, from {PASSED[0]:,} tokens on", worst(ratios, "at most"), "at most", PASSED[1])
+        )
+    found.append(
+        Goal("largest error of any form against float64", worst((row["error"] for row in exact), "at most"), "at most", CLOSE)
+    )
     finite = worst((float(row["finite"]) if row["long"] == LONG else None for row in exact), "at least")
     found.append(Goal(f"all outputs at {LONG:,} tokens are finite", finite, "at least", 1))
     return found

@@ -1,4 +1,4 @@
-"""The bench of forms in Triton's interpreter: it agrees with fla's functions and with float64, and its goals follow from its rows."""
+"""The bench of forms in Triton's interpreter: it agrees with fla's functions and float64, and goals follow from its rows."""
 
 from __future__ import annotations
 
