@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import composer
+from composer.benching.trial import RECORDED
 from composer.model.cache import SEEN, ComposedCache
+from composer.model.recorded import may_record
 
 TEACHER = "teacher"
 STUDENTS = ("lolcats", "lawcat", "lola", "gated-delta")
@@ -77,6 +79,19 @@ class Contestant:
         ids = self._ids(batch, 1)
         return lambda: self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
+    def record(self, cache: Any, run: Callable[[], Any]) -> bool:
+        """Have the runs on this cache replayed from here on, where they can be."""
+        if not may_record(self.model):
+            return False
+        recorder = self.model.recording(cache)
+        for _ in range(RECORDED):
+            run()
+        return recorder.replays
+
+    def forget(self) -> None:
+        """Free what has been recorded."""
+        self.model.recorder = None
+
     def ids(self, batch: int, length: int) -> Tensor:
         """Random tokens ``B T``."""
         return self._ids(batch, length)
@@ -92,6 +107,13 @@ class Contestant:
 
 class Teacher(Contestant):
     """transformers' model with SDPA and its own cache of keys and values, which is filled with random numbers."""
+
+    def record(self, cache: Any, run: Callable[[], Any]) -> bool:
+        """transformers records no step with a cache that grows."""
+        return False
+
+    def forget(self) -> None:
+        pass
 
     def at(self, position: int, batch: int) -> Any:
         config, cache = self.model.config, DynamicCache()

@@ -4,10 +4,11 @@
     python benchmarks/whole_models.py --sizes tiny --device cpu --prefill 64,128 --decode 600,1200 --batches 1,2 --train 32
 
 Random weights, made on the device, in bfloat16 (float32 on a CPU); the students share the teacher's. Prefill is one pass over a
-prompt with the logits of its last token; decode one token of each row far into a text; training the loss on each next token and the
-gradients of all weights, 4,096 tokens a step, without the optimiser, which costs all the same. All take turns at each workload, and
-each has its minimum and median: read the ratios. The first run of each warms up and measures memory. A teacher's cache is filled
-with random numbers; a student's state is that after the last 512 tokens before the position: it is as large as any.
+prompt with the logits of its last token; decode one token of each row far into a text, by students in a CUDA graph; training the
+loss on each next token and the gradients of all weights, 4,096 tokens a step, without the optimiser, which costs all the same. All
+take turns at each workload, and each has its minimum and median: read the ratios. The first run of each warms up, and memory is
+measured in it. A teacher's cache is filled with random numbers; a student's state is that after the last 512 tokens before the
+position, which is as large as any.
 
 What there is no memory for is a cell that says so. A table has so many seconds (--seconds) beside what is done before it, where
 kernels are compiled and tuned; what they do not suffice for is not run, and says so. Writes
@@ -68,6 +69,8 @@ class Bench:
             self.free()
 
     def free(self) -> None:
+        for one in self.contestants:
+            one.forget()
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -93,7 +96,8 @@ class Bench:
             return row | {"failure": NO_TIME}
         try:
             with room():
-                run, held = self.prepared(one, workload)
+                run, cache = self.prepared(one, workload)
+                held = cache_bytes(cache)
                 gauge = allocated(self.device) if self.device.startswith("cuda") else unmeasured
                 began = time.perf_counter()
                 answer, peak = gauge(run, held)
@@ -103,19 +107,21 @@ class Bench:
                     row["finite"] = bool(torch.isfinite(answer.logits).all())
                     held = cache_bytes(answer.past_key_values)
                     del answer
+                if cache is not None:
+                    row["replayed"] = one.record(cache, run)
                 runs[one.name] = run
                 return row | {"peak_bytes": peak, "state_bytes": held or None}
         except NoRoom:
             self.free()  # the error is gone, and with it the frames that held what there was no room beside
             return row | {"failure": NO_ROOM}
 
-    def prepared(self, one: Contestant, workload: Workload) -> tuple[Callable[[], Any], int]:
-        """The run, and the bytes of the cache that it starts with."""
+    def prepared(self, one: Contestant, workload: Workload) -> tuple[Callable[[], Any], Any]:
+        """The run, and the cache that it starts with."""
         if workload.kind == "decode":
             cache = one.at(workload.tokens, workload.batch)
-            return one.decoding(cache, workload.batch), cache_bytes(cache)
+            return one.decoding(cache, workload.batch), cache
         ids, run = one.ids(workload.batch, workload.tokens), one.prefill if workload.kind == "prefill" else one.train
-        return lambda: run(ids), 0
+        return lambda: run(ids), None
 
     def expects(self, one: Contestant, workload: Workload) -> float:
         """Seconds of a run, after the last one of its kind; 0 where there has been none, and for a token in decode."""

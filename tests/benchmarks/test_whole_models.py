@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import contestants as contestants_module
 from benchmarks import whole_models
 from benchmarks.contestants import BEFORE, SIZES, STUDENTS, TEACHER, Contestant, make
 from benchmarks.harness import NO_ROOM, NO_TIME
 from benchmarks.whole_models import Bench, Workload, cell, columns, goals, main
 from composer.model.cache import SEEN
+from tests.composer.model.recording import on_a_cpu
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +189,10 @@ def test_warming_up_runs_each_kind_once(contestants: list[Contestant]) -> None:
     whole_models.warm(bench, [Workload("prefill", 8, 1), Workload("decode", 513, 1), Workload("train", 8, 1)])
     assert bench.expected == {}
     assert all(weight.grad is None for one in contestants for weight in one.model.parameters())
+
+
+def test_students_decode_by_what_is_recorded(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_cpu(monkeypatch, contestants_module)
+    rows = list(Bench(contestants, "cpu", 600.0, most=2).table([Workload("decode", 600, 2)]))
+    assert [row["replayed"] for row in rows] == [False, *[True] * len(STUDENTS)]
+    assert all(getattr(one.model, "recorder", None) is None for one in contestants)
