@@ -25,64 +25,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Figures, Goal, about, rounds, settle_of, show_goals, worst, write
-from blocks.feature_maps.hedgehog import Hedgehog
+from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, show_goals, worst, write
+from benchmarks.own_heads import HEADS, Bench, Run, apart, maps, taps_and_map
 from blocks.flow import Tokens
-from blocks.legend import Shape
 from composer.benching.turns import NoRoom, room
 from composer.graph.program import FallsBack
-from composer.model.head import Head
-from composer.spec.loading import load_spec
-from composer.spec.resolve import Dimensions, resolve
 
-SIZE = Dimensions(hidden_size=4096, layers=1, heads=32, key_heads=8, head_dim=128, rope_theta=500_000.0)
-SMALL = Dimensions(hidden_size=32, layers=1, heads=2, key_heads=1, head_dim=16, rope_theta=10_000.0)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-HEADS = {
-    "lolcats": ("lolcats", ("head.feature_map.dim=128",)),
-    "lolcats-terraced": ("lolcats-terraced", ("head.feature_map.dim=128",)),
-    "lola": ("lola", ("head.feature_map.dim=128", "head.memory.1.size=128")),
-}
 COMPOSED = frozenset({"lolcats", "lolcats-terraced"})
 """Those that fla's forms, too, compose; of the others it has no part but the state, below a loop of PyTorch's."""
 ASKED, EXACT, LONG, CLOSE = 8192, 1024, 131_072, 2e-2
 """Tokens at which goals ask for times, at which errors are measured, and at which outputs are looked at; the largest error."""
-Run = Callable[[], Any]
-
-
-class Bench:
-    """Where it runs, how often, and for how long. waiting: how many measurements the time that is left is for."""
-
-    def __init__(self, device: str, quick: bool, seconds: float = 100.0) -> None:
-        self.device, self.quick = device, quick
-        self.size = SMALL if quick else SIZE
-        self.kind = torch.float32 if device == "cpu" else torch.bfloat16
-        self.budget, self.waiting = Budget(seconds), 1
-
-    def in_turn(self, runs: dict[str, Run]) -> dict[str, Figures | None]:
-        """Seconds of each, taken in turn after one warm-up, for its share of the time that is left."""
-        for run in runs.values():
-            run()
-        settle_of(self.device)()
-        share = max(self.budget.left, 0.0) / self.waiting
-        return rounds(runs, share, self.device, most=1 if self.quick else 100)
-
-    def head(self, name: str) -> tuple[Head, Shape]:
-        """With small windows where all is small."""
-        spec, overrides = HEADS[name]
-        small = ["head.memory.0.size=8", *(["head.memory.1.size=8"] if name == "lola" else []), "head.feature_map.dim=16"]
-        resolved = resolve(load_spec(spec, small if self.quick else list(overrides)), self.size)
-        (head,), shape = resolved.heads.values(), self.size.shape(self.size.heads)
-        made, generator = Head(head, shape), torch.Generator().manual_seed(0)
-        for module in made.modules():
-            if hasattr(module, "fill"):
-                module.fill(generator)  # pyright: ignore[reportCallIssue]
-        return made.to(self.device, self.kind), shape
-
-    def inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        sizes = ((shape.hidden_size,), (shape.heads, shape.head_dim), *[(shape.key_heads, shape.head_dim)] * 2)
-        return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -90,11 +43,6 @@ def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     rows = [states.transpose(1, 2) for states in (query, key, value)]
     attend = torch.nn.functional.scaled_dot_product_attention
     return attend(rows[0], rows[1], rows[2], is_causal=True, enable_gqa=True).transpose(1, 2)
-
-
-def apart(found: Tensor, other: Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
-    return ((found.double() - other.double()).abs().max() / other.double().abs().max()).item()
 
 
 def prefill(bench: Bench, name: str, length: int, *, backward: bool) -> dict[str, Any]:
@@ -162,29 +110,6 @@ def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
         return found | bench.in_turn({"triton": lambda: run("triton"), "torch": lambda: run("torch")})
 
 
-def maps(bench: Bench, length: int) -> dict[str, Any]:
-    """Hedgehog's features of queries, forward and backward."""
-    _, shape = bench.head("lolcats")
-    part = Hedgehog().resolved(shape)
-    weight = torch.randn(part.parameters(shape)["query_weight"].shape, generator=torch.Generator().manual_seed(2))
-    weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
-    query = bench.inputs(shape, 1, length)[1].requires_grad_()
-
-    def fused() -> Tensor:
-        from blocks.fused.shares import shares
-
-        features = shares(query, weight, None, skip=False, sides=2, floor=part.floor)
-        features.square().sum().backward()
-        return features.detach()
-
-    def composed() -> Tensor:
-        features = part.map_query({"query_weight": weight}, query)
-        features.square().sum().backward()
-        return features.detach()
-
-    return {"apart": apart(fused(), composed())} | bench.in_turn({"triton": fused, "torch": composed})
-
-
 def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[[Bench], dict[str, Any]]]:
     """All that is measured, by what the table says of it; what goals ask for comes first."""
     found: dict[str, Callable[[Bench], dict[str, Any]]] = {}
@@ -199,6 +124,7 @@ def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[
             add(f"lolcats with backward {length}", prefill, "lolcats", length, backward=True)
             add(f"lola forward {length}", prefill, "lola", length, backward=False)
             add(f"hedgehog with backward {length}", maps, length)
+            add(f"taps and hedgehog with backward {length}", taps_and_map, length)
     for batch in batches:
         for name in ("lolcats", "lola"):
             add(f"{name} decode, batch {batch}", decode, name, batch)
