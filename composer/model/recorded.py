@@ -7,6 +7,7 @@ and those of the token and its logits, stay where they are: a step writes what i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ class Recorder:
         self._ids.copy_(ids)
         self._hold()
         assert self._replay is not None
-        logits = self._replay().clone()  # the next step writes over it
+        with _on(ids):
+            logits = self._replay().clone()  # the next step writes over it
         for layer in range(len(self.cache.layers)):
             self.cache.state(layer).columns += 1
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
@@ -114,7 +116,8 @@ class Recorder:
             self._fixed.append({name: tensor.clone() for name, tensor in held.tensors.items()})
             held.tensors = dict(self._fixed[layer])  # layer by layer, so that what they were is free
         try:
-            self._replay = self._record(self._written)
+            with _on(ids):
+                self._replay = self._record(self._written)
         except RuntimeError as error:
             self._off = True
             tell(f"a step of decode cannot be recorded, and runs launch by launch: {str(error).partition(chr(10))[0]}")
@@ -151,6 +154,11 @@ class Recorder:
     def __reduce__(self) -> tuple[Any, ...]:
         """A graph belongs to the tensors that it was recorded with: a copy has none."""
         return type(None), ()
+
+
+def _on(ids: Tensor) -> AbstractContextManager[Any]:
+    """Within, the device of the tokens is the one at hand."""
+    return torch.cuda.device(ids.device) if ids.is_cuda else nullcontext()
 
 
 def _one(kept: Any) -> bool:
