@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Json, RunsOn
+from composer.cli.options import Backend, Graph, Json, RunsOn
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
@@ -22,6 +22,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
+    graph: Graph = True,
     as_json: Json = False,
 ) -> None:
     """Let a model continue a prompt, and print both."""
@@ -35,6 +36,7 @@ def generate(
         seed=seed,
         device=device,
         backend=backend,
+        graph=graph,
     )
     if as_json:
         print_json(found.model_dump(mode="json"))

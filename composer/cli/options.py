@@ -39,6 +39,7 @@ Backend = Annotated[
     str,
     typer.Option("--backend", help="auto takes each part's fastest form; reference is the definition, torch runs anywhere."),
 ]
+Graph = Annotated[bool, typer.Option("--graph/--no-graph", help="On a GPU, record the step of a token once, and replay it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; warnings and results are printed all the same.")]
 Data = Annotated[

@@ -68,12 +68,14 @@ def generate(
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
+    graph: bool = True,
 ) -> Generated:
     """Lets a model continue a prompt.
 
     - model: a folder, built or not, or a model of the Hub; it brings its tokenizer.
     - max_new_tokens: at most so many (``"1k"`` is 1,024); fewer where the model ends its text.
     - temperature: 0 takes the likeliest token; above, tokens are sampled, among the likeliest of probability ``top_p``.
+    - graph: on a GPU, record the step of a token once, as a CUDA graph, and replay it.
 
     Raises ComposerError, also where memory does not suffice, and then says what takes it.
 
@@ -102,6 +104,7 @@ def generate(
             doubt(said)
         torch.manual_seed(seed)
         keep_tokens_alone(loaded)
+        loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
         with _room_for(loaded, count + most), _said_by(folder / GENERATION_CONFIG):
