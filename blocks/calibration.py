@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from blocks.legend import Bool, Float, Tensor, torch
 
-STEPS = 6
+STEPS = 20
 """Of L-BFGS on what is cached: more of them fit these rows better, and others worse."""
 FAINT = 1e-6
 """What every pair that is held weighs beside the teacher's weight, so that a head without any has an age, too."""
@@ -50,8 +50,8 @@ class Attended:
         return aged / mass.clamp(min=torch.finfo(mass.dtype).tiny)
 
     def rate(self, heads: int) -> Float[Tensor, " n"]:
-        """-log α of so many groups of heads: weights α^age that add up to 1 have a mean age of about 1 / -log α, half of them within
-        a half-life of log 2 times that."""
+        """-log α of so many groups of heads: weights in proportion to α^age have a mean age of about 1 / -log α, and half of them
+        lie within log 2 times that, the half-life."""
         return 1.0 / self.mean_age(heads).clamp(min=NEAREST)
 
     def shift(self) -> Float[Tensor, " H"]:
@@ -71,8 +71,8 @@ class Attended:
 
 
 def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float[Tensor, "B Q H"] | None) -> Tensor:
-    """The cross-entropy of weights ∝ exp(scores) beside the teacher's, a mean over its weight: of what the memory holds by itself, or,
-    where ``rest`` is the logarithm of the mass of all else, beside that as one more pair."""
+    """The cross-entropy of weights in proportion to exp(scores) with the teacher's, a mean over its weight: of what the memory
+    holds alone, or, where ``rest`` is the logarithm of the mass of all else, with that as one more pair."""
     held, wanted = attended.held, attended.weights
     scores = scores.masked_fill(~held, -math.inf)
     if rest is not None:

@@ -135,8 +135,8 @@ class FeatureMap(Part):
         return fresh
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """Its matrices and biases after a few steps on cached queries and keys towards the teacher's weights, as φ(q)·φ(k) is linear
-        in no matrix. A map without any keeps its start, and so does one whose features may be negative: they weigh nothing."""
+        """Its matrices and biases after a few steps on cached queries and keys towards the teacher's weights: φ(q)·φ(k) is linear
+        in no matrix, so there is no closed form. A map without any keeps its start, and one whose features may be negative."""
         if not self.linear or not self.positive or attended.query is None or attended.key is None:
             return {}
         rest: Tensor | None = None

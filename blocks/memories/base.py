@@ -108,8 +108,8 @@ class Memory(Part):
         return {}
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """A learned weight σ, so that the memory's mean share of each head is the teacher's, in closed form but for a search over one
-        number. Where nothing but its mass counts against others, it stays below 1."""
+        """A learned weight σ, so that the memory's mean share of each head is the teacher's: found by halving an
+        interval. A factor of a mass stays below 1."""
         if self.weight != "learned" or attended.balanced is None:
             return {}
         weight = parameters["weight"]

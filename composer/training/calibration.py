@@ -6,6 +6,7 @@ is forgotten, so that no more is in memory than one layer's weights of some toke
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ from composer.training.loop import length_of
 from composer.training.transfer import Lesson, answers, teach
 from composer.weights.record import Start
 
-ROWS, TOKENS = 24, 8192
+ROWS, TOKENS = 32, 8192
 """That are looked at, at most: the first that the stage takes."""
 QUERIES = 32
 """Tokens of each row whose attention is looked at, evenly spaced."""
@@ -62,13 +63,14 @@ def joined(starts: Sequence[Start]) -> Start | None:
     if not starts:
         return None
     calibrated = tuple(name for start in starts for name in start.calibrated)
-    return Start(calibrated=calibrated, kept=tuple(name for start in starts for name in start.kept))
+    kept = tuple(name for start in starts for name in start.kept)
+    return Start(calibrated=calibrated, kept=kept, seconds=sum(start.seconds for start in starts))
 
 
 @torch.no_grad()
 def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Start:
     """The same for one layer, whose attention has this full name, by one batch."""
-    length = lesson.hidden.shape[1]
+    began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     asked = ((head, given) for _, head, given in _asked(teacher, lesson, backend))
     wanted = torch.cat([implied_weights(head, given, queries, backend).total().clamp(min=0) for head, given in asked], dim=2)
@@ -83,7 +85,7 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
                 (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
-    return Start(calibrated=tuple(calibrated), kept=tuple(kept))
+    return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
 
 
 def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, Given]]:
@@ -99,8 +101,8 @@ def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[t
 
 
 class _Calibration:
-    """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first: what a map has to make up for
-    depends on them; then maps, then the weights of memories, which depend on both."""
+    """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first, as what a map has to make
+    up for depends on them; then maps, then the weights of memories, which depend on both."""
 
     def __init__(self, head: Head, given: Given, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
         self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend

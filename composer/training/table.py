@@ -28,10 +28,10 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
         f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
         for outcome in report.stages
     ]
-    for outcome in report.stages:
-        if outcome.start is not None:
-            calibrated, kept = (_parts(names) for names in (outcome.start.calibrated, outcome.start.kept))
-            said.append(f"{outcome.stage}: started by the teacher's attention: {calibrated}; as they were: {kept}")
+    for start in (outcome.start for outcome in report.stages):
+        if start is not None:
+            calibrated, kept = _parts(start.calibrated), _parts(start.kept)
+            said.append(f"By the teacher's attention started {calibrated}, in {start.seconds:.0f} s; as they were: {kept}.")
     if report.loss is not None and report.teacher_loss is not None:
         said.append(f"The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
     judged = any(outcome.before for outcome in report.stages)

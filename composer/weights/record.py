@@ -63,6 +63,7 @@ class Start(Closed):
     """By what the teacher attends to."""
     kept: tuple[str, ...]
     """As they were: nothing of the teacher's attention says how these should."""
+    seconds: float
 
 
 class TrainedStage(Closed):
