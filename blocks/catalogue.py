@@ -17,6 +17,7 @@ from blocks.qk_norms import QUERY_KEY_NORMS, QueryKeyNormConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
 from blocks.scores import SCORES, ScoreConfig
+from blocks.unshared import UNSHARES, UnshareConfig
 from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
@@ -33,11 +34,13 @@ __all__ = [
     "RateConfig",
     "ReadConfig",
     "ScoreConfig",
+    "UnshareConfig",
     "ValuePositionConfig",
 ]
 
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "mix input": MIXERS,
+    "unshare": UNSHARES,
     "qk norm": QUERY_KEY_NORMS,
     "position": POSITIONS,
     "value position": VALUE_POSITIONS,
