@@ -1,4 +1,4 @@
-"""``make evidence``: run what is missing, then write the page. Stop it whenever you like; it goes on where it was."""
+"""``make evidence``: run what is missing, then write the pages. Stop it whenever you like; it goes on where it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import page, speed
+from evidence import choosing, page, speed
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
 
@@ -25,9 +25,9 @@ def main(
     work: Annotated[Path, typer.Option(help="Where models and steps stand.")] = Path(OUT),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
-    page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the page of what is kept.")] = False,
+    page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the pages of what is kept.")] = False,
 ) -> None:
-    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md."""
+    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md and docs/choosing.md."""
     unknown = [name for name in only or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(NAMES)}', param_hint="--only")
@@ -45,6 +45,7 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
     page.write()
+    choosing.write()
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(1 if failures else 0)

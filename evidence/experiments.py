@@ -100,4 +100,25 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, MACCHIATO, LOLA, LOLA_FAR, TRANSFER, LATTE)}
+FULL_RECIPE = (
+    "recipe.sequence=256",
+    "recipe.rows=whole",
+    "recipe.transfer={lr: 3e-2, epochs: null, tokens: null, steps: 200, batch: 16, warmup: 10, schedule: cosine, final: 0.05}",
+    "recipe.finetune={lr: 3e-3, fresh_lr: 3e-3, epochs: null, tokens: null, steps: 600, batch: 16, average: rows, warmup: 10, "
+    "schedule: cosine, final: 0.05, lora: {rank: 8, alpha: 16, targets: [q, k, v, o]}}",
+)
+"""Both stages with eight times the rows: 3,200 and 9,600."""
+FULL = Experiment(
+    "full",
+    (
+        "specs/lolcats.yaml",
+        "specs/lawcat.yaml",
+        "evidence/specs/ours-delta.yaml",
+        "evidence/specs/ours-kda.yaml",
+        "evidence/specs/macchiato-full.yaml",
+    ),
+    replace(SCORED, data=("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200"), share=0.0),
+    FULL_RECIPE,
+)
+LOLA_FULL = Experiment("lola-full", ("evidence/specs/lola-cache.yaml:lola-32",), SCORED, trained=("full", "lolcats"))
+EXPERIMENTS = {one.name: one for one in (FULL, LOLA_FULL, TEACHERS, STUDENTS, MACCHIATO, LOLA, LOLA_FAR, TRANSFER, LATTE)}

@@ -61,5 +61,5 @@ def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
 
 
 def test_an_unknown_experiment() -> None:
-    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students'):
+    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are full, lola-full, teacher, students'):
         main(only=["nothing"])

@@ -1,4 +1,4 @@
-"""Pass keys with names: what is hidden is what is asked for, it may stand anywhere, and a score is exact, with the chance it says."""
+"""Pass keys with names: what is asked for is hidden somewhere, and a score is exact, with the chance that its task says."""
 
 from __future__ import annotations
 
