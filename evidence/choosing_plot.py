@@ -20,9 +20,9 @@ def draw(found: Sequence[Candidate], source: Candidate | None, target: Path) -> 
     taken = {one.candidate.run for one in recommended(found)}
     for axis, length in zip(axes, LENGTHS, strict=True):
         _panel(axis, found, source, length, taken)
-        axis.set(
-            title=f"{length:,} tokens ({length // LENGTHS[0]}×)", xlabel="state of a text, KiB", xscale="log", ylim=(-0.03, 1.03)
-        )
+        axis.set(title=f"{length:,} tokens ({length // LENGTHS[0]}×)", xlabel="state of a text, KiB", ylim=(-0.03, 1.03))
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:,g}")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean share of right answers")
     handles, labels = axes[0].get_legend_handles_labels()
