@@ -13,11 +13,12 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import choosing, page, speed
+from evidence import choosing, page, second, selecting, speed
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
 
-NAMES = (*EXPERIMENTS, speed.NAME)
+ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
+NAMES = (*ABLATIONS, selecting.NAME, speed.NAME)
 
 
 def main(
@@ -36,9 +37,11 @@ def main(
         check_device(device)
         count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
         workers = one_process if count == 1 else processes(count)
-        for experiment in () if page_only else EXPERIMENTS.values():
+        for experiment in () if page_only else ABLATIONS.values():
             if not only or experiment.name in only:
                 failures += run_missing(experiment, work, workers, _tell, device)
+        if not page_only and (not only or selecting.NAME in only):
+            failures += selecting.run_all(work, workers, _tell, device)
         if not page_only and (not only or speed.NAME in only):
             speed.run_missing(work, _tell, device)
     except ComposerError as error:

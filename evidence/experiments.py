@@ -15,13 +15,15 @@ OUT = "build-output/evidence"
 
 @dataclass(frozen=True)
 class Experiment:
-    """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from."""
+    """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from. made: the
+    command that makes the source, where it does not ship with the project."""
 
     name: str
     specs: tuple[str, ...]
     request: Request
     overrides: tuple[str, ...] = ()
     trained: tuple[str, str] | None = None
+    made: str | None = None
 
     @property
     def command(self) -> str:
