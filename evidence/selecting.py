@@ -27,7 +27,7 @@ from composer.selection.report import Selection
 from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
 from composer.versions import versions_of
-from evidence.experiments import RECIPE, SCORED, SEEDS, SKILLS, Experiment
+from evidence.experiments import OUT, RECIPE, SCORED, SEEDS, SKILLS, Experiment
 from evidence.kept import KEPT, Run, keep, path_of, read
 from evidence.running import Told, make, run_missing
 
@@ -80,7 +80,7 @@ class Setting:
         recipe = " ".join(f"--set '{said}'" for said in self.recipe if said.startswith("recipe.transfer"))
         return (
             f"compose select {self.spec} --from {self.source} {data} --share {self.share:g} --keep {self.keep} --rows {self.rows} "
-            f"{recipe} --seed SEED"
+            f"{recipe} --seed SEED -o {OUT}/{NAME}/seed-SEED"
         )
 
 
