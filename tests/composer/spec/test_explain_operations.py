@@ -19,8 +19,8 @@ def decoded(head: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(("window", "falling"), [("sliding", 1), ("terraced", 32)])
 def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
-    """4 query heads of 8 numbers and 128 features: each fall scores the 16 pairs of the cache and those that fall with one product of
-    features and state a pair, and a terraced window lets 32 pairs fall every 32 tokens."""
+    """4 query heads of 8 numbers and 128 features: each fall scores the 16 pairs of the cache and those that fall with one product
+    of features and state a pair, and a terraced window lets 32 pairs fall every 32 tokens."""
 
     def cost(keep: str) -> int:
         memory = [{"kind": "window", "size": 32, "shape": window}, {"kind": "sparse", "size": 16, "keep": keep}, "state"]
