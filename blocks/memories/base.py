@@ -146,6 +146,11 @@ class Memory(Part):
         return False
 
     @property
+    def falling_at_once(self) -> int:
+        """How many pairs fall out of it together, where any do."""
+        return 1
+
+    @property
     def looks_below(self) -> bool:
         """Whether it looks at the state that it feeds before it lets a pair fall."""
         return False
