@@ -20,8 +20,9 @@ from composer.benching.trial import Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
 from composer.errors import BenchError
+from composer.model.attention import INTERFACE
 from composer.versions import versions_of
-from composer.weights.opened import COMPOSED, Opened, check_backends, open_models
+from composer.weights.opened import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
@@ -182,6 +183,6 @@ def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str
         **dict(facts),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),
-        attention=COMPOSED if opened.source.is_composed else str(model.config._attn_implementation),
+        attention=INTERFACE if opened.source.is_composed else str(model.config._attn_implementation),
         adapter=opened.source.config.get(ADAPTER_KEY) is not None,
     )

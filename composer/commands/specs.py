@@ -12,6 +12,7 @@ from composer.api import SpecLike, loaded_spec, resolve_spec
 from composer.commands.arguments import Reference, check_dtype
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
+from composer.devices import device_kind
 from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.spec.code import Listing, code_of
@@ -99,7 +100,7 @@ def code(
         raise ComposerError(CODE_OF_ONE)
     on, size, stored = _place(source, fresh, revision)
     resolved = resolve_spec(spec, size, overrides)
-    return code_of(resolved, on, backend=backend, device=device, dtype=dtype or stored)
+    return code_of(resolved, on, backend=backend, device=device_kind(device), dtype=dtype or stored)
 
 
 class CheckReport(Readable, Closed):

@@ -15,6 +15,8 @@ from composer.benching.plots import draw
 from composer.benching.report import BenchReport
 from tests.composer.benching.made_up import report
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from composer.evaluation.table import markdown, tables
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
 
+pytestmark = pytest.mark.drawn
+
 
 def cell(model: str, task: str, length: int, **more: Any) -> EvaluationCell:
     scored = "loss" if task == "stories" else "written"

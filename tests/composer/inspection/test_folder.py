@@ -15,6 +15,8 @@ from composer.errors import InspectionError
 from composer.inspection.folder import PAGE, SUMMARY
 from tests.composer.inspection.conftest import TEACHER
 
+pytestmark = pytest.mark.drawn
+
 QUICK: dict[str, Any] = {"length": 96, "queries": 8}
 
 

@@ -30,6 +30,8 @@ from tests.checkpoints import fingerprint
 from tests.composer.training.runs import RECIPE, VOCABULARY, make_student, make_teacher, run
 from tests.composer.weights.students import weights
 
+pytestmark = pytest.mark.drawn
+
 IDS = torch.arange(40).view(2, 20) % 14
 WHOLE = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=2", "recipe.finetune.fresh_lr=null")
 

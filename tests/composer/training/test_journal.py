@@ -13,6 +13,8 @@ from composer.errors import TrainingError
 from composer.training.journal import BOARD, LOG, Journal, draw
 from tests.composer.training.stages import StoppedError, log
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
