@@ -9,7 +9,7 @@ from pathlib import Path
 from composer.files import whole, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
-from evidence import speed
+from evidence import second, selecting, speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import EXPERIMENTS, SEEDS
@@ -122,19 +122,31 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
 def _how(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in (EXPERIMENTS | second.EXPERIMENTS).items():
         own = [run for run in runs if run.experiment == name]
         seconds = sum(run.seconds for run in own)
         yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "
         yield f"{experiment.command}\n"
+        if experiment.made is not None:
+            yield f"\nIts teacher is made first, where it is not there:\n\n    {experiment.made}\n"
         if experiment.trained is not None:
             yield f"\n`trained-SEED` is `{'/'.join(experiment.trained)}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
+    yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
     yield "it.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
+
+
+def _selecting(runs: Sequence[Run]) -> Iterator[str]:
+    own = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
+    setting, seconds = selecting.SETTING, sum(run.seconds for run in own)
+    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of training and "
+    yield f"scoring. A teacher of {setting.layers} layers, where it is not there, then the selection of each seed; each choice of "
+    yield "layers is trained and scored as `students` are.\n\n"
+    yield f"    {setting.made}\n    {setting.command}\n"
 
 
 def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:

@@ -80,7 +80,9 @@ def _spread(column: Column, one: Figure | None) -> tuple[float, float]:
 def teacher_on(report: AblationReport, column: Column) -> float | None:
     """The teacher's own figure in a column; None where it has none, or where variants had other rows held out."""
     known = {variant.teacher_perplexity for variant in report.variants}
-    return next(iter(known)) if column.kind in ("before", "after") and len(known) == 1 else None
+    if column.kind in ("before", "after"):
+        return next(iter(known)) if len(known) == 1 else None
+    return report.teacher.get(column.title)
 
 
 def grid_of(report: AblationReport) -> tuple[tuple[str, str], list[str], list[str], dict[tuple[str, str], VariantReport]] | None:
