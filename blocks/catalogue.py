@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
+from blocks.feature_maps.convolved import CONVOLVED_MAP
 from blocks.gates import GATES, GateConfig
-from blocks.memories import MEMORIES, PATTERNS, MemoryConfig
+from blocks.memories import MEMORIES, MemoryConfig
+from blocks.memories import PATTERNS as OF_MEMORIES
 from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
@@ -37,6 +39,9 @@ __all__ = [
     "UnshareConfig",
     "ValuePositionConfig",
 ]
+
+PATTERNS = (*OF_MEMORIES, CONVOLVED_MAP)
+"""Neighbouring parts that one form computes together, those that cover most first."""
 
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "mix input": MIXERS,

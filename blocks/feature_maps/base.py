@@ -92,12 +92,12 @@ class FeatureMap(Part):
         def map_key(pairs: Pairs) -> Tensor:
             keys = pairs.mappable(position)
             try:
-                return self._map(parameters, "key_", keys, scale, plain)
+                return self.mapped(parameters, "key_", keys, scale, plain)
             except Refused as refusal:  # long after the queries' features, in the midst of another step
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-                return self._map(parameters, "key_", keys, scale)
+                return self.mapped(parameters, "key_", keys, scale)
 
-        mapped = self._map(parameters, "query_", call.turn(query, position), scale, plain)
+        mapped = self.mapped(parameters, "query_", call.turn(query, position), scale, plain)
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
@@ -185,13 +185,13 @@ class FeatureMap(Part):
 
     def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
         """Features of queries alone: B T H F."""
-        return self._map(parameters, "query_", query, scale)
+        return self.mapped(parameters, "query_", query, scale)
 
     def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
         """Features of keys alone: B E M F, M heads of the map's own or N."""
-        return self._map(parameters, "key_", key, scale)
+        return self.mapped(parameters, "key_", key, scale)
 
-    def _map(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
+    def mapped(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
         side = "" if self.share == "qk" else side
         logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
         if plain is not None:

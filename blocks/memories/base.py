@@ -117,9 +117,9 @@ class Memory(Part):
         return {"weight": torch.logit(factor.clamp(min=-WIDEST, max=math.log(LARGEST_FACTOR)).exp()).to(weight.dtype)}
 
     @property
-    def brings_values(self) -> bool:
-        """It answers with values of its own, too, beside those of tokens."""
-        return False
+    def brings_values(self) -> tuple[str, ...]:
+        """Its parameters that values of its own come from, which it answers with beside those of tokens: linear in both."""
+        return ()
 
     @property
     def called(self) -> str:
@@ -144,6 +144,11 @@ class Memory(Part):
     def falls_together(self) -> bool:
         """Whether several pairs may fall out of it at one token."""
         return False
+
+    @property
+    def falling_at_once(self) -> int:
+        """How many pairs fall out of it together, where any do."""
+        return 1
 
     @property
     def looks_below(self) -> bool:

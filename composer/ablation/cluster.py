@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -65,6 +66,9 @@ def _check_answers(address: str) -> None:
 
 
 class _Cluster:
+    at_once = math.inf
+    """Ray has a queue of its own, and a cluster can grow."""
+
     def __init__(self, ray: Any, gpus: float) -> None:
         self._ray, self._task = ray, ray.remote(num_gpus=gpus)(run_there)
         self._waiting: dict[Any, AblationStep] = {}

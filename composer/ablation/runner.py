@@ -29,7 +29,9 @@ LIBRARIES = (
 
 
 class Workers(Protocol):
-    """What runs steps that do not depend on each other."""
+    """What runs steps that do not depend on each other. at_once: how many it takes before one has ended."""
+
+    at_once: float
 
     def start(self, step: AblationStep, folder: Path) -> None:
         """Run it now or later."""
@@ -46,36 +48,43 @@ OnStep = Callable[[AblationStep | None, Figures, int, int], None]
 
 
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
-    """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason."""
+    """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason.
+
+    Of the steps that can run, those of the first chain go first: where it is stopped, whole chains are done.
+    """
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
+    order = {name: rank for rank, name in enumerate(dict.fromkeys(step.name for chain in chains for step in chain.steps))}
     results: dict[str, Figures] = {}
-    waiting: dict[str, list[AblationStep]] = {}
+    ready: list[AblationStep] = []
+    followers: dict[str, list[AblationStep]] = {}
     under_way = 0
 
-    def ready(step: AblationStep) -> None:
-        nonlocal under_way
+    def reached(step: AblationStep) -> None:
         before = results[step.after.name] if step.after is not None else {}
         done = {FAILURE: before[FAILURE]} if FAILURE in before else found(step, folder)
         if done is None:
-            workers.start(step, folder)
-            under_way += 1
+            ready.append(step)
         else:
             ended(step, done)
 
     def ended(step: AblationStep, figures: Figures) -> None:
         results[step.name] = figures
-        for follower in waiting.pop(step.name, ()):
-            ready(follower)
+        for follower in followers.pop(step.name, ()):
+            reached(follower)
 
     first: list[AblationStep] = []
-    for name in dict.fromkeys(step.name for chain in chains for step in chain.steps):
+    for name in order:
         step = steps[name]
-        (first if step.after is None else waiting.setdefault(step.after.name, [])).append(step)
+        (first if step.after is None else followers.setdefault(step.after.name, [])).append(step)
     for step in first:
-        ready(step)
+        reached(step)
     if tell is not None:
         tell(None, {}, len(results), len(steps))
-    while under_way:
+    while ready or under_way:
+        ready.sort(key=lambda step: order[step.name])
+        while ready and under_way < workers.at_once:
+            workers.start(ready.pop(0), folder)
+            under_way += 1
         step, figures = workers.ended()
         under_way -= 1
         ended(step, figures)
@@ -84,27 +93,26 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
     return results
 
 
-class _Queue:
-    def __init__(self) -> None:
-        self._waiting: list[tuple[AblationStep, Path]] = []
+class _Here:
+    at_once = 1
 
     def start(self, step: AblationStep, folder: Path) -> None:
-        self._waiting.append((step, folder))
+        self._next = step, folder
 
     def ended(self) -> tuple[AblationStep, Figures]:
-        step, folder = self._waiting.pop(0)
+        step, folder = self._next
         return step, run_step(step, folder)
 
 
 @contextmanager
 def one_process() -> Iterator[Workers]:
     """Steps run one after the other, in this process."""
-    yield _Queue()
+    yield _Here()
 
 
 class _Pool:
-    def __init__(self, executor: ProcessPoolExecutor) -> None:
-        self._executor = executor
+    def __init__(self, executor: ProcessPoolExecutor, count: int) -> None:
+        self._executor, self.at_once = executor, count
         self._waiting: dict[Future[Figures], AblationStep] = {}
 
     def start(self, step: AblationStep, folder: Path) -> None:
@@ -136,7 +144,7 @@ def processes(count: int) -> Start:
         stop = context.Event()
         executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop,))
         try:
-            yield _Pool(executor)
+            yield _Pool(executor, count)
         except BaseException:
             stop.set()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.joining import joined
 from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, SampleResult
-from composer.locks import alone, inside
+from composer.locks import working_in
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
 PICTURES = ("accuracy", "loss", "depth", "position")
@@ -79,13 +79,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
     if folder is None:
         yield ScoreLog(None, setting)
         return
-    if folder.exists() and not folder.is_dir():
-        raise EvaluationError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
-    busy = EvaluationError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
-    with ExitStack() as held:
-        with _writable(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(alone(inside(folder), busy))
+    with working_in(folder, EvaluationError, "Another run writes to"):
         begun = (folder / RUN).is_file()
         if begun and not force:
             setting = _joined(folder, setting)

@@ -42,15 +42,22 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
 def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
     seen |= {"mix_input", "unshare", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+    called: set[str] = set()
     for index, memory in enumerate(head.memory):
         name = memory.called
         own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}
         if name in RESERVED:
             yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
-        if own & seen:
+        if name in called:
+            yield (
+                f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
+                ("memory", index),
+            )
+        elif own & seen:
             taken = ", ".join(sorted(own & seen))
             yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
         seen |= own
+        called.add(name)
 
 
 def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:

@@ -108,6 +108,8 @@ class _Wiring:
             below = self._all_below(name)
             features = any(self.memory[one].reads is Kind.FEATURES for one in below)
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
+            if self.feeds[name] in self.memory:
+                own = replace(own, falling=self.memory[self.feeds[name]].falling_at_once)
             if memory.looks_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))

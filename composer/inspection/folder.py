@@ -10,7 +10,7 @@ from composer.errors import InspectionError
 from composer.inspection.findings import Findings, plain
 from composer.inspection.page import Shot, page
 from composer.inspection.pictures import drawn
-from composer.locks import alone, inside
+from composer.locks import working_in
 from converters.bounded import MOST_CONFIG, read_json
 
 SUMMARY, PAGE = "inspection.json", "report.html"
@@ -24,7 +24,7 @@ def check_place(folder: Path, *, force: bool) -> None:
     """Raises InspectionError where a report cannot stand there."""
     folder = folder.expanduser()
     if folder.exists() and not folder.is_dir():
-        raise InspectionError(f"{folder} is a file, and a report would stand there. Move it away, or choose another --out.")
+        raise InspectionError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
     if not folder.is_dir() or not any(not one.name.startswith(".") for one in folder.iterdir()):
         return
     if not (folder / SUMMARY).is_file():
@@ -36,13 +36,11 @@ def check_place(folder: Path, *, force: bool) -> None:
 def write(found: Findings, folder: Path) -> list[Path]:
     """All of it: what was there of an earlier report goes, and the page comes last. Raises InspectionError."""
     folder = folder.expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        busy = InspectionError(f"Another inspection writes to {folder}. Wait until it has ended, or choose another --out.")
-        with alone(inside(folder), busy):
+    with working_in(folder, InspectionError, "Another inspection writes to"):
+        try:
             return _write(found, folder)
-    except OSError as error:
-        raise InspectionError(f"{folder} cannot be written to: {error.strerror or error}.") from error
+        except OSError as error:
+            raise InspectionError(f"{folder} cannot be written to: {error.strerror or error}.") from error
 
 
 def _write(found: Findings, folder: Path) -> list[Path]:

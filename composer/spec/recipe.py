@@ -153,8 +153,9 @@ class Recipe(Closed):
     """On what, in words."""
     sequence: PositiveInt | None = None
     """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
-    rows: Literal["packed", "whole", "padded"] = "packed"
-    """Documents end to end; the same, but cut only where one is longer than a row; or each in rows of its own."""
+    rows: Literal["packed", "joined", "whole", "padded"] = "packed"
+    """packed: documents end to end, none of which sees another; joined: end to end, and a row is one text, positions and all;
+    whole: packed, but cut only where one is longer than a row; padded: each in rows of its own."""
     transfer: Transfer | None = None
     finetune: Finetune | None = None
     train: Train | None = None

@@ -1,5 +1,5 @@
-"""A terminal that remembers what is on it. And pictures: they are drawn for the tests that look at one, and for one whole run of
-each kind; in the others a blank one is written."""
+"""A terminal that remembers what is on it. And pictures: they are drawn for tests marked so, which look at one or make a whole run
+of their kind; in the others a blank one is written."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ import pytest
 import rich.console
 from matplotlib.figure import Figure
 
-DRAWN = {
-    "test_distill.py",
-    "test_folder.py",
-    "test_journal.py",
-    "test_plots.py",
-    "test_report.py",
-    "test_select.py",
-    "test_table.py",
-}
 HERE = Path(__file__).parent
 BLANK = b"\x89PNG\r\n\x1a\n"
 """How a PNG begins."""
@@ -35,7 +26,7 @@ def _blank(self: Figure, fname: Any, **_: Any) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Also while fixtures are made, whoever shares them. pytest asks this of all tests, wherever they are."""
-    if item.path.is_relative_to(HERE) and item.path.name not in DRAWN:
+    if item.path.is_relative_to(HERE) and not item.get_closest_marker("drawn"):
         Figure.savefig = _blank
     try:
         return (yield)

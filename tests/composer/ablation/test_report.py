@@ -19,6 +19,8 @@ from composer.ablation.steps import FAILURE, Figures
 from composer.ablation.table import cells, markdown
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
+pytestmark = pytest.mark.drawn
+
 LAYERS = [{"mse": 0.5, "divergence": 0.1}, {"mse": 1.5, "divergence": 0.3}]
 CELL = {"task": "recall", "length": 2048, "scored": "tokens", "mean": 0.25}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ ROOT = Path(composer.__file__).parent.parent
 class Recorded:
     """Ends steps in the order in which they were started, or against it."""
 
-    def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "") -> None:
+    def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "", at_once: float = math.inf) -> None:
+        self.at_once = at_once
         self.ran: list[AblationStep] = []
         self._done = {done}
         self._waiting: list[AblationStep] = []
@@ -36,6 +38,7 @@ class Recorded:
     def start(self, step: AblationStep, folder: Path) -> None:
         assert step.after is None or step.after.name in self._done
         self._waiting.append(step)
+        assert len(self._waiting) <= self.at_once
 
     def ended(self) -> tuple[AblationStep, Figures]:
         step = self._waiting.pop(-1 if self._backwards else 0)
@@ -65,6 +68,18 @@ def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path
     results = run_chains(chains, tmp_path, workers)
     assert [step.kind for step in workers.ran] == ["build", "transfer", "compare", "finetune", "finetune"]
     assert [results[chain.steps[-1].name] for chain in chains] == [{FAILURE: "no"}] * 2
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path: Path, at_once: int) -> None:
+    """As far as there are steps of it to run: a stop leaves whole chains."""
+    workers = Recorded(at_once=at_once)
+    run_chains(chains, tmp_path, workers)
+    ran, own = [step.name for step in workers.ran], [step.name for step in chains[0].steps]
+    assert [name for name in ran if name in own] == own
+    assert ran.index(own[-1]) < len(own) * at_once
+    if at_once == 1:
+        assert ran[: len(own)] == own
 
 
 def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> None:

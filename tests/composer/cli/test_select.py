@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import composer
 from composer.cli.main import app
 
+pytestmark = pytest.mark.drawn
+
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 QUICK = ["--set", "recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}", "--rows", "2"]
 
