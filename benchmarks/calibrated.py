@@ -60,7 +60,7 @@ def main() -> None:
     numbers = [int(number) for number in said.steps.split(",")]
     for seed in (int(number) for number in said.seeds.split(",")):
         for spec in SPECS:
-            for init, steps in [("parts", FULL), *(("calibrated", number) for number in numbers)]:
+            for init, steps in [("parts", FULL), *(("calibrated", number) for number in numbers), ("parts", FULL // 2)]:
                 key = f"{spec} {init} {steps} {seed}"
                 if key not in found:
                     found[key] = trained(spec, init, steps, seed)
