@@ -117,7 +117,7 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
             'x.yaml:5:9  head.conv.kind: expected "causal", got "casual"; did you mean "causal"?',
         ),
         (HEAD + "memory: {kind: full}", "x.yaml:4:11  head.memory: expected a list, got a mapping"),
-        ("compose: 1\nname: x\nhead: full", "x.yaml:3:7  head: expected a mapping with the keys mix_input, qk_norm, "),
+        ("compose: 1\nname: x\nhead: full", "x.yaml:3:7  head: expected a mapping with the keys mix_input, unshare, qk_norm, "),
         ("compose: 1\nname: x\nheads: [a]", "x.yaml:3:8  heads: expected a mapping, got a list"),
         (
             "compose: 1\nname: x\nheads: {A: {memory: [full]}}",
