@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,13 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
     folder = tmp_path_factory.mktemp("teachers") / "four"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     config = LlamaConfig(vocab_size=507, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.3, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
