@@ -19,6 +19,7 @@ from blocks.qk_norms import QUERY_KEY_NORMS, QueryKeyNormConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
 from blocks.scores import SCORES, ScoreConfig
+from blocks.unshared import UNSHARES, UnshareConfig
 from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "RateConfig",
     "ReadConfig",
     "ScoreConfig",
+    "UnshareConfig",
     "ValuePositionConfig",
 ]
 
@@ -43,6 +45,7 @@ PATTERNS = (*OF_MEMORIES, CONVOLVED_MAP)
 
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "mix input": MIXERS,
+    "unshare": UNSHARES,
     "qk norm": QUERY_KEY_NORMS,
     "position": POSITIONS,
     "value position": VALUE_POSITIONS,

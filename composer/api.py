@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
+from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
@@ -190,7 +191,7 @@ def explain(
     *,
     overrides: Sequence[str] = (),
     revision: str | None = None,
-    sequence: int = 4096,
+    sequence: Tokens = 4096,
     backend: str = AUTO,
     device: str = "cpu",
     dtype: str | None = None,
@@ -198,16 +199,16 @@ def explain(
     """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
 
     source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
+    sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
-    if sequence < 1:
-        raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     source = own_source(spec) if source is None else source
     trunk = None if source is None else describe_model(source, revision).trunk
     loaded = loaded_spec(spec, overrides)
     resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
     _check_dtype(dtype)
     kind = dtype or (trunk.dtype if trunk else "float32")
-    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device_kind(device), dtype=kind)
+    return explain_resolved(resolved, sequence=tokens, backend=backend, device=device_kind(device), dtype=kind)
 
 
 @in_words
