@@ -88,10 +88,9 @@ def lowered(name: str, of: Drawn, backend: str = "fla") -> torch.Tensor:
 
 def by_hand(name: str, of: Drawn) -> torch.Tensor:
     """What fla's function answers to the same tensors."""
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.gla import chunk_gla
-    from fla.ops.simple_gla import chunk_simple_gla
-
+    chunk_gated_delta_rule, chunk_gla, chunk_simple_gla = (
+        getattr(importlib.import_module(f"fla.ops.{name}"), f"chunk_{name}") for name in ("gated_delta_rule", "gla", "simple_gla")
+    )
     features, value, said = (of["query_features"], of["key_features"]), of["value"], {"scale": 1.0, "output_final_state": True}
     filled = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, 7))
     match name:

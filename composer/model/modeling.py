@@ -209,7 +209,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     def generate(self, *arguments: Any, **options: Any) -> Any:
         """As transformers has it."""
         try:
-            return super().generate(*arguments, **options)
+            return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
             self.recorder = None
 

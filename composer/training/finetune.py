@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,8 @@ class FinetuneCourse(WholeCourse):
         logits, targets = logits_at_targets(self._student, batch)
         losses = torch.zeros_like(targets, dtype=torch.float32)
         if self._stage.next_token:
-            losses = losses + self._stage.next_token * next_token_losses(logits, targets, self._student.base.backend)
+            backend = cast("ComposedForCausalLM", self._student).base.backend
+            losses = losses + self._stage.next_token * next_token_losses(logits, targets, backend)
         if self._stage.distill and self._teacher is not None:
             with torch.no_grad():
                 wanted, _ = logits_at_targets(self._teacher, batch)

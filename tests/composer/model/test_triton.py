@@ -16,14 +16,14 @@ from composer.model.modeling import ComposedForCausalLM
 from tests.interpreter import nothing_refused
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-SMALL = ("head.memory.0.size=8",)
+SMALL, WINDOWED = ("head.memory.0.size=8",), {"lolcats", "lola"}
 CLOSE = 1e-4
 """Of the largest number."""
 
 
 def student(spec: str, *overrides: str) -> ComposedForCausalLM:
     """Its fresh parameters moved away from their start."""
-    model = composer.build(spec, str(TEACHER), overrides=(*SMALL, *overrides))
+    model = composer.build(spec, str(TEACHER), overrides=(*(SMALL if spec in WINDOWED else ()), *overrides))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -53,10 +53,17 @@ IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
-    "overrides", [(), ("head.memory.0.shape=terraced", "head.read.scale=row_max")], ids=["lolcats", "its code's"]
+    ("spec", "overrides", "kernels"),
+    [
+        ("lolcats", (), {"together": 2, "shares": 4}),
+        ("lolcats", ("head.memory.0.shape=terraced", "head.read.scale=row_max"), {"together": 2, "shares": 4}),
+        ("lawcat", (), {"convolved_shares": 4}),
+        ("alternating-delta", (), {"convolved_shares": 2}),
+    ],
+    ids=["lolcats", "its code's", "lawcat", "alternating-delta"],
 )
-def test_logits_and_gradients_of_lolcats(overrides: tuple[str, ...], launched: Counter[str]) -> None:
-    model, answers = student("lolcats", *overrides), []
+def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: dict[str, int], launched: Counter[str]) -> None:
+    model, answers = student(spec, *overrides), []
     for backend in ("torch", "triton"):
         model.set_backend(backend)
         model.zero_grad()
@@ -70,7 +77,7 @@ def test_logits_and_gradients_of_lolcats(overrides: tuple[str, ...], launched: C
     assert slopes.keys() == others.keys()
     for name, slope in slopes.items():
         close(others[name], slope)
-    assert launched == {"together": 2, "shares": 4}
+    assert launched == kernels
 
 
 @pytest.mark.parametrize(
@@ -78,8 +85,9 @@ def test_logits_and_gradients_of_lolcats(overrides: tuple[str, ...], launched: C
     [
         ("lolcats", (), {"together": 2, "stepped": 8, "shares": 20}),
         ("lola", ("head.memory.1.size=6",), {"walked": 10, "shares": 30}),
+        ("lawcat", (), {"convolved_shares": 20}),
     ],
-    ids=["lolcats", "lola"],
+    ids=["lolcats", "lola", "lawcat"],
 )
 def test_prefill_and_decode(spec: str, overrides: tuple[str, ...], kernels: dict[str, int], launched: Counter[str]) -> None:
     """Two rows, the first of which is padded on its left."""
