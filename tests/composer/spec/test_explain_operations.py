@@ -27,3 +27,15 @@ def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
         return decoded(PLAIN | {"memory": memory})
 
     assert cost("self_recall") - cost("recent") == 4 * 2 * (16 + falling) * 128 * 8 // falling
+
+
+@pytest.mark.parametrize("gate", ["head", "channel"])
+def test_what_a_delta_state_forgets_is_counted(gate: str) -> None:
+    """As of any state: each of 4 states of 128 × 8 numbers is multiplied once a token, beside what the gate itself takes."""
+
+    def cost(kind: str, gate: str) -> int:
+        plain = {"normalise": False} if kind == "state" else {}
+        return decoded(PLAIN | {"memory": [{"kind": kind, "gate": gate} | plain]})
+
+    assert cost("delta", gate) - cost("delta", "none") == cost("state", gate) - cost("state", "none")
+    assert cost("delta", gate) - cost("delta", "none") >= 4 * 128 * 8
