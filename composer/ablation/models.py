@@ -38,9 +38,12 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
 
 def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
     """What each variant costs at the longest length that it is scored or trained on, by name."""
+    windows = None if request.source is None else describe_model(request.source).trunk.windows
     return {
         variant.name: explain_resolved(
-            _resolved(variant, request), sequence=max(request.lengths, default=variant.recipe.sequence or LENGTH)
+            _resolved(variant, request),
+            sequence=max(request.lengths, default=variant.recipe.sequence or LENGTH),
+            windows=windows,
         )
         for variant in variants
     }
