@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from composer.errors import BuildError, ComposerError
+from converters.bounded import brief
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
 """What PyTorch says when it runs out of memory: on a CPU that error has no class of its own."""
@@ -22,6 +23,13 @@ def check_device(device: str) -> None:
     known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     if device not in known:
         raise ComposerError(f'there is no device "{device}" here; there is {", ".join(known)}')
+
+
+def device_kind(device: str) -> str:
+    """``cuda`` of ``cuda:0``, and so on, of a device that need not be here. Raises ComposerError."""
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
+        raise ComposerError(f"a model runs on cpu or cuda, not on {brief(device)}")
+    return device.partition(":")[0]
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

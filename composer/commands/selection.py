@@ -13,6 +13,8 @@ from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
+from composer.notices import doubt, inform
+from composer.numbers import Tokens, tokens_of
 from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
@@ -42,7 +44,7 @@ def select(
     *,
     keep: int | None = None,
     budget: int | None = None,
-    sequence: int = SEQUENCE,
+    sequence: Tokens = SEQUENCE,
     by: By = "restored",
     rows: int = ROWS,
     held_out: str | Sequence[str] = (),
@@ -54,33 +56,35 @@ def select(
     student: Reference | None = None,
     force: bool = False,
     progress: bool | Callable[[StepProgress], None] = False,
-    tell: Callable[[str], None] = lambda said: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Selection:
     """Scores each layer of a source by what its own attention is worth in a student, and writes a spec that keeps the best.
 
     The student is built from ``source`` with the spec's heads in every layer, and learns the source's attention as the spec's
     recipe says (``transfer``); it stays in ``out/student``. The spec is ``out/spec.yaml``, to be built and distilled in full.
 
-    - keep: how many layers; or budget: bytes of state at ``sequence`` tokens, and as many layers as they allow.
+    - keep: how many layers; or budget: bytes of state at ``sequence`` tokens (``"4k"`` is 4,096), and as many layers as they allow.
     - by: the score, ``"restored"``, ``"swapped"`` or ``"error"``. rows: of the held-out data, to score on at most.
     - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
     - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
     - force: replace the selection that stands at ``out``. A run that was stopped is gone on with otherwise.
-    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages.
+    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages;
+      left out, they are those of the log ``composer``.
 
     Raises ComposerError.
 
         composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep
     """
     check_known("by", by, get_args(By))
-    for option, said in (("rows", rows), ("sequence", sequence), ("keep", keep), ("budget", budget)):
+    for option, said in (("rows", rows), ("keep", keep), ("budget", budget)):
         if said is not None:
             check_range(option, said, 1)
+    tokens = tokens_of(sequence, "sequence (--sequence)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
     loaded, folder = loaded_spec(spec, overrides), Path(out).expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
-    check_possible(loaded, resolved, source, keep, budget, sequence)
+    check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
         check_student(given, resolved)
@@ -118,9 +122,10 @@ def select(
             seed=seed,
             device=device,
             backend=backend,
-            tell=tell,
+            tell=tell or inform,
+            warn=tell or doubt,
         )
-        options = SelectionOptions(keep=keep, budget=budget, sequence=sequence, by=by, rows=rows)
+        options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
         return select_layers(loaded, given, folder, training, options)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from blocks.part import Closed
 from composer.api import SpecLike, loaded_spec, resolve_spec
 from composer.commands.arguments import Reference, check_dtype
-from composer.commands.checking import SpecCheck, answers_on, check_alone
+from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
+from composer.devices import device_kind
 from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.spec.code import Listing, code_of
@@ -21,6 +22,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
 from composer.spec.places import dotted
+from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
@@ -98,7 +100,7 @@ def code(
         raise ComposerError(CODE_OF_ONE)
     on, size, stored = _place(source, fresh, revision)
     resolved = resolve_spec(spec, size, overrides)
-    return code_of(resolved, on, backend=backend, device=device, dtype=dtype or stored)
+    return code_of(resolved, on, backend=backend, device=device_kind(device), dtype=dtype or stored)
 
 
 class CheckReport(Readable, Closed):
@@ -245,7 +247,8 @@ def _check(spec: Spec) -> None:
     """What is no spec for any source has no meaning to compare. Raises SpecError."""
     try:
         refuse_sweep(spec)
-        check_alone(spec)
+        for problem in without_source(spec):
+            raise problem
         differences_of_specs(spec, spec)
     except GraphError as error:
         raise locate(error, spec) from error

@@ -80,6 +80,9 @@ class Transfer(Stage):
     at: Literal["heads", "output", "model"] = "heads"
     """Where that is compared: head by head; after the output projection; or at the model's end, in the last hidden states, behind
     the final norm. The first two hand each layer the teacher's hidden states; at the end, all layers learn together."""
+    init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda said: said == "parts")
+    """parts: fresh parameters start as each part says. calibrated: maps, gates and weights of memories that can start from what the
+    teacher attends to, on the first few rows."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
 

@@ -12,6 +12,7 @@ from composer.devices import check_device
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
+from composer.training.calibration import calibrate
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
@@ -62,8 +63,11 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     assert run.teacher is not None, "it has been opened"
     stages, options = run.stages, run.options
     student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
-    shard(teacher, computing_alone(teacher), options.device)
     with run.in_folder():
+        transfer, start = stages.get(STAGE), None
+        if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
+            start = calibrate(student, teacher, transfer, run.rows, options.seed)
+        shard(teacher, computing_alone(teacher), options.device)
         setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
         finetune = stages.get("finetune")
 
@@ -77,7 +81,8 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             if learned and count() > 1:
                 student = _anew(run, learned)
             course = _course(stage, student, teacher, options)
-            outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, setting))
+            outcome = run_stage(name, course, stage, run.rows, run.held_out, setting)
+            outcomes.append(outcome.model_copy(update={"start": start}) if name == STAGE else outcome)
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
         return run.finish(
             outcomes,
