@@ -68,7 +68,11 @@ class RootMeanSquare(QueryKeyNorm):
 
 
 class Length(QueryKeyNorm):
-    """Length 1, times one number a head."""
+    """Length 1, times one number a head, 1 at the start.
+
+    Before exact memories, which go on to divide by √D, attention therefore starts flat: no logit is beyond 1 / √D, 0.125 at 64,
+    until the two numbers have grown.
+    """
 
     equation: ClassVar[str] = "q̂ = q / √(‖q‖² + ε) · s_q (k̂ likewise)"
     source: ClassVar[str] = "Henry et al. 2020, arXiv:2010.04245"

@@ -123,7 +123,8 @@ class Mixture(Read):
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(w_m) · o_m(t)"
     source: ClassVar[str] = (
-        "LoLCATs (workshop), eq. 8: σ and 1 - σ where one of two memories has a weight; Latte, definition 3: p(l|t)"
+        "LoLCATs (workshop), eq. 8: σ and 1 - σ where one of two memories has a weight; Munkhdalai et al. 2024, arXiv:2404.07143 "
+        "(Infini-attention), likewise; Latte, definition 3: p(l|t)"
     )
     leaves_masses_out: ClassVar[bool] = True
     kind: Literal["mixture"] = "mixture"
@@ -146,7 +147,7 @@ class Sum(Read):
     """Memories with a mass are merged as in ``shared``; raw numerators are added to that."""
 
     equation: ClassVar[str] = "o_t = shared(memories with a mass) + Σ numerators"
-    source: ClassVar[str] = "Infini-attention and others, arXiv:2404.07143"
+    source: ClassVar[str] = "this project: answers that nothing divides have no mass to share a denominator by"
     takes_raw: ClassVar[bool] = True
     kind: Literal["sum"] = "sum"
 

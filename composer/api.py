@@ -208,7 +208,9 @@ def explain(
     resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
     _check_dtype(dtype)
     kind = dtype or (trunk.dtype if trunk else "float32")
-    return explain_resolved(resolved, sequence=tokens, backend=backend, device=device_kind(device), dtype=kind)
+    windows = trunk.windows if trunk else None
+    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind, windows=windows)
+    return explain_resolved(resolved, sequence=tokens, backend=backend, device=device_kind(device), dtype=kind, windows=windows)
 
 
 @in_words

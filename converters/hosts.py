@@ -14,6 +14,7 @@ from typing import Any
 from converters.config import MOST_LAYERS, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.local_layers import local_layers
 from converters.model_types import PREFIX
 from converters.trunk import Sizes, read_dtype
 
@@ -121,11 +122,12 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
     head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
+    layers = _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
     return Host(
         vocabulary_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
-        layers=_positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS),
+        layers=layers,
         heads=heads,
         key_heads=key_heads or positive_int(config, "num_key_value_heads", heads),
         head_dim=positive_int(config, "head_dim", head_dim),
@@ -134,6 +136,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         config={**kept, "model_type": model_type},
         attention=line.attention,
         refused=refused,
+        windows=None if refused else local_layers(model_type, config, layers),
     )
 
 

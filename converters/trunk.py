@@ -54,6 +54,8 @@ class Sizes:
     max_positions: int
     dtype: Dtype
     labels: int | None = None
+    windows: tuple[int | None, ...] | None = None
+    """Of each layer, how many tokens its queries see, their own among them; None: all. None for all of them: no layer has one."""
 
     @property
     def learns_positions(self) -> bool:

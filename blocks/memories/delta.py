@@ -29,7 +29,9 @@ class Delta(Recurrent):
     no mass. A vector of features that is 0 writes and reads nothing.
     """
 
-    equation: ClassVar[str] = "S_t = (I - β_t u_t u_tᵀ) D_t S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
+    equation: ClassVar[str] = (
+        "S_t = (I - β_t u_tᵀ u_t) D_t S_{t-1} + β_t u_tᵀ v_t, u = φ(k)/‖φ(k)‖ a row; o_t = φ(q_t)/‖φ(q_t)‖ S_t"
+    )
     source: ClassVar[str] = (
         "Yang et al. 2024, arXiv:2406.06484 (delta rule) and arXiv:2412.06464, eq. 10 (gated); "
         "a decay for each feature: Kimi team 2025, arXiv:2510.26692; steps: Siems et al. 2025, arXiv:2502.10297 (DeltaProduct)"
@@ -155,7 +157,8 @@ class Delta(Recurrent):
     def flops(self, shape: Shape, tokens: int) -> int:
         entry = 2 * shape.features * shape.head_dim
         further = 2 * shape.hidden_size * (2 * shape.key_heads * shape.head_dim) + self.rate.flops(shape, tokens)
-        return entry * (2 * self.steps * shape.state_heads + shape.heads) + (self.steps - 1) * further
+        decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
+        return entry * (2 * self.steps * shape.state_heads + shape.heads) + decay * shape.state_heads + (self.steps - 1) * further
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Update and read of the state, the chunk's own pairs, and the triangular system of its keys."""

@@ -87,10 +87,13 @@ class Full(Memory):
         return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return (tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
+        return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        return (tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades) // 2
+        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone."""
+        most = min(tokens, shape.window or tokens)
+        seen = most * (most + 1) // 2 + (tokens - most) * most
+        return seen * shape.heads * (4 * shape.head_dim + self.fades) // max(1, tokens)
 
     def answer(
         self,

@@ -38,11 +38,12 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
 
 def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
     """What each variant costs at the longest length that it is scored or trained on, in its source's dtype; by name."""
-    dtype = "float32" if request.source is None else describe_model(request.source).trunk.dtype
+    trunk = None if request.source is None else describe_model(request.source).trunk
+    dtype, windows = ("float32", None) if trunk is None else (trunk.dtype, trunk.windows)
 
     def cost(variant: Variant) -> Explanation:
         length = max(request.lengths, default=variant.recipe.sequence or LENGTH)
-        return explain_resolved(_resolved(variant, request), sequence=length, dtype=dtype)
+        return explain_resolved(_resolved(variant, request), sequence=length, dtype=dtype, windows=windows)
 
     return {variant.name: cost(variant) for variant in variants}
 

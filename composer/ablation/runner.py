@@ -29,9 +29,12 @@ LIBRARIES = (
 
 
 class Workers(Protocol):
-    """What runs steps that do not depend on each other. at_once: how many it takes before one has ended."""
+    """What runs steps that do not depend on each other."""
 
-    at_once: float
+    @property
+    def at_once(self) -> float:
+        """How many it takes before one of them has ended."""
+        ...
 
     def start(self, step: AblationStep, folder: Path) -> None:
         """Run it now or later."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from blocks.legend import Shape
@@ -35,8 +36,11 @@ class GroupCost(Closed):
     prefill_flops_per_token: int
     decode_flops_per_token: int | None
     """None where nothing is decoded: of heads that look both ways."""
+    source_window: int | None = None
+    """Tokens that a query of the source sees in these layers, its own among them; None: all."""
     kv_cache_bytes: int | None
-    """What the source's cache of keys and values takes for these heads; None where they look both ways, and keep none."""
+    """What the source's cache of keys and values takes for these heads, of a local layer those of its window; None where they look
+    both ways, and keep none."""
     unused_projections: bool
     """Whether queries and keys are projected and not looked at: latents have their own."""
     compression: float | None
@@ -73,13 +77,22 @@ class Explanation(Readable, Closed):
 
 
 def explain_resolved(
-    resolved: Resolved, *, sequence: int = 4096, backend: str = AUTO, device: str = "cpu", dtype: str = "float32"
+    resolved: Resolved,
+    *,
+    sequence: int = 4096,
+    backend: str = AUTO,
+    device: str = "cpu",
+    dtype: str = "float32",
+    windows: Sequence[int | None] | None = None,
 ) -> Explanation:
-    """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them."""
+    """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them.
+
+    windows: of each layer, the tokens that a query of the source sees, where the source has layers that do not see all.
+    """
     check_backend(backend, graphs_of(resolved))
     groups = [
         _cost(head, name, shape, layers, sequence, backend, device, dtype)
-        for (name, _), (head, shape, layers) in resolved.kinds().items()
+        for name, head, shape, layers in _kinds(resolved, windows)
     ]
 
     def total(figures: Iterable[float | None]) -> float:
@@ -102,11 +115,21 @@ def explain_resolved(
         kv_cache_bytes=cache,
         compression=_ratio(cache, state),
         compression_lola=_ratio(
-            sequence * total(group.key_heads for group in groups), total(group.key_heads * group.pairs for group in groups)
+            total(group.key_heads * min(sequence, group.source_window or sequence) for group in groups),
+            total(group.key_heads * group.pairs for group in groups),
         ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
     )
+
+
+def _kinds(resolved: Resolved, windows: Sequence[int | None] | None) -> Iterator[tuple[str, HeadSpec, Shape, list[int]]]:
+    """Groups of heads that are alike, those of local layers by themselves: name, head, shape, layers."""
+    for (name, _), (head, shape, layers) in resolved.kinds().items():
+        seen: dict[int | None, list[int]] = {}
+        for layer in layers:
+            seen.setdefault(windows[layer] if windows else None, []).append(layer)
+        yield from ((name, head, replace(shape, window=window), some) for window, some in seen.items())
 
 
 def state_size(graph: HeadGraph, tokens: int) -> dict[str, Slot]:
@@ -138,7 +161,8 @@ def _cost(
     head: HeadSpec, name: str, shape: Shape, layers: list[int], sequence: int, backend: str, device: str, dtype: str
 ) -> GroupCost:
     graph = build_graph(head, shape)
-    cache = None if shape.both_ways else 2 * sequence * shape.key_heads * shape.head_dim * BYTES[dtype]
+    kept = min(sequence, shape.window or sequence)
+    cache = None if shape.both_ways else 2 * kept * shape.key_heads * shape.head_dim * BYTES[dtype]
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
     # A value position stands in the graph twice, and counts the operations of both where values enter.
@@ -155,11 +179,12 @@ def _cost(
         state_grows=any(memory.grows for memory in head.memory) and not shape.both_ways,
         prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
         decode_flops_per_token=None if shape.both_ways else beside + sum(part.flops(own, sequence) for part, own in working),
+        source_window=shape.window,
         kv_cache_bytes=cache,
         unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
         pairs=pairs,
-        compression_lola=_ratio(sequence, pairs),
+        compression_lola=_ratio(kept, pairs),
     )
 
 

@@ -45,11 +45,16 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
     else:
         rows += [
             ("state", f"{size(cost.state_bytes)}{growth}"),
-            ("source's KV cache", size(cost.kv_cache_bytes)),
+            ("source's KV cache", size(cost.kv_cache_bytes) + _of_window(cost)),
             ("compression", _compression(cost)),
         ]
         flops += f" in prefill, {quantity(cost.decode_flops_per_token)} in decode"
     return (*rows, ("FLOPs a token", f"{flops}, beside the projections"))
+
+
+def _of_window(cost: GroupCost | Explanation) -> str:
+    window = cost.source_window if isinstance(cost, GroupCost) else None
+    return "" if window is None else f", of a window of {window:,}"
 
 
 def _compression(cost: GroupCost | Explanation) -> str:

@@ -131,3 +131,13 @@ def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -
     # One rounding at the end: half a unit in the last of 8 bits.
     wanted = read.combine({}, exact)
     assert ((answer.double() - wanted).abs() <= 2**-8 * wanted.abs() + 1e-6).all()
+
+
+def test_a_mixture_is_what_infini_attention_does() -> None:
+    """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, both divided by their masses, which a sum is not."""
+    gate = random(4)
+    memory, near = partial(masses(), gate), partial(masses())
+    share = (1 / (1 + (-gate).exp()))[:, None]
+    close(Mixture().combine({}, [memory, near]), share * memory.output + (1 - share) * near.output)
+    assert "2404.07143" in Mixture.source
+    assert "2404.07143" not in Sum.source

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from composer.spec.explain import explain_resolved
+from tests.composer.graph.heads import shipped
 from tests.composer.spec.test_explain import WIDE, explained
 
 PLAIN = {"position": "none", "feature_map": WIDE}
@@ -27,3 +29,34 @@ def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
         return decoded(PLAIN | {"memory": memory})
 
     assert cost("self_recall") - cost("recent") == 4 * 2 * (16 + falling) * 128 * 8 // falling
+
+
+@pytest.mark.parametrize("gate", ["head", "channel"])
+def test_what_a_delta_state_forgets_is_counted(gate: str) -> None:
+    """As of any state: each of 4 states of 128 × 8 numbers is multiplied once a token, beside what the gate itself takes."""
+
+    def cost(kind: str, gate: str) -> int:
+        plain = {"normalise": False} if kind == "state" else {}
+        return decoded(PLAIN | {"memory": [{"kind": kind, "gate": gate} | plain]})
+
+    assert cost("delta", gate) - cost("delta", "none") == cost("state", gate) - cost("state", "none")
+    assert cost("delta", gate) - cost("delta", "none") >= 4 * 128 * 8
+
+
+def test_local_layers_of_the_source_keep_their_window() -> None:
+    """2 key heads of 8 numbers in float32: 64 tokens of three layers, and 1,000 of the last; 4 heads see as many."""
+    resolved = shipped("softmax")
+    costs = explain_resolved(resolved, sequence=1000, dtype="float32", windows=(64, 64, 64, None))
+    local, whole = costs.groups
+    assert [(group.layers, group.source_window) for group in costs.groups] == [((0, 1, 2), 64), ((3,), None)]
+    assert (local.kv_cache_bytes, whole.kv_cache_bytes) == (64 * 2 * 2 * 8 * 4, 1000 * 2 * 2 * 8 * 4)
+    assert costs.kv_cache_bytes == 3 * local.kv_cache_bytes + whole.kv_cache_bytes
+    turning = 3 * (4 + 2) * 8
+    assert local.decode_flops_per_token == turning + 64 * 4 * 4 * 8
+    assert whole.decode_flops_per_token == turning + 1001 * 4 * 4 * 8
+    seen = sum(min(token, 64) for token in range(1, 1001))
+    assert local.prefill_flops_per_token == turning + seen * 4 * 4 * 8 // 1000
+    assert whole.prefill_flops_per_token == turning + 1001 * 4 * 4 * 8 // 2
+    everywhere = explain_resolved(resolved, sequence=1000, dtype="float32")
+    assert everywhere.groups[0].layers == (0, 1, 2, 3)
+    assert everywhere.kv_cache_bytes == 4 * whole.kv_cache_bytes

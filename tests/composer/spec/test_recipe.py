@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from composer.errors import SpecError
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
+from composer.spec.shipped import shipped_specs
 
 
 def recipe(name: str) -> dict[str, Any]:
@@ -65,3 +67,15 @@ def test_it_is_refused_where_it_stands() -> None:
 
 def test_nothing_is_said_of_what_is_not_trained() -> None:
     assert Recipe() == Recipe(data=None, sequence=None, rows="packed", transfer=None, finetune=None, train=None)
+
+
+def test_what_the_pro_block_of_the_forgetting_transformer_has() -> None:
+    """What the spec's comment tells to set: a sigmoid gate behind an RMSNorm, as in its code."""
+    (said,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
+    head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={said}"]).head
+    assert head is not None
+    assert head.output is not None
+    assert (
+        head.output.model_dump().items()
+        >= {"kind": "gated_norm", "activation": "sigmoid", "epsilon": 1e-6, "first": "norm"}.items()
+    )

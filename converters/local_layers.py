@@ -1,0 +1,42 @@
+"""Which layers of a model see the last tokens alone, read from its ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from converters.config import positive_int
+from converters.errors import ConfigError
+from converters.family import Config
+
+EVERY = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
+"""Families whose layers all have the window, where the config has one and names no layers."""
+EACH_NTH_SEES_ALL: Mapping[str, int] = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
+"""Families in which, of so many layers, the last sees everything, where the config names no layers."""
+FROM_A_LAYER_ON = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Families whose first ``max_window_layers`` layers see everything."""
+
+
+def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | None, ...] | None:
+    """The window of each layer, in tokens, the query's own among them; None for a layer without, and where no layer has one.
+
+    Where neither the config nor its family says which layers have it, none is taken to. Raises ConfigError for kinds that are not
+    one a layer.
+    """
+    window, said = config.get("sliding_window"), config.get("layer_types")
+    if not isinstance(window, int) or window < 1 or config.get("use_sliding_window") is False:
+        return None
+    if said is not None:
+        if not isinstance(said, list) or len(said) != layers:
+            raise ConfigError(f"config.json says layer_types that are not one for each of its {layers:,} layers.")
+        local = [kind == "sliding_attention" for kind in said]
+    elif model_type in EVERY:
+        local = [True] * layers
+    elif model_type in EACH_NTH_SEES_ALL:
+        every = positive_int(config, "sliding_window_pattern", EACH_NTH_SEES_ALL[model_type])
+        local = [(layer + 1) % every != 0 for layer in range(layers)]
+    elif model_type in FROM_A_LAYER_ON:
+        first = config.get("max_window_layers")
+        local = [isinstance(first, int) and layer >= first for layer in range(layers)]
+    else:
+        return None
+    return tuple(window if one else None for one in local) if any(local) else None
