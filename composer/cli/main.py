@@ -58,8 +58,9 @@ class Commands(TyperGroup):
                 print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
-            if ctx.meta[JSON] and hasattr(error, "format_message"):  # arguments that the command line itself refuses
-                print_json({"mistakes": [asdict(Mistake(error.format_message()))]})
+            refusal = getattr(error, "format_message", None)  # of arguments, by the command line itself
+            if ctx.meta[JSON] and refusal is not None:
+                print_json({"mistakes": [asdict(Mistake(refusal()))]})
             raise
         except Stopped as error:
             typer.echo(str(error), err=True)
