@@ -13,7 +13,7 @@ from typing import IO, Any
 from blocks.part import Closed
 from composer.api import load
 from composer.commands.arguments import Reference, check_range
-from composer.devices import check_device, ran_out_of_memory
+from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
 from composer.graph.lowering import AUTO
@@ -85,8 +85,6 @@ def generate(
     describe_model(model)  # a mistake is told before all that takes seconds to import
     check_device(device)
     with without_theirs():
-        import torch
-
         from composer.model.generation import keep_tokens_alone
 
         loaded, folder = _loaded(str(model), device, backend)
@@ -95,11 +93,10 @@ def generate(
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
-        torch.manual_seed(seed)
         keep_tokens_alone(loaded)
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
-        with _room_for(loaded, count + max_new_tokens), _said_by(folder / GENERATION_CONFIG):
+        with _room_for(loaded, count + max_new_tokens), _said_by(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
