@@ -184,3 +184,17 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     assert result.stderr.count('--set head.memory.0.sise=8  head.memory[0].sise: unknown key "sise"') == 2
     (one,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
     assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)
+
+
+def test_what_settings_complete_is_good(compose: Compose) -> None:
+    Path("x.yaml").write_text(
+        "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk: {width: 8, layers: 1, heads: 2, mlp: {kind: gated, width: 8}}\n"
+    )
+    Path("y.yaml").write_text(Path("x.yaml").read_text() + "vary: {grid: {trunk.layers: [1, 2]}}\n")
+    said = ["--set", "trunk.vocabulary=100"]
+    assert compose("show", "x.yaml", *said).exit_code == 0
+    result = compose("check", "x.yaml", "y.yaml", *said)
+    assert (result.exit_code, result.stdout.count("ok ")) == (0, 3), result.stdout
+    result = compose("check", "x.yaml", "y.yaml")
+    assert result.exit_code == 2
+    assert "trunk.vocabulary: missing" in result.stdout + result.stderr
