@@ -12,13 +12,11 @@ from composer.errors import GraphError, Mistake, Path, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec, Vary
-from composer.spec.inherit import own_source
 from composer.spec.layer_rules import named, unused
 from composer.spec.loading import locate, variants_of
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
-from composer.weights.dimensions import dimensions
-from composer.weights.sources import describe_model
+from composer.weights.ground import ground_of
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=1e4)
 """Stands in for a source that is not named: no rule that a head breaks here depends on these sizes."""
@@ -46,7 +44,8 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Sequence[str]
     for variant, one in specs.items():
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            resolved = _resolved(one, size or _own_size(said, one))
+            ground = ground_of(said, one) if size is None else None
+            resolved = _resolved(one, ground.size if ground else size)
         except SpecError as error:
             if variant is not None and vary is not None:
                 error = together([(variant, error)], vary, told_apart=True)
@@ -61,12 +60,6 @@ def _variants(said: SpecLike, overrides: Sequence[str]) -> tuple[Vary | None, di
     if said.vary is None and not overrides:
         return None, {None: said}  # as it is, with the places that it knows
     return variants_of(said.model_dump(mode="json", exclude_unset=True), overrides)
-
-
-def _own_size(said: SpecLike, spec: Spec) -> Dimensions | None:
-    """What it was resolved for, or, of a built model, what that one has."""
-    folder = own_source(said)
-    return spec.dimensions if folder is None else dimensions(describe_model(folder).trunk)
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:

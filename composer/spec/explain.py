@@ -48,9 +48,10 @@ class GroupCost(Closed):
 
 
 class Explanation(Readable, Closed):
-    """The whole model at one sequence length."""
+    """The whole model at one sequence length. on: what it is resolved on, in words, where somebody has said."""
 
     name: str
+    on: str | None
     hash: str
     direction: Literal["causal", "bidirectional"]
     backend: str
@@ -73,9 +74,18 @@ class Explanation(Readable, Closed):
 
 
 def explain_resolved(
-    resolved: Resolved, *, sequence: int = 4096, backend: str = AUTO, device: str = "cpu", dtype: str = "float32"
+    resolved: Resolved,
+    *,
+    on: str | None = None,
+    sequence: int = 4096,
+    backend: str = AUTO,
+    device: str = "cpu",
+    dtype: str = "float32",
 ) -> Explanation:
-    """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them."""
+    """Costs at ``sequence`` tokens. on: what it is resolved on, in words.
+
+    Operations are those between the projections, which stay as the source has them.
+    """
     check_backend(backend, graphs_of(resolved))
     groups = [
         _cost(head, name, shape, layers, sequence, backend, device, dtype)
@@ -90,6 +100,7 @@ def explain_resolved(
     state = int(total(group.state_bytes for group in groups)) + (COUNTER if causal else 0)
     return Explanation(
         name=resolved.name,
+        on=on,
         hash=resolved.hash,
         direction=resolved.direction,
         backend=backend,
