@@ -7,7 +7,7 @@
 # make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
-# make gpu     what needs a CUDA device
+# make gpu     what needs a CUDA device: tests first, then measurements, of which each table has a budget of seconds
 # Each makes the virtual environment first, where it is not there or out of date, with what it needs: demo installs the product, the
 # others what tests and checks need as well. PYTHON=, VENV= and WORKERS= (of the tests) override.
 
@@ -62,8 +62,7 @@ gpu: $(READY)
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n 0 -m gpu $(TESTS)
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/own_kernels.py
-	$(BIN)/python benchmarks/prefill_decode.py --device cuda
-	$(BIN)/python benchmarks/whole_models.py --device cuda
+	$(BIN)/python benchmarks/whole_models.py
 
 clean:
 	rm -rf build-output dist .pytest_cache .ruff_cache .hypothesis

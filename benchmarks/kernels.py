@@ -1,20 +1,22 @@
 """Forms on a GPU beside what they are measured by: fla's best function called by hand on the same tensors, and PyTorch's attention.
 
-    python benchmarks/kernels.py [--lengths 2048,4096,8192,16384]
+    python benchmarks/kernels.py [--lengths 2048,4096,8192,16384] [--seconds 60]
 
-B 1, H 32, D 128, bfloat16, forward and with the way back. Each pair is timed in turn, minimum and median of many runs: read the
-ratios. Nothing is timed before it agrees with what it is measured by. Writes benchmarks/results/kernels_<device>.json.
+B 1, H 32, D 128, bfloat16, forward and with the way back. All are timed in turn, minimum and median of many runs: read the ratios.
+Nothing is timed before it agrees with what it is measured by. How far outputs lie from the definition in float64 is measured at
+2,048 tokens, and whether they are finite at 131,072. What the seconds do not suffice for is not run, and says so. Writes
+benchmarks/results/kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/kernels.py --quick
+--device cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,140 +24,212 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import NO_TIME, RESULTS, Budget, Goal, about, rounds, show_goals, worst, write
 from blocks.recurrences import additive, delta
 
-RESULTS = Path(__file__).parent / "results"
-HEADS, WIDTH, RUNS = 32, 128, 20
 CLOSE = 2e-2
 Run = Callable[[], torch.Tensor]
+Drawn = dict[str, torch.Tensor]
+Row = dict[str, Any]
+PASSED, EXACT, LONG = (4096, 1.05), 2048, 131_072
+"""From how many tokens on a form is to take at most so many times what fla's function takes by hand; where the error is measured;
+where outputs are looked at for what is not finite."""
 
 
-def drawn(length: int) -> dict[str, torch.Tensor]:
-    """Features, values, decays and rates that nothing overflows on, and an empty state."""
-    shape, kind = (1, length, HEADS, WIDTH), {"device": "cuda", "dtype": torch.bfloat16}
+@dataclass(frozen=True)
+class Size:
+    """Where it runs, on how much, and how many rounds there are at most."""
+
+    device: str
+    heads: int
+    width: int
+    dtype: torch.dtype
+    exact: int = EXACT
+    long: int = LONG
+    most: int = 20
+
+
+def drawn(size: Size, length: int) -> Drawn:
+    """Features, values, decays and rates that nothing overflows on."""
+    shape, kind = (1, length, size.heads, size.width), {"device": size.device, "dtype": size.dtype}
     narrow = {name: torch.randn(shape, **kind) for name in ("query", "key", "value")}
-    unit = {f"unit_{name}": torch.nn.functional.normalize(narrow[name].float(), dim=-1).bfloat16() for name in ("query", "key")}
-    shares = {f"{name}_features": narrow[name].float().softmax(-1).bfloat16() for name in ("query", "key")}
+    unit = {f"unit_{name}": torch.nn.functional.normalize(narrow[name].float(), dim=-1).to(size.dtype) for name in ("query", "key")}
+    shares = {f"{name}_features": narrow[name].float().softmax(-1).to(size.dtype) for name in ("query", "key")}
     decays = {
-        "head": torch.nn.functional.logsigmoid(torch.randn(shape[:3], device="cuda") + 4),
-        "channel": torch.nn.functional.logsigmoid(torch.randn(shape, device="cuda") + 4),
+        "head": torch.nn.functional.logsigmoid(torch.randn(shape[:3], device=size.device) + 4),
+        "channel": torch.nn.functional.logsigmoid(torch.randn(shape, device=size.device) + 4),
     }
     return {**narrow, **unit, **shares, **decays, "rate": torch.rand(shape[:3], **kind)}
 
 
-def pairs(of: dict[str, torch.Tensor]) -> dict[str, tuple[Run, Run]]:
-    """By name, the form and fla's function by hand."""
+def normalised(output: torch.Tensor) -> torch.Tensor:
+    """Numerators over the mass in the column behind them."""
+    width = output.shape[-1] - 1
+    return output[..., :width] / output[..., width:]
+
+
+HEADS = ("linear", "linear, normalised", "decay by head", "decay by channel, normalised", "gated delta")
+DECAYS = {"decay by head": "head", "decay by channel, normalised": "channel", "gated delta": "head"}
+
+
+def lowered(name: str, of: Drawn, backend: str = "fla") -> torch.Tensor:
+    """What a form answers. backend: of the form; the reference is the definition."""
+    forms = delta.FORMS if name == "gated delta" else additive.FORMS
+    (form,) = (one for one in forms if one.backend == backend and not one.decode)
+    with_mass, value = name.endswith("normalised"), of["value"]
+    value = torch.nn.functional.pad(value, (0, 1), value=1.0) if with_mass else value
+    decay, wide = of[DECAYS[name]] if name in DECAYS else None, torch.float64 if value.dtype == torch.float64 else torch.float32
+    empty = torch.zeros(1, value.shape[2], of["key"].shape[-1], value.shape[-1], device=value.device, dtype=wide)
+    if name == "gated delta":
+        return form.run(of["unit_query"], of["unit_key"], value, of["rate"], decay, None, empty)[0]
+    output = form.run(of["query_features"], of["key_features"], value, decay, None, empty)[0]
+    return normalised(output) if with_mass else output
+
+
+def by_hand(name: str, of: Drawn) -> torch.Tensor:
+    """What fla's function answers to the same tensors."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
-    (fast,) = (form for form in additive.FORMS if form.backend == "fla" and not form.decode)
-    (rule,) = (form for form in delta.FORMS if form.backend == "fla" and not form.decode)
-    features, value = (of["query_features"], of["key_features"]), of["value"]
-    units, empty = (of["unit_query"], of["unit_key"]), torch.zeros(1, HEADS, WIDTH, WIDTH, device="cuda")
-    widened = torch.nn.functional.pad(value, (0, 1), value=1.0)
-    wide = torch.nn.functional.pad(empty, (0, 1))
-
-    def normalised(output: torch.Tensor) -> torch.Tensor:
-        return output[..., :WIDTH] / output[..., WIDTH : WIDTH + 1]
-
-    def by_hand(call: Any, *inputs: torch.Tensor) -> torch.Tensor:
-        return call(*inputs, scale=1.0, output_final_state=True)[0]
-
-    def with_mass(call: Any, *gates: torch.Tensor) -> torch.Tensor:
-        filled = torch.nn.functional.pad(widened, (0, 7))
-        return normalised(by_hand(call, *features, filled, *gates))
-
-    return {
-        "linear": (lambda: fast.run(*features, value, None, None, empty)[0], lambda: by_hand(chunk_simple_gla, *features, value)),
-        "linear, normalised": (
-            lambda: normalised(fast.run(*features, widened, None, None, wide)[0]),
-            lambda: with_mass(chunk_simple_gla),
-        ),
-        "decay by head": (
-            lambda: fast.run(*features, value, of["head"], None, empty)[0],
-            lambda: by_hand(chunk_simple_gla, *features, value, of["head"]),
-        ),
-        "decay by channel, normalised": (
-            lambda: normalised(fast.run(*features, widened, of["channel"], None, wide)[0]),
-            lambda: with_mass(chunk_gla, of["channel"]),
-        ),
-        "gated delta": (
-            lambda: rule.run(*units, value, of["rate"], of["head"], None, empty)[0],
-            lambda: by_hand(chunk_gated_delta_rule, *units, value, of["head"], of["rate"]),
-        ),
-    }
+    features, value, said = (of["query_features"], of["key_features"]), of["value"], {"scale": 1.0, "output_final_state": True}
+    filled = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, 7))
+    match name:
+        case "linear":
+            return chunk_simple_gla(*features, value, **said)[0]
+        case "linear, normalised":
+            return normalised(chunk_simple_gla(*features, filled, **said)[0][..., :-7])
+        case "decay by head":
+            return chunk_simple_gla(*features, value, of["head"], **said)[0]
+        case "decay by channel, normalised":
+            return normalised(chunk_gla(*features, filled, of["channel"], **said)[0][..., :-7])
+        case _:
+            return chunk_gated_delta_rule(of["unit_query"], of["unit_key"], value, of["head"], of["rate"], **said)[0]
 
 
-def attention(of: dict[str, torch.Tensor]) -> Run:
+def attention(of: Drawn) -> Run:
     """PyTorch's causal attention on the same queries, keys and values."""
     states = [of[name].transpose(1, 2) for name in ("query", "key", "value")]
     return lambda: torch.nn.functional.scaled_dot_product_attention(states[0], states[1], states[2], is_causal=True)
 
 
-def in_turn(runs: Sequence[Run], leaves: Sequence[torch.Tensor], *, backward: bool) -> list[dict[str, float]]:
-    """Milliseconds of each, least and median."""
-    taken: list[list[float]] = [[] for _ in runs]
-    for turn in range(RUNS + 3):
-        for run, times in zip(runs, taken, strict=True):
-            begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begins.record()
-            output = run()
-            if backward:
-                torch.autograd.grad(output.float().sum(), leaves, allow_unused=True)
-            ends.record()
-            torch.cuda.synchronize()
-            if turn >= 3:
-                times.append(begins.elapsed_time(ends))
-    return [{"least": min(times), "median": statistics.median(times)} for times in taken]
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest number."""
+    return ((found.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
 
 
-def measured(length: int) -> list[dict[str, Any]]:
-    """A row for each form, forward and with the way back."""
-    rows = []
+def differentiated(run: Run, leaves: Sequence[torch.Tensor]) -> Callable[[], object]:
+    """The run, and the way back where leaves ask for it."""
+    if not leaves:
+        return run
+    return lambda: torch.autograd.grad(run().float().sum(), leaves, allow_unused=True)
+
+
+def measured(size: Size, length: int, seconds: float) -> list[Row]:
+    """A row for each form, forward and with the way back. seconds: for all of them together."""
+    rows, budget, waiting = [], Budget(seconds), 2 * len(HEADS)
     for backward in (False, True):
-        given = {name: tensor.requires_grad_(backward) for name, tensor in drawn(length).items()}
-        leaves, soft = list(given.values()), attention(given)
-        for name, (form, hand) in pairs(given).items():
-            found, wanted = (run().float() for run in (form, hand))
-            difference = ((found - wanted).abs().max() / wanted.abs().max()).item()
-            if difference > CLOSE:
-                sys.exit(f"{name} at {length} tokens is {difference:.1e} away from fla's own function: nothing is timed")
-            torch.cuda.reset_peak_memory_stats()
-            ours, theirs, exact = in_turn((form, hand, soft), leaves, backward=backward)
-            peak = torch.cuda.max_memory_allocated()
-            rows.append({"form": name, "tokens": length, "backward": backward, "difference": difference,
-                         "form_ms": ours, "by_hand_ms": theirs, "attention_ms": exact, "peak_bytes": peak})  # fmt: skip
+        given = {name: tensor.requires_grad_(backward) for name, tensor in drawn(size, length).items()}
+        leaves = list(given.values()) if backward else []
+        for name in HEADS:
+            row: Row = {"form": name, "tokens": length, "backward": backward, "failure": None}
+            rows.append(row)
+            waiting -= 1
+            if budget.left < 0:
+                row["failure"] = NO_TIME
+                continue
+            row["difference"] = apart(lowered(name, given).detach(), by_hand(name, given).detach())
+            if not row["difference"] <= CLOSE:
+                sys.exit(f"{name} at {length} tokens is {row['difference']:.1e} away from fla's own function: nothing is timed")
+            runs = {
+                "form": differentiated(partial(lowered, name, given), leaves),
+                "by hand": differentiated(partial(by_hand, name, given), leaves),
+                "attention": differentiated(attention(given), leaves),
+            }
+            for run in runs.values():
+                run()
+            row["seconds"] = rounds(runs, budget.left / (waiting + 1), size.device, most=size.most)
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="2048,4096,8192,16384")
-    lengths = [int(length) for length in parser.parse_args().lengths.split(",")]
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA device here: nothing was run")
-    torch.manual_seed(0)
-    rows = [row for length in lengths for row in measured(length)]
+@torch.no_grad()
+def errors(size: Size) -> list[Row]:
+    """How far each form lies from the definition in float64, on the same rounded numbers, and whether far outputs are finite."""
+    near, rows = drawn(size, size.exact), {}
+    exact = {name: of.double() for name, of in near.items()}
+    for name in HEADS:
+        rows[name] = {"form": name, "error": apart(lowered(name, near), lowered(name, exact, "reference"))}
+    del near, exact
+    far = drawn(size, size.long)
+    for name in HEADS:
+        rows[name] |= {"long": size.long, "finite": bool(torch.isfinite(lowered(name, far)).all())}
+    return list(rows.values())
+
+
+def goals(rows: Sequence[Row], exact: Sequence[Row]) -> list[Goal]:
+    """What forms are meant to reach."""
+    found = []
+    for name in ("linear", "linear, normalised", "decay by channel, normalised"):
+        long = [row for row in rows if row["form"] == name and row["tokens"] >= PASSED[0]]
+        ratios = [None if row["failure"] else over(row, "by hand") for row in long]
+        found.append(
+            Goal(f"{name}: time over fla's by hand, from {PASSED[0]:,} tokens on", worst(ratios, "at most"), "at most", PASSED[1])
+        )
+    found.append(
+        Goal("largest error of any form against float64", worst((row["error"] for row in exact), "at most"), "at most", CLOSE)
+    )
+    finite = worst((float(row["finite"]) if row["long"] == LONG else None for row in exact), "at least")
+    found.append(Goal(f"all outputs at {LONG:,} tokens are finite", finite, "at least", 1))
+    return found
+
+
+def over(row: Row, other: str) -> float:
+    """A form's least seconds over another's."""
+    return row["seconds"]["form"]["least"] / row["seconds"][other]["least"]
+
+
+def show(rows: Sequence[Row], exact: Sequence[Row], console: Console) -> None:
     table = Table("form", "tokens", "with backward", "ms", "over fla by hand", "attention over it")
     for row in rows:
-        ours, theirs, exact = (row[name]["least"] for name in ("form_ms", "by_hand_ms", "attention_ms"))
         way = "yes" if row["backward"] else ""
-        table.add_row(row["form"], str(row["tokens"]), way, f"{ours:.3f}", f"{ours / theirs:.2f}", f"{exact / ours:.2f}")
-    Console().print(table)
-    device = torch.cuda.get_device_name()
-    versions = {name: metadata.version(name) for name in ("torch", "triton", "flash-linear-attention")}
-    about = {
-        "device": device,
-        "python": platform.python_version(),
-        **versions,
-        "heads": HEADS,
-        "head_dim": WIDTH,
-        "dtype": "bfloat16",
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"kernels_{device.lower().replace(' ', '_')}.json"
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        if row["failure"] is not None:
+            table.add_row(row["form"], str(row["tokens"]), way, row["failure"])
+            continue
+        ms = row["seconds"]["form"]["least"] * 1e3
+        ratios = f"{over(row, 'by hand'):.2f}", f"{1 / over(row, 'attention'):.2f}"
+        table.add_row(row["form"], str(row["tokens"]), way, f"{ms:.3f}", *ratios)
+    console.print(table)
+    table = Table("form", "error against float64", "finite far out")
+    for row in exact:
+        table.add_row(row["form"], f"{row['error']:.1e}", "yes" if row["finite"] else "no")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", default="2048,4096,8192,16384")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all times together")
+    parser.add_argument("--device", default="cuda", help="cuda; cpu in Triton's interpreter")
+    parser.add_argument("--quick", action="store_true", help="small sizes, once, and nothing is written")
+    said = parser.parse_args(arguments)
+    size, lengths = Size(said.device, 32, 128, torch.bfloat16), [int(length) for length in said.lengths.split(",")]
+    if said.device == "cpu":
+        importlib.import_module("tests.interpreter")
+    elif not torch.cuda.is_available():
+        sys.exit("no CUDA device here: nothing was run")
+    if said.quick:
+        size, lengths = Size(said.device, 1, 16, torch.float32, 40, 70, 1), [64]
+    torch.manual_seed(0)
+    exact = errors(size)
+    rows = [row for length in lengths for row in measured(size, length, said.seconds / len(lengths))]
+    found = goals(rows, exact)
+    show(rows, exact, Console())
+    show_goals(found, Console())
+    if not said.quick:
+        facts = about(said.device, heads=size.heads, head_dim=size.width, dtype=str(size.dtype).removeprefix("torch."))
+        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in found]}
+        write(f"kernels_{said.device}", result, folder)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
 """This project's own kernels against PyTorch's forms of the same heads, and against softmax attention, on a GPU.
 
-    python benchmarks/own_kernels.py [--quick] [--device cuda]
+    python benchmarks/own_kernels.py [--quick] [--device cuda] [--seconds 100]
 
 Heads of the shipped specs from queries, keys and values to their output, without projections: B 1, H 32, K 8, D 128, bfloat16,
-states in float32. Contestants are measured in turn, one after the other in each round: minima and medians of many, in one run, so
-read the ratios. Beside them stands how far the kernels' output lies from that of PyTorch's forms, as a share of its largest number.
-Writes benchmarks/results/own_kernels.json. `TRITON_INTERPRET=1 python benchmarks/own_kernels.py --quick --device cpu` tries the
-script where no GPU is: small sizes, once, and nothing is written.
+states in float32. The own kernels, the same heads composed of PyTorch's forms and of fla's, and softmax attention are measured in
+turn, one after the other in each round: minima and medians of many, in one run, so read the ratios. `apart` is how far the kernels'
+output lies from that of PyTorch's forms, as a share of its largest number. Errors against the definition in float64 are measured at
+1,024 tokens, and whether outputs are finite at 131,072. What the seconds do not suffice for is not run, and says so. Writes
+benchmarks/results/own_kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/own_kernels.py
+--quick --device cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import platform
-import statistics
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,70 +25,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from blocks.feature_maps.hedgehog import Hedgehog
+from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, show_goals, worst, write
+from benchmarks.own_heads import HEADS, Bench, Run, apart, maps, taps_and_map
 from blocks.flow import Tokens
-from blocks.legend import Shape
+from composer.benching.turns import NoRoom, room
 from composer.graph.program import FallsBack
-from composer.model.head import Head
-from composer.spec.loading import load_spec
-from composer.spec.resolve import Dimensions, resolve
 
-RESULTS = Path(__file__).parent / "results"
-SIZE = Dimensions(hidden_size=4096, layers=1, heads=32, key_heads=8, head_dim=128, rope_theta=500_000.0)
-SMALL = Dimensions(hidden_size=32, layers=1, heads=2, key_heads=1, head_dim=16, rope_theta=10_000.0)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-HEADS = {
-    "lolcats": ("lolcats", ("head.feature_map.dim=128",)),
-    "lolcats-terraced": ("lolcats-terraced", ("head.feature_map.dim=128",)),
-    "lola": ("lola", ("head.feature_map.dim=128", "head.memory.1.size=128")),
-}
-Run = Callable[[], Any]
-
-
-class Bench:
-    """Where it runs, and how often."""
-
-    def __init__(self, device: str, quick: bool) -> None:
-        self.device, self.quick = device, quick
-        self.size = SMALL if quick else SIZE
-        self.kind = torch.float32 if device == "cpu" else torch.bfloat16
-        self.seconds = 0.0 if quick else 2.0
-
-    def wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-
-    def in_turn(self, runs: dict[str, Run]) -> dict[str, dict[str, float]]:
-        """Seconds of each, taken in turn until each has had its time, three rounds at least; one warm-up."""
-        taken: dict[str, list[float]] = {name: [] for name in runs}
-        least, began = 1 if self.quick else 3, time.perf_counter()
-        for run in runs.values():
-            run()
-        while len(next(iter(taken.values()))) < least or time.perf_counter() - began < self.seconds * len(runs):
-            for name, run in runs.items():
-                self.wait()
-                start = time.perf_counter()
-                run()
-                self.wait()
-                taken[name].append(time.perf_counter() - start)
-        return {name: {"minimum": min(of), "median": statistics.median(of), "rounds": len(of)} for name, of in taken.items()}
-
-    def head(self, name: str) -> tuple[Head, Shape]:
-        """With small windows where all is small."""
-        spec, overrides = HEADS[name]
-        small = ["head.memory.0.size=8", *(["head.memory.1.size=8"] if name == "lola" else []), "head.feature_map.dim=16"]
-        resolved = resolve(load_spec(spec, small if self.quick else list(overrides)), self.size)
-        (head,), shape = resolved.heads.values(), self.size.shape(self.size.heads)
-        made, generator = Head(head, shape), torch.Generator().manual_seed(0)
-        for module in made.modules():
-            if hasattr(module, "fill"):
-                module.fill(generator)  # pyright: ignore[reportCallIssue]
-        return made.to(self.device, self.kind), shape
-
-    def inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        sizes = ((shape.hidden_size,), (shape.heads, shape.head_dim), *[(shape.key_heads, shape.head_dim)] * 2)
-        return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
+COMPOSED = frozenset({"lolcats", "lolcats-terraced"})
+"""Those that fla's forms, too, compose; of the others it has no part but the state, below a loop of PyTorch's."""
+ASKED, EXACT, LONG, CLOSE = 8192, 1024, 131_072, 2e-2
+"""Tokens at which goals ask for times, at which errors are measured, and at which outputs are looked at; the largest error."""
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -100,15 +45,11 @@ def softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(rows[0], rows[1], rows[2], is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
-def apart(found: Tensor, other: Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
-    return ((found.float() - other.float()).abs().max() / other.float().abs().max()).item()
-
-
 def prefill(bench: Bench, name: str, length: int, *, backward: bool) -> dict[str, Any]:
     """A whole text in one call."""
     head, shape = bench.head(name)
     given = [one.requires_grad_(backward) for one in bench.inputs(shape, 1, length)]
+    composed = ("torch", "fla") if name in COMPOSED else ("torch",)
     tokens = Tokens(torch.arange(length, device=bench.device)[None])
     head.requires_grad_(backward)
 
@@ -129,7 +70,24 @@ def prefill(bench: Bench, name: str, length: int, *, backward: bool) -> dict[str
             return differentiated(softmax(*given[1:]))
 
     found = {"apart": apart(run("triton"), run("torch"))}
-    return found | bench.in_turn({"triton": lambda: run("triton"), "torch": lambda: run("torch"), "softmax": attend})
+    runs: dict[str, Run] = {backend: lambda backend=backend: run(backend) for backend in ("triton", *composed)}
+    return found | bench.in_turn(runs | {"softmax": attend})
+
+
+@torch.no_grad()
+def errors(bench: Bench, name: str) -> dict[str, Any]:
+    """How far the kernels' output lies from the definition in float64, of the same rounded numbers, and whether it is finite."""
+    head, shape = bench.head(name)
+    near, far = (40, 70) if bench.quick else (EXACT, LONG)
+
+    def run(length: int, kind: torch.dtype, backend: str) -> Tensor:
+        given = [one.to(kind) for one in bench.inputs(shape, 1, length)]
+        tokens, empty = Tokens(torch.arange(length, device=bench.device)[None]), head.empty_state(1, kind, given[0].device)
+        return head.to(kind)(*given, tokens, empty, backend)[0]
+
+    finite = bool(torch.isfinite(run(far, bench.kind, "triton")).all())
+    found = run(near, bench.kind, "triton").double()
+    return {"error": apart(found, run(near, torch.float64, "reference")), "finite": finite, "long": far}
 
 
 def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
@@ -152,64 +110,99 @@ def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
         return found | bench.in_turn({"triton": lambda: run("triton"), "torch": lambda: run("torch")})
 
 
-def maps(bench: Bench, length: int) -> dict[str, Any]:
-    """Hedgehog's features of queries, forward and backward."""
-    _, shape = bench.head("lolcats")
-    part = Hedgehog().resolved(shape)
-    weight = torch.randn(part.parameters(shape)["query_weight"].shape, generator=torch.Generator().manual_seed(2))
-    weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
-    query = bench.inputs(shape, 1, length)[1].requires_grad_()
+def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[[Bench], dict[str, Any]]]:
+    """All that is measured, by what the table says of it; what goals ask for comes first."""
+    found: dict[str, Callable[[Bench], dict[str, Any]]] = {}
 
-    def fused() -> Tensor:
-        from blocks.fused.shares import shares
+    def add(said: str, measure: Callable[..., dict[str, Any]], *of: Any, **options: Any) -> None:
+        found[said] = lambda bench: measure(bench, *of, **options)
 
-        features = shares(query, weight, None, skip=False, sides=2, floor=part.floor)
-        features.square().sum().backward()
-        return features.detach()
-
-    def composed() -> Tensor:
-        features = part.map_query({"query_weight": weight}, query)
-        features.square().sum().backward()
-        return features.detach()
-
-    return {"apart": apart(fused(), composed())} | bench.in_turn({"triton": fused, "torch": composed})
+    for length in sorted(lengths, key=lambda length: length != ASKED):
+        add(f"lolcats forward {length}", prefill, "lolcats", length, backward=False)
+        add(f"lolcats-terraced forward {length}", prefill, "lolcats-terraced", length, backward=False)
+        if length <= ASKED:
+            add(f"lolcats with backward {length}", prefill, "lolcats", length, backward=True)
+            add(f"lola forward {length}", prefill, "lola", length, backward=False)
+            add(f"hedgehog with backward {length}", maps, length)
+            add(f"taps and hedgehog with backward {length}", taps_and_map, length)
+    for batch in batches:
+        for name in ("lolcats", "lola"):
+            add(f"{name} decode, batch {batch}", decode, name, batch)
+    return found
 
 
-def main() -> None:
+def goals(rows: dict[str, dict[str, Any]], exact: dict[str, dict[str, Any]]) -> list[Goal]:
+    """What the kernels are meant to reach."""
+
+    def speed(said: str) -> float | None:
+        """Of the fastest that composes the same head, over the kernel's."""
+        row = rows.get(said, {})
+        times = [row[backend]["least"] for backend in ("torch", "fla") if row.get(backend)]
+        return min(times) / row["triton"]["least"] if times and row.get("triton") else None
+
+    return [
+        Goal(f"window and state in one pass at {ASKED:,}, speed of composition", speed(f"lolcats forward {ASKED}"), "at least", 2),
+        Goal("the same with the way back", speed(f"lolcats with backward {ASKED}"), "at least", 1.5),
+        Goal(f"LoLA's prefill at {ASKED:,}, speed of the loop", speed(f"lola forward {ASKED}"), "at least", 5),
+        Goal("largest error against float64", worst((one["error"] for one in exact.values()), "at most"), "at most", CLOSE),
+        Goal(
+            f"all outputs at {LONG:,} tokens are finite",
+            worst((float(one["finite"]) if one["long"] == LONG else None for one in exact.values()), "at least"), "at least", 1,
+        ),
+    ]  # fmt: skip
+
+
+def measured(bench: Bench, asked: dict[str, Callable[[Bench], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Each in its share of the time that is left."""
+    rows: dict[str, dict[str, Any]] = {}
+    for index, (said, measure) in enumerate(asked.items()):
+        bench.waiting = len(asked) - index
+        try:
+            with room():
+                rows[said] = {"failure": NO_TIME} if bench.budget.left < 0 else measure(bench)
+        except NoRoom:
+            rows[said] = {"failure": NO_ROOM}
+    return rows
+
+
+def show(rows: dict[str, dict[str, Any]], exact: dict[str, dict[str, Any]], console: Console) -> None:
+    table = Table("", "triton, ms", "torch / triton", "fla / triton", "softmax / triton", "apart")
+    for name, row in rows.items():
+        if row.get("triton") is None:
+            table.add_row(name, row.get("failure", NO_ROOM))
+            continue
+        own = row["triton"]["least"]
+        ratios = [f"{row[other]['least'] / own:.2f}" if row.get(other) else "" for other in ("torch", "fla", "softmax")]
+        table.add_row(name, f"{own * 1e3:.3f}", *ratios, f"{row['apart']:.1e}")
+    console.print(table)
+    table = Table("head", "error against float64", "finite far out")
+    for name, one in exact.items():
+        table.add_row(name, f"{one['error']:.1e}", "yes" if one["finite"] else "no")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda; cpu in Triton's interpreter")
     parser.add_argument("--quick", action="store_true", help="small sizes, once, and nothing is written")
-    options = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=100.0, help="for all times together")
+    options = parser.parse_args(arguments)
     if options.device == "cpu":
         importlib.import_module("tests.interpreter")
-    bench, rows = Bench(options.device, options.quick), {}
     warnings.simplefilter("error", FallsBack)
-    lengths = (40,) if options.quick else LENGTHS
-    for length in lengths:
-        rows[f"lolcats forward {length}"] = prefill(bench, "lolcats", length, backward=False)
-        rows[f"lolcats-terraced forward {length}"] = prefill(bench, "lolcats-terraced", length, backward=False)
-        if length <= 8192:
-            rows[f"lolcats with backward {length}"] = prefill(bench, "lolcats", length, backward=True)
-            rows[f"lola forward {length}"] = prefill(bench, "lola", length, backward=False)
-            rows[f"hedgehog with backward {length}"] = maps(bench, length)
-    for batch in (1,) if options.quick else (1, 8, 64):
-        for name in ("lolcats", "lola"):
-            rows[f"{name} decode, batch {batch}"] = decode(bench, name, batch)
-    table = Table("", "triton, ms", "torch / triton", "softmax / triton", "apart")
-    for name, row in rows.items():
-        own = row["triton"]["minimum"]
-        ratios = [f"{row[other]['minimum'] / own:.2f}" if other in row else "" for other in ("torch", "softmax")]
-        table.add_row(name, f"{own * 1e3:.3f}", *ratios, f"{row['apart']:.1e}")
-    Console().print(table)
+    bench = Bench(options.device, options.quick)
+    exact = {name: errors(bench, name) for name in HEADS}
+    bench.budget = Budget(options.seconds)
+    asked = tasks((40,), (1,)) if options.quick else tasks(LENGTHS, (1, 8, 64))
+    rows, console = measured(bench, asked), Console()
+    found = goals(rows, exact)
+    show(rows, exact, console)
+    show_goals(found, console)
     if not options.quick:
-        import triton
-
-        machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
-        versions = {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()}
-        RESULTS.mkdir(exist_ok=True)
-        result = {"machine": machine, **versions, "dtype": str(bench.kind), "rows": rows}
-        (RESULTS / "own_kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+        facts = about(options.device, dtype=str(bench.kind).removeprefix("torch."))
+        result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in found]}
+        write(f"own_kernels_{options.device}", result, folder)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from blocks.convolution import CONVOLUTIONS, ConvolutionConfig
 from blocks.feature_maps import FEATURE_MAPS, FeatureMapConfig
+from blocks.feature_maps.convolved import CONVOLVED_MAP
 from blocks.gates import GATES, GateConfig
-from blocks.memories import MEMORIES, PATTERNS, MemoryConfig
+from blocks.memories import MEMORIES, MemoryConfig
+from blocks.memories import PATTERNS as OF_MEMORIES
 from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
 from blocks.part import Part
@@ -17,6 +19,7 @@ from blocks.qk_norms import QUERY_KEY_NORMS, QueryKeyNormConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
 from blocks.scores import SCORES, ScoreConfig
+from blocks.unshared import UNSHARES, UnshareConfig
 from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
 
 __all__ = [
@@ -33,11 +36,16 @@ __all__ = [
     "RateConfig",
     "ReadConfig",
     "ScoreConfig",
+    "UnshareConfig",
     "ValuePositionConfig",
 ]
 
+PATTERNS = (*OF_MEMORIES, CONVOLVED_MAP)
+"""Neighbouring parts that one form computes together, those that cover most first."""
+
 CATALOGUE: dict[str, dict[str, type[Part]]] = {
     "mix input": MIXERS,
+    "unshare": UNSHARES,
     "qk norm": QUERY_KEY_NORMS,
     "position": POSITIONS,
     "value position": VALUE_POSITIONS,

@@ -60,7 +60,7 @@ class Shape:
 
     hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
     on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    numbers: what else travels with the pairs that a memory holds.
+    falling: pairs that fall together out of the memory above. numbers: what else travels with the pairs that a memory holds.
     exponential: the features are given by their logarithms. even: of each query's and key's the largest is at least one in F, as
     where they add up to 1. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
@@ -75,6 +75,7 @@ class Shape:
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
+    falling: int = 1
     numbers: tuple[Number, ...] = ()
     exponential: bool = False
     even: bool = False

@@ -112,6 +112,11 @@ def anywhere(setting: Setting) -> str | None:
     return None
 
 
+def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
+    """The ``where`` of a pattern that no option keeps away."""
+    return True
+
+
 def nothing_missing() -> str | None:
     """The ``missing`` of a form that takes nothing but PyTorch."""
     return None
@@ -188,7 +193,8 @@ class Pattern:
     forms: of the parts that were found, by those names. Its ``run`` is called with the bound parts and the inputs, both by those
     names, and returns what each of them gives, as its own form would: outputs and state, in the order of ``nodes``.
     asked: whose setting the forms are to fit; the first's, unless it is said. whole: what the nodes before the last give goes to
-    each other alone, and the last takes no other partials; so what they give need not come to be.
+    each other alone, and the last takes no other partials; so what they give need not come to be. where: asked of the options that
+    the operations have in a head, by those names; where it says no, the pattern is not there.
     """
 
     nodes: Mapping[str, Callable[[Part], bool]]
@@ -196,3 +202,4 @@ class Pattern:
     forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
     asked: str = ""
     whole: bool = False
+    where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere

@@ -19,6 +19,7 @@ from blocks.legend import Shape, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from blocks.calibration import Attended
     from blocks.operation import Call, Operation
 
 Per = Literal["query_head", "key_head"]
@@ -112,6 +113,10 @@ class Part(Closed):
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """The tensors that are handed from call to call, by name, for one batch row."""
+        return {}
+
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """Values of some of its parameters by what a teacher attends to, in place of their start; empty: it keeps that."""
         return {}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
+from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
@@ -63,9 +65,9 @@ def build(
     """The composed model, in memory, in evaluation mode.
 
     source: a folder, a repository of the Hub, or a model that is in memory already (Llama, or itself composed); of the last,
-    ``share`` says whether the weights are shared with it or copied. fresh: there is no source, and the spec has a trunk of its
-    own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of the fresh parameters.
-    Raises SpecError, SourceError or BuildError.
+    ``share`` says whether the weights are shared with it (as they are: without a ``dtype``) or copied. fresh: there is no source,
+    and the spec has a trunk of its own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of
+    the fresh parameters. Raises SpecError, SourceError or BuildError.
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
@@ -95,13 +97,13 @@ def build(
                 model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
-        share = True
+        share, dtype = True, None  # it has just been read in this dtype, and nobody else has it
     else:
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
-        model = source if dtype is None else _turned(source, dtype)
+        model = source
         resolved = resolve_spec(loaded, dimensions(trunk_of(model)))
-    student = build_from_model(resolved, model, seed=seed, share=share, spec_document=document, opened=opened)
+    student = build_from_model(resolved, model, dtype=dtype, seed=seed, share=share, spec_document=document, opened=opened)
     student.set_backend(backend)
     return student
 
@@ -189,7 +191,7 @@ def explain(
     *,
     overrides: Sequence[str] = (),
     revision: str | None = None,
-    sequence: int = 4096,
+    sequence: Tokens = 4096,
     backend: str = AUTO,
     device: str = "cpu",
     dtype: str | None = None,
@@ -197,14 +199,16 @@ def explain(
     """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
 
     source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
+    sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
-    if sequence < 1:
-        raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     loaded = loaded_spec(spec, overrides)
     ground = ground_of(spec, loaded, source, revision=revision) or Ground(TRUNK, None, "float32")
     resolved = resolve_spec(loaded, ground.size)
     _check_dtype(dtype)
-    return explain_resolved(resolved, on=ground.on, sequence=sequence, backend=backend, device=device, dtype=dtype or ground.dtype)
+    return explain_resolved(
+        resolved, on=ground.on, sequence=tokens, backend=backend, device=device_kind(device), dtype=dtype or ground.dtype
+    )
 
 
 @in_words
@@ -249,11 +253,3 @@ def loaded_spec(spec: SpecLike, overrides: Sequence[str]) -> Spec:
     if overrides:
         return load_spec(spec.model_dump(mode="json", exclude_unset=True), overrides)
     return spec
-
-
-def _turned(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    import copy
-
-    import torch
-
-    return copy.deepcopy(model).to(getattr(torch, dtype))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from composer.errors import BuildError, ComposerError
+from converters.bounded import brief
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
 """What PyTorch says when it runs out of memory: on a CPU that error has no class of its own."""
@@ -37,6 +38,13 @@ def seeded(seed: int, device: str) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def device_kind(device: str) -> str:
+    """``cuda`` of ``cuda:0``, and so on, of a device that need not be here. Raises ComposerError."""
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
+        raise ComposerError(f"a model runs on cpu or cuda, not on {brief(device)}")
+    return device.partition(":")[0]
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

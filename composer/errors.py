@@ -55,6 +55,11 @@ class GraphError(SpecError):
         self.path = path
 
 
+def mistakes_of(error: Exception) -> tuple[Mistake, ...]:
+    """What an error says, mistake by mistake, as fields."""
+    return error.mistakes if isinstance(error, SpecError) else (Mistake(str(error)),)
+
+
 class SourceError(ComposerError):
     """The model to build from cannot be read, or is of a family that no converter knows."""
 

@@ -1,16 +1,41 @@
-"""Pictures by matplotlib, on no screen."""
+"""Pictures by matplotlib, on no screen: one look for all of them, legible at the width of a README and for all eyes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from composer.files import whole
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's, which all eyes tell apart."""
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+"""Okabe and Ito's, which all eyes tell apart, without their yellow, which is hardly seen on white."""
+TEACHER, STUDENT, MARK, FAINT = "#000000", COLOURS[0], COLOURS[5], "#767676"
+MAP = "cividis"
+"""Of maps: from dark to light for all eyes."""
+MARKERS = "os^Dv*P"
+LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+WIDTH = 8.8
+"""Inches at most: a README shows as many at 102 dots each, so that its letters are hardly smaller than those of a picture."""
 RESOLUTION = 120
 """Dots an inch."""
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+    "figure.titlesize": 10,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "savefig.facecolor": "white",
+    "axes.grid": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.4,
+}
 
 
 def offscreen() -> Any:
@@ -21,6 +46,64 @@ def offscreen() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+@contextmanager
+def plotting() -> Iterator[Any]:
+    """matplotlib's pyplot, in this style."""
+    pyplot = offscreen()
+    with pyplot.rc_context(STYLE):
+        yield pyplot
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def line(index: int) -> Any:
+    """Beyond as many lines as there are colours, dashes tell them apart."""
+    return LINES[index // len(COLOURS) % len(LINES)]
+
+
+def marker(index: int) -> str:
+    """Each of one colour's is another one, too."""
+    return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+
+
+def titled(figure: Any, text: str) -> None:
+    """Says above all panels, from the left, what is seen."""
+    figure.suptitle(text, x=0.012, ha="left")
+
+
+def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
+    """One for all these panels, below them; what several of them have is said once."""
+    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if found:
+        across = min(columns, len(found))
+        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=across)
+
+
+def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> None:
+    """Names along the x axis, one a place: turned where there are more than ``upright``, and only every so many beyond ``most``."""
+    every = -(-len(names) // most)
+    axis.set_xticks(range(0, len(names), every), names[::every], rotation=90 if len(names) > upright else 0)
+
+
+def whole_ticks(axis: Any, *, most: int = 8) -> None:
+    """Ticks of the x axis at whole numbers alone."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
+
+
+def by_powers(axis: Any, *, most: float = 1) -> None:
+    """A logarithmic y axis whose numbers are written out, those between powers only where there is room."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
+    axis.yaxis.set_minor_formatter(plain_minor(most))
 
 
 def plain_minor(most: float = 1, few: float = 0.4) -> Any:
@@ -37,6 +120,11 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
             return f"{x:,.6g}" if super().__call__(x, pos) else ""
 
     return Plain(minor_thresholds=(most, few))
+
+
+def within_shares(mean: float, spread: float) -> tuple[float, float]:
+    """How far a spread goes down and up from a share, which is neither below 0 nor above 1."""
+    return max(0.0, min(spread, mean)), max(0.0, min(spread, 1 - mean))
 
 
 def save(figure: Any, target: Path) -> None:

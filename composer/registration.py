@@ -14,8 +14,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from converters.model_types import OWN, PREFIX
+
 AUTO = "transformers.models.auto.configuration_auto"
-MODEL_TYPE = "composed"
 
 
 class _Asked(type):
@@ -78,6 +79,5 @@ def register() -> None:
 
 
 def _register_with(auto: ModuleType) -> None:
-    hosts = [f"{MODEL_TYPE}_{host}" for host in auto.CONFIG_MAPPING_NAMES]
-    for model_type in (MODEL_TYPE, *hosts):
+    for model_type in (OWN, *(f"{PREFIX}{host}" for host in auto.CONFIG_MAPPING_NAMES)):
         auto.AutoConfig.register(model_type, _Asked("ComposedConfig", (), {"model_type": model_type}), exist_ok=True)

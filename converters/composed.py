@@ -12,6 +12,7 @@ from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
+from converters.model_types import OWN
 from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
 
 SPEC_KEYS = ("spec", "spec_hash")
@@ -64,7 +65,7 @@ def adapter_folder(said: object) -> str:
 
 
 COMPOSED_FAMILY = Family(
-    model_type="composed",
+    model_type=OWN,
     title="models built by this project",
     names=NAMES,
     passed_over=LLAMA.passed_over,

@@ -14,10 +14,8 @@ from typing import Any
 from converters.config import MOST_LAYERS, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.model_types import PREFIX
 from converters.trunk import Sizes, read_dtype
-
-PREFIX = "composed_"
-"""What the model type of a composed model begins with, before its host's."""
 
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """What a composed model's config has that its host's has not."""

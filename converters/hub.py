@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from converters.bounded import MOST_CONFIG, read_json
-from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, COMPOSED_FAMILY, RECORD
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, RECORD
 from converters.errors import HubError
+from converters.model_types import is_composed_type
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
 _LOG = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def _beside(folder: Path) -> list[str]:
         config = read_json(folder / "config.json", MOST_CONFIG)
     except (OSError, ValueError):  # whoever reads the model says what is wrong with it
         return []
-    if not isinstance(config, dict) or config.get("model_type") != COMPOSED_FAMILY.model_type:
+    if not isinstance(config, dict) or not is_composed_type(config.get("model_type")):
         return []
     adapter = config.get(ADAPTER_KEY)
     within = [] if adapter is None else [f"{glob.escape(str(adapter))}/{name}" for name in (ADAPTER_CONFIG, "*.safetensors")]

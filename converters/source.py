@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
-from converters.composed import COMPOSED_FAMILY
 from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
-from converters.hosts import PREFIX
+from converters.model_types import is_composed_type
 from converters.shard import Shard, Tensor, read_shard
 from converters.trunk import Sizes
 
@@ -61,7 +60,7 @@ class Described:
     @property
     def is_composed(self) -> bool:
         """Whether it was built by this project."""
-        return self.family.model_type == COMPOSED_FAMILY.model_type or self.family.model_type.startswith(PREFIX)
+        return is_composed_type(self.family.model_type)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,13 @@ td,th{border:1px solid #d0d7de;padding:.3em .6em;text-align:left;vertical-align:
 .figures td,.figures th{white-space:nowrap}
 .wide{overflow-x:auto}
 .paper{color:#57606a}
-@media (max-width:800px){nav{position:static;width:auto;border:0}main{margin:0;padding:0 1em}}
+@media (max-width:800px){
+nav{position:static;width:auto;border:0}
+nav li{display:inline-block;margin-right:1em}
+main{margin:0;padding:0 1em}
+.picture img{max-width:none}
+.parts table{min-width:40rem}
+}
 @media (prefers-color-scheme:dark){
 body{color:#e6edf3;background:#0d1117}
 a{color:#6cb6ff}

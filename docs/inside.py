@@ -22,7 +22,7 @@ import composer
 from composer import files
 from composer.inspection.findings import Findings, plain
 from composer.inspection.folder import RESOLUTION
-from composer.inspection.pictures.style import MARK, STUDENT, TEACHER, WIDTH, legend, plotting
+from composer.plotting import MARK, STUDENT, TEACHER, WIDTH, legend, plotting, titled
 
 PLACE = Path(__file__).parent / "inside"
 TEACHER_FOLDER = Path(__file__).parents[1] / "examples" / "teacher"
@@ -90,7 +90,7 @@ def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
     """A panel for each student and length."""
     rows = figures(found)
     with plotting() as pyplot:
-        shape = {"figsize": (WIDTH, 4.6), "layout": "constrained", "sharex": True, "sharey": True}
+        shape = {"figsize": (WIDTH, 5.0), "layout": "constrained", "sharex": True, "sharey": True}
         figure, axes = pyplot.subplots(len(LENGTHS), len(NAMES), squeeze=False, **shape)
         for row in rows:
             axis = axes[LENGTHS.index(row["length"])][list(NAMES).index(row["student"])]
@@ -100,13 +100,14 @@ def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
             axis.bar(places + 0.2, row["teacher_weight"], 0.4, label="teacher", **hatched)
             axis.axhline(2 / row["length"], color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
             said = f"keys said: {row['right']} of {row['keys']}, teacher {row['teacher_right']}"
-            axis.set_title(f"{NAMES[row['student']]}, {row['length']:,} tokens\n{said}", loc="left")
+            axis.set_title(f"{NAMES[row['student']]}, {row['length']:,} tokens\n{said}")
             axis.set_xticks(places, row["heads"])
             axis.set_ylim(0, 1)
         for axis in axes[-1]:
             axis.set_xlabel("layer.head")
         for axis in axes[:, 0]:
             axis.set_ylabel("weight on the digit to say")
+        titled(figure, "Passkeys found and lost: each head's mean weight on the digit that is to be said")
         legend(figure, axes[0][0])
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=RESOLUTION, format="png", metadata={"Software": None})

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 SOURCE_ON = "Llama-3.2-1B"
 REMARK = re.compile(r"^# ?", re.MULTILINE)
+PARTS = "<tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>"
 HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> makes a model of one, and
 <code>compose new mine --like NAME</code> a file of your own. Pictures are drawn on the sizes of Llama-3.2-1B
 (<code>compose draw NAME --from SOURCE</code>: on others); states are those of one text, in float32. Measurements are of the small
@@ -80,7 +81,8 @@ def _entry(name: str) -> str:
     if spec.vary is None:
         drawn = _pictures()[name]
         size = f'width="{drawn.width:.0f}" height="{drawn.height:.0f}"'
-        pieces.append(f'<img src="{_file(name)}.svg" {size} alt="The heads of {name} and its layers, drawn">\n')
+        image = f'<img src="{_file(name)}.svg" {size} alt="The heads of {name} and its layers, drawn">'
+        pieces.append(f'<div class="wide picture">{image}</div>\n')
     else:
         pieces.append(_variants(name))
     pieces += [_equations(name), _measured(name)]
@@ -108,7 +110,7 @@ def _variants(name: str) -> str:
     for variant in read_variants([name]):
         says = "<br>".join(f"{html.escape(path)} = {html.escape(said(value))}" for path, value in variant.values.items())
         rows.append(f"<tr><td><code>{variant.name}</code></td><td>{says}</td></tr>\n")
-    return f"<table><tr><th>variant</th><th>what it says</th></tr>\n{''.join(rows)}</table>\n"
+    return f'<div class="wide"><table><tr><th>variant</th><th>what it says</th></tr>\n{"".join(rows)}</table></div>\n'
 
 
 def _equations(name: str) -> str:
@@ -124,7 +126,7 @@ def _equations(name: str) -> str:
         for (role, kind), part in sorted(found.items(), key=lambda one: one[0])
         if kind != "none"
     ]
-    return f"<table><tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>\n{''.join(rows)}</table>\n"
+    return f'<div class="wide parts"><table>{PARTS}\n{"".join(rows)}</table></div>\n'
 
 
 def _parts(of: BaseModel) -> Iterator[Part]:

@@ -73,8 +73,9 @@ What commands print with `--json`, and the JSON that they write. `make docs` wri
 they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
 that; shares are 0 to 1; sizes are bytes, times seconds. An `array` is lists inside lists, with null where there is no number.
 
-What a command refuses goes to stderr as text, with exit code 2; `compose check --json` has its mistakes as fields: `message`, and,
-where they are known, `file`, `line`, `column` (from 1) and `path`, as in `head.memory[0].size`.
+What a command refuses goes to stderr as text, with exit code 2, and with `--json` to stdout, too: `{"mistakes": […]}`, each with
+`message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in `head.memory[0].size`. `compose check
+--json` has those of each spec among its answers.
 """
 
 

@@ -1,5 +1,5 @@
-"""Writes what follows from the catalogues: the tables of parts, of tasks and of kernels, and the JSON schema.
-``make docs``."""
+"""Writes what follows from the catalogues: the tables of parts, of tasks and of kernels, and the JSON schema; and
+the tables of what was measured on a GPU. ``make docs``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from composer.spec.schema import json_schema
 from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
+from docs.measured import MEASUREMENTS, measurements
 from docs.results import page
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,7 @@ def main() -> None:
     KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
     JSON_PAGE.write_text(page(), encoding="utf-8")
+    MEASUREMENTS.write_text(measurements(MEASUREMENTS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``make evidence``: run what is missing, then write the page. Stop it whenever you like; it goes on where it was."""
+"""``make evidence``: run what is missing, then write the pages. Stop it whenever you like; it goes on where it was."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import page, speed
+from evidence import choosing, page, second, selecting, speed
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
 
-NAMES = (*EXPERIMENTS, speed.NAME)
+ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
+NAMES = (*ABLATIONS, selecting.NAME, speed.NAME)
 
 
 def main(
@@ -25,9 +26,9 @@ def main(
     work: Annotated[Path, typer.Option(help="Where models and steps stand.")] = Path(OUT),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
-    page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the page of what is kept.")] = False,
+    page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the pages of what is kept.")] = False,
 ) -> None:
-    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md."""
+    """The papers' claims in miniature: every run that is not kept in evidence/runs, then docs/evidence.md and docs/choosing.md."""
     unknown = [name for name in only or () if name not in NAMES]
     if unknown:
         raise typer.BadParameter(f'no experiment is called "{unknown[0]}"; there are {", ".join(NAMES)}', param_hint="--only")
@@ -36,15 +37,18 @@ def main(
         check_device(device)
         count = jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
         workers = one_process if count == 1 else processes(count)
-        for experiment in () if page_only else EXPERIMENTS.values():
+        for experiment in () if page_only else ABLATIONS.values():
             if not only or experiment.name in only:
                 failures += run_missing(experiment, work, workers, _tell, device)
+        if not page_only and (not only or selecting.NAME in only):
+            failures += selecting.run_all(work, workers, _tell, device)
         if not page_only and (not only or speed.NAME in only):
             speed.run_missing(work, _tell, device)
     except ComposerError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
     page.write()
+    choosing.write()
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(1 if failures else 0)

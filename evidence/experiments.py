@@ -15,13 +15,15 @@ OUT = "build-output/evidence"
 
 @dataclass(frozen=True)
 class Experiment:
-    """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from."""
+    """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from. made: the
+    command that makes the source, where it does not ship with the project."""
 
     name: str
     specs: tuple[str, ...]
     request: Request
     overrides: tuple[str, ...] = ()
     trained: tuple[str, str] | None = None
+    made: str | None = None
 
     @property
     def command(self) -> str:
@@ -100,4 +102,25 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, MACCHIATO, LOLA, LOLA_FAR, TRANSFER, LATTE)}
+FULL_RECIPE = (
+    "recipe.sequence=256",
+    "recipe.rows=whole",
+    "recipe.transfer={lr: 3e-2, epochs: null, tokens: null, steps: 200, batch: 16, warmup: 10, schedule: cosine, final: 0.05}",
+    "recipe.finetune={lr: 3e-3, fresh_lr: 3e-3, epochs: null, tokens: null, steps: 600, batch: 16, average: rows, warmup: 10, "
+    "schedule: cosine, final: 0.05, lora: {rank: 8, alpha: 16, targets: [q, k, v, o]}}",
+)
+"""Both stages with eight times the rows: 3,200 and 9,600."""
+FULL = Experiment(
+    "full",
+    (
+        "specs/lolcats.yaml",
+        "specs/lawcat.yaml",
+        "evidence/specs/ours-delta.yaml",
+        "evidence/specs/ours-kda.yaml",
+        "evidence/specs/macchiato-full.yaml",
+    ),
+    replace(SCORED, data=("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200"), share=0.0),
+    FULL_RECIPE,
+)
+LOLA_FULL = Experiment("lola-full", ("evidence/specs/lola-cache.yaml:lola-32",), SCORED, trained=("full", "lolcats"))
+EXPERIMENTS = {one.name: one for one in (FULL, LOLA_FULL, TEACHERS, STUDENTS, MACCHIATO, LOLA, LOLA_FAR, TRANSFER, LATTE)}

@@ -47,7 +47,9 @@ def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict
     decides |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
     asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     decides["tasks"] = [task_facts(one).model_dump(mode="json", include={"label", "options", "files"}) for one in asked]
-    decides["source"] = contents(Path(request.source or request.tokenizer or ""))
+    # What a command makes is named by the command: its weights are not there for everyone who reads what is kept.
+    source = contents(Path(request.source or request.tokenizer or "")) if experiment.made is None else {"made": experiment.made}
+    decides["source"] = source
     if experiment.trained is not None:
         name, taught = experiment.trained
         decides["trained"] = identity(EXPERIMENTS[name], variants[taught], seed, {})

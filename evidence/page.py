@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from composer.files import whole, write_whole
-from evidence import speed
+from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
+from composer.plotting import TEACHER as TEACHER_COLOUR
+from evidence import second, selecting, speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import EXPERIMENTS, SEEDS
@@ -120,19 +122,31 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
 def _how(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in (EXPERIMENTS | second.EXPERIMENTS).items():
         own = [run for run in runs if run.experiment == name]
         seconds = sum(run.seconds for run in own)
         yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "
         yield f"{experiment.command}\n"
+        if experiment.made is not None:
+            yield f"\nIts teacher is made first, where it is not there:\n\n    {experiment.made}\n"
         if experiment.trained is not None:
             yield f"\n`trained-SEED` is `{'/'.join(experiment.trained)}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
+    yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
     yield "it.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
+
+
+def _selecting(runs: Sequence[Run]) -> Iterator[str]:
+    own = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
+    setting, seconds = selecting.SETTING, sum(run.seconds for run in own)
+    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of training and "
+    yield f"scoring. A teacher of {setting.layers} layers, where it is not there, then the selection of each seed; each choice of "
+    yield "layers is trained and scored as `students` are.\n\n"
+    yield f"    {setting.made}\n    {setting.command}\n"
 
 
 def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:
@@ -167,42 +181,45 @@ def _anchor(title: str) -> str:
 
 def draw(kept: Kept, target: Path) -> None:
     """Passkey, recall and stories over length: the teacher, the four, and the best of ours."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
     best = next((name for name, _ in ranking(kept) if name in OURS), None)
     shown = FOUR | ({f"ours: {best}": OURS[best]} if best else {})
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    lengths = [int(length.replace(",", "")) for length in TIMES]
-    for axis, columns, title in zip(
-        axes, (PASSKEY, RECALL, STORIES), ("passkeys found", "values recalled", "perplexity of stories"), strict=True
-    ):
-        for index, (name, run) in enumerate(shown.items()):
-            found = [
-                (length, values)
-                for length, column in zip(lengths, columns, strict=True)
-                if (values := list(kept.at(Place(run, column)).values()))
-            ]
-            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
-            axis.errorbar(
-                [length for length, _ in found],
-                [statistics.fmean(values) for _, values in found],
-                yerr=spread,
-                marker="o",
-                capsize=3,
-                label=name,
-                color="black" if run == TEACHER else f"C{index - 1}",
-                linestyle="--" if run == TEACHER else "-",
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axis.minorticks_off()
-        axis.axvline(256, color="gray", linewidth=0.8, linestyle=":")
-        axis.set(title=title, xlabel="tokens (all were trained on 256)")
-    axes[2].set_ylim(1.5, 4)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(shown), frameon=False)
-    with whole(target) as partial:
-        figure.savefig(partial, dpi=110, format="png", metadata={"Software": None})
-    pyplot.close(figure)
+    panels = (
+        (PASSKEY, "passkeys found", "share of passkeys"),
+        (RECALL, "values recalled", "share of values"),
+        (STORIES, "stories", "perplexity"),
+    )
+    with plotting() as pyplot:
+        figure, axes = pyplot.subplots(1, len(panels), figsize=(WIDTH, 3.7), layout="constrained")
+        lengths = [int(length.replace(",", "")) for length in TIMES]
+        for axis, (columns, title, unit) in zip(axes, panels, strict=True):
+            for index, (name, run) in enumerate(shown.items()):
+                found = [
+                    (length, values)
+                    for length, column in zip(lengths, columns, strict=True)
+                    if (values := list(kept.at(Place(run, column)).values()))
+                ]
+                means = [statistics.fmean(values) for _, values in found]
+                spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
+                shares = [within_shares(mean, one) for mean, one in zip(means, spread, strict=True)]
+                axis.errorbar(
+                    [length for length, _ in found],
+                    means,
+                    yerr=spread if columns is STORIES else list(zip(*shares, strict=True)),
+                    marker=marker(index),
+                    markersize=5,
+                    capsize=3,
+                    label=name,
+                    color=TEACHER_COLOUR if run == TEACHER else colour(index - 1),
+                    linestyle="--" if run == TEACHER else "-",
+                )
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            axis.minorticks_off()
+            axis.axvline(256, color=FAINT, linewidth=0.8, linestyle=":")
+            axis.set(title=title, xlabel="tokens (trained on 256)", ylabel=unit)
+            axis.set_ylim(*((1.5, 4) if columns is STORIES else (-0.03, 1.03)))
+        titled(figure, "Students of the small teacher over length: means over seeds, ± a standard deviation")
+        legend(figure, axes[0])
+        with whole(target) as partial:
+            figure.savefig(partial, dpi=RESOLUTION, format="png", metadata={"Software": None})
+        pyplot.close(figure)

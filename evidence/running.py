@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from composer.ablation.plan import AblationStep, Chain, Request, Variant, plan, 
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import Start
 from composer.ablation.steps import FAILURE, Figures, found, model_of
+from composer.errors import ComposerError
 from composer.training.merge import merge_adapters
 from composer.versions import versions_of
 from evidence.experiments import EXPERIMENTS, Experiment
@@ -26,6 +30,8 @@ def run_missing(
     """What failed of an experiment, in words. Runs go seed by seed, so that a stop leaves whole tables of fewer seeds."""
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")
+    if missing and experiment.made is not None:
+        make(Path(experiment.request.source or ""), experiment.made, tell)
     failures: list[str] = []
     for request, wanted in _requests(experiment, missing, work, workers, tell, device):
         steps = work / experiment.name / STEPS
@@ -35,6 +41,17 @@ def run_missing(
         chains.sort(key=lambda chain: chain.seed)
         failures += _run(experiment, chains, request, steps, workers, tell, wanted, kept)
     return failures
+
+
+def make(folder: Path, command: str, tell: Told) -> None:
+    """A teacher that does not ship with the project, by the command that trains it, which goes on where it was stopped; nothing
+    where it is there. Raises ComposerError where that fails."""
+    if (folder / "scores.json").is_file():
+        return
+    tell(f"{folder}: {command}")
+    program, *words = shlex.split(command)
+    if subprocess.run([sys.executable if program == "python" else program, *words], check=False).returncode:
+        raise ComposerError(f"{folder} is not there, and could not be made: {command}")
 
 
 def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, int], str]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import composer
 
 FLOORS = (
-    {"errors", "files", "progress", "tables", "versions", "words"},
+    {"errors", "files", "notices", "progress", "tables", "versions", "words"},
     {"devices", "locks", "plotting", "trust"},
     {"graph"},
     {"spec"},
-    {"drawing", "model", "tasks"},
+    {"drawing", "model", "numbers", "tasks"},
     {"data", "weights"},
     {"api", "registration"},
     {"evaluation", "training"},

@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -26,10 +25,8 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "teacher").symlink_to(ROOT / "examples" / "teacher")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        for block in blocks:
-            exec(compile(block, "docs/python.md", "exec"), names)
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
     assert composer.verify("whole").ok
     assert composer.verify("trained").ok
     assert (tmp_path / "ablation" / "report.json").is_file()

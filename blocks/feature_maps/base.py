@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import ClassVar, Literal, Self
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
+from blocks.calibration import Attended, divergence, fitted
 from blocks.flow import Mapped, Pairs, accumulating, repeat_heads
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
@@ -18,6 +20,8 @@ from blocks.positions import Position
 
 Scale = Literal["plain", "logarithm", "unit"]
 """Features as they are, their logarithms, or divided by their length."""
+BALANCE = "balance"
+"""Beside a map's parameters while it is fitted: the logarithm of what other memories weigh more."""
 Plain = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of inputs, a matrix of each head and its bias, the features as they are."""
 
@@ -88,12 +92,12 @@ class FeatureMap(Part):
         def map_key(pairs: Pairs) -> Tensor:
             keys = pairs.mappable(position)
             try:
-                return self._map(parameters, "key_", keys, scale, plain)
+                return self.mapped(parameters, "key_", keys, scale, plain)
             except Refused as refusal:  # long after the queries' features, in the midst of another step
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
-                return self._map(parameters, "key_", keys, scale)
+                return self.mapped(parameters, "key_", keys, scale)
 
-        mapped = self._map(parameters, "query_", call.turn(query, position), scale, plain)
+        mapped = self.mapped(parameters, "query_", call.turn(query, position), scale, plain)
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
@@ -130,6 +134,44 @@ class FeatureMap(Part):
             fresh |= {f"{side}bias": Fresh((heads, columns), zero) for side, heads in rows.items()}
         return fresh
 
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """Its matrices and biases after a few steps on cached queries and keys towards the teacher's weights: φ(q)·φ(k) is linear
+        in no matrix, so there is no closed form. A map without any keeps its start, and one whose features may be negative."""
+        if not self.linear or not self.positive or attended.query is None or attended.key is None:
+            return {}
+        rest: Tensor | None = None
+        if attended.balanced is not None:
+            # What is beside the memory has this mass, by the share that the memory has with its features as they start.
+            mass = self._scores(parameters, attended).masked_fill(~attended.held, -math.inf).logsumexp(-1)
+            least = torch.finfo(mass.dtype).eps
+            rest = mass - torch.logit(attended.share.to(mass.dtype), least)
+            rest = rest.masked_fill(~attended.held.any(-1), 0.0).detach()
+        start = dict(parameters)
+        if attended.balanced:
+            start[BALANCE] = attended.weights.new_zeros(shape.heads)
+
+        def loss(now: dict[str, Tensor]) -> Tensor:
+            moved = rest + now[BALANCE] if rest is not None and BALANCE in now else rest
+            return divergence(attended, self._scores(now, attended), moved)
+
+        found = fitted(start, loss)
+        return {name: found[name] for name in parameters}
+
+    def _scores(self, parameters: Parameters, attended: Attended) -> Float[Tensor, "B Q H T"]:
+        """log φ(q)·φ(k) + age · log α."""
+        assert attended.query is not None, "it has been asked"
+        assert attended.key is not None, "it has been asked"
+        scale: Scale = "logarithm" if self.exponential else "plain"
+        query, key = self.map(parameters, attended.query, attended.key, scale=scale)
+        key, highest = repeat_heads(key, query.shape[2]), query.new_zeros(())
+        if self.exponential:
+            # The largest of each head's logarithms of features are taken out, and back in.
+            above, beside = query.detach().amax(-1, keepdim=True), key.detach().amax((0, 1, 3), keepdim=True)
+            query, key, highest = (query - above).exp(), (key - beside).exp(), above + beside
+        products = torch.einsum("bqhf,bthf->bqht", query, key)
+        scores = products.clamp(min=torch.finfo(products.dtype).tiny).log() + highest
+        return scores if attended.decay is None else scores + attended.decay[:, None] * attended.age
+
     def flops(self, shape: Shape, tokens: int) -> int:
         keys = self.key_heads(shape, shape.convolved_heads or shape.key_heads)
         matrix = 2 * shape.head_dim * (self.dim or shape.head_dim) if self.linear else 0
@@ -143,13 +185,13 @@ class FeatureMap(Part):
 
     def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
         """Features of queries alone: B T H F."""
-        return self._map(parameters, "query_", query, scale)
+        return self.mapped(parameters, "query_", query, scale)
 
     def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
         """Features of keys alone: B E M F, M heads of the map's own or N."""
-        return self._map(parameters, "key_", key, scale)
+        return self.mapped(parameters, "key_", key, scale)
 
-    def _map(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
+    def mapped(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
         side = "" if self.share == "qk" else side
         logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
         if plain is not None:

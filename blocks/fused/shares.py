@@ -126,15 +126,28 @@ class _Shares(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
         grid, floor, constants = ctx.launch
-        batch, length, incoming, _ = x.shape
-        heads = constants["H"]
+        batch, length, heads = *x.shape[:2], constants["H"]
         arrived = torch.empty(batch, length, heads, constants["C"], dtype=torch.float32, device=x.device)
         back[grid](x, weight, bias, upstream.contiguous(), arrived, batch * length, floor, **constants)
-        along = arrived.flatten(0, 1).transpose(0, 1)
-        inputs = repeat_heads(x, heads).to(torch.float32).flatten(0, 1).transpose(0, 1)
-        of_x = along @ repeat_heads(weight, heads, dim=0).to(torch.float32).mT
-        of_x = of_x + along if constants["SKIP"] else of_x
-        of_x = of_x.transpose(0, 1).reshape(batch, length, incoming, heads // incoming, -1).sum(3).to(x.dtype)
-        of_weight = (inputs.mT @ along).unflatten(0, (weight.shape[0], -1)).sum(1).to(weight.dtype)
-        of_bias = None if bias is None else along.sum(1).unflatten(0, (weight.shape[0], -1)).sum(1).to(bias.dtype)
-        return of_x, of_weight, of_bias, None, None, None
+        of_x, of_weight, of_bias = through_the_product(arrived, x, weight, bias, skip=constants["SKIP"])
+        return of_x.to(x.dtype), of_weight, of_bias, None, None, None
+
+
+def through_the_product(
+    arrived: Float[Tensor, "B T H C"],
+    x: Float[Tensor, "B T N D"],
+    weight: Float[Tensor, "O D C"],
+    bias: Float[Tensor, "O C"] | None,
+    *,
+    skip: bool,
+) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "O D C"], Float[Tensor, "O C"] | None]:
+    """What becomes of it at x, in float32, at the weights and at the bias."""
+    batch, length, incoming, _ = x.shape
+    heads, along = arrived.shape[2], arrived.flatten(0, 1).transpose(0, 1)
+    inputs = repeat_heads(x, heads).to(torch.float32).flatten(0, 1).transpose(0, 1)
+    of_x = along @ repeat_heads(weight, heads, dim=0).to(torch.float32).mT
+    of_x = of_x + along if skip else of_x
+    of_x = of_x.transpose(0, 1).reshape(batch, length, incoming, heads // incoming, -1).sum(3)
+    of_weight = (inputs.mT @ along).unflatten(0, (weight.shape[0], -1)).sum(1).to(weight.dtype)
+    of_bias = None if bias is None else along.sum(1).unflatten(0, (weight.shape[0], -1)).sum(1).to(bias.dtype)
+    return of_x, of_weight, of_bias

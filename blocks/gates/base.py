@@ -67,6 +67,12 @@ class PerOwnHead(Gate):
         return shape.heads if self.per == "query_head" else shape.key_heads
 
 
+def bias_of_rate(rate: Float[Tensor, " n"], temperature: float) -> Float[Tensor, " n"]:
+    """b, so that logsigmoid(b) / temperature = -rate: σ(b) = exp(-temperature · rate)."""
+    wanted = temperature * rate
+    return -wanted - torch.log(-torch.expm1(-wanted))
+
+
 def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
     """The matrices from hidden states to so many logits: one, or two through ``rank`` columns."""
     if rank == "full":

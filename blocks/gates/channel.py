@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
+from blocks.calibration import Attended
 from blocks.flow import repeat_heads
-from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
+from blocks.gates.base import DecayRank, PerOwnHead, bias_of_rate, flops_of_matrices, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
 
@@ -42,6 +43,10 @@ class PerChannel(PerOwnHead):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return flops_of_matrices(shape.hidden_size, self.columns(shape), self.rank)
+
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """b by the mean age of what each head attends to, in closed form; all features of a head start alike."""
+        return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature).repeat_interleave(shape.features)}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
         # In place: what a sigmoid's logarithm has made is nobody else's, and has no other use.

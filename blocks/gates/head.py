@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks import initialise
+from blocks.calibration import Attended
 from blocks.flow import accumulating, affine, repeat_heads
-from blocks.gates.base import DecayRank, PerOwnHead
+from blocks.gates.base import DecayRank, PerOwnHead, bias_of_rate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
 
@@ -35,6 +36,10 @@ class PerHead(PerOwnHead):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self.own_heads(shape)
+
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """b by the mean age of what each head attends to, in closed form."""
+        return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature)}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         kind = accumulating(hidden.dtype)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks import initialise
+from blocks.calibration import Attended
 from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
@@ -21,6 +22,12 @@ SHORTEST, LONGEST = 1e-3, 0.1
 def step_bias() -> initialise.Fill:
     """b, so that softplus(b) is a step between the shortest and the longest, evenly by its logarithm."""
     return initialise.softplus_log_uniform(SHORTEST, LONGEST)
+
+
+def bias_of_step(decay: Float[Tensor, " n"], rate: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """b, so that exp(rate) · softplus(b) = decay."""
+    step = decay * torch.exp(-rate.to(decay.dtype))
+    return step + torch.log(-torch.expm1(-step))
 
 
 def decayed(step: Tensor, rate: Tensor) -> Tensor:
@@ -49,6 +56,10 @@ class Softplus(PerOwnHead):
             "bias": Fresh((heads,), step_bias(), precise=True),
             "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
         }
+
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """b by the mean age of what each head attends to, in closed form; A stays."""
+        return {"bias": bias_of_step(attended.rate(self.own_heads(shape)), parameters["rate"])}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 2 * shape.hidden_size * self.own_heads(shape)

@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from blocks.calibration import Attended
 from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
-from blocks.gates.softplus import decayed, rate_between_one_and, step_bias
+from blocks.gates.softplus import bias_of_step, decayed, rate_between_one_and, step_bias
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
 
@@ -36,6 +37,11 @@ class SoftplusChannel(PerOwnHead):
             "bias": Fresh((columns,), step_bias(), precise=True),
             "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
         }
+
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """b by the mean age of what each head attends to, in closed form; A stays, and all features of a head start alike."""
+        bias = bias_of_step(attended.rate(self.own_heads(shape)), parameters["rate"])
+        return {"bias": bias.repeat_interleave(shape.features)}
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return flops_of_matrices(shape.hidden_size, self.own_heads(shape) * shape.features, self.rank)

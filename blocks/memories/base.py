@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints
 
 from blocks import initialise
+from blocks.calibration import WIDEST, Attended
 from blocks.flow import accumulating
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from blocks.gates.base import Gate
     from blocks.rates import Rate
 
+LARGEST_FACTOR = 0.99
+"""Of what a teacher's attention gives a memory to start with."""
 LOLCATS_FACTOR = math.log(0.1 / 0.9)
 """LoLCATs starts its window factors at σ = 0.1."""
 
@@ -104,10 +107,19 @@ class Memory(Part):
             return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
         return {}
 
+    def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
+        """A learned weight σ, so that the memory's mean share of each head is the teacher's: found by halving an
+        interval. A factor of a mass stays below 1."""
+        if self.weight != "learned" or attended.balanced is None:
+            return {}
+        weight = parameters["weight"]
+        factor = torch.nn.functional.logsigmoid(weight.double()) + attended.shift()
+        return {"weight": torch.logit(factor.clamp(min=-WIDEST, max=math.log(LARGEST_FACTOR)).exp()).to(weight.dtype)}
+
     @property
-    def brings_values(self) -> bool:
-        """It answers with values of its own, too, beside those of tokens."""
-        return False
+    def brings_values(self) -> tuple[str, ...]:
+        """Its parameters that values of its own come from, which it answers with beside those of tokens: linear in both."""
+        return ()
 
     @property
     def called(self) -> str:
@@ -132,6 +144,11 @@ class Memory(Part):
     def falls_together(self) -> bool:
         """Whether several pairs may fall out of it at one token."""
         return False
+
+    @property
+    def falling_at_once(self) -> int:
+        """How many pairs fall out of it together, where any do."""
+        return 1
 
     @property
     def looks_below(self) -> bool:

@@ -81,9 +81,9 @@ class Delta(Recurrent):
             )
 
     @property
-    def brings_values(self) -> bool:
+    def brings_values(self) -> tuple[str, ...]:
         """Further steps write values that are projected from the hidden state."""
-        return self.steps > 1
+        return ("value",) if self.steps > 1 else ()
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)

@@ -32,8 +32,8 @@ class Meta(Holding):
     """Learned pairs."""
 
     @property
-    def brings_values(self) -> bool:
-        return True
+    def brings_values(self) -> tuple[str, ...]:
+        return ("value",)
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         pair = (self.size, shape.key_heads, shape.head_dim)

@@ -127,8 +127,9 @@ class Sparse(Holding):
         return (answer, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        """Attention over the cache; a score of the recall reads the state once a pair."""
-        recall = 2 * (self.size + 1) * shape.features * shape.head_dim if self.keep.reads == "state" else 0
+        """Attention over the cache; at every fall a score of the recall reads the state for each pair here or falling."""
+        scored = self.size + shape.falling if self.keep.reads == "state" else 0
+        recall = 2 * scored * shape.features * shape.head_dim // shape.falling
         return shape.heads * (4 * self.size * shape.head_dim + recall)
 
     def attend(

@@ -53,6 +53,10 @@ class Window(Holding):
     def falls_together(self) -> bool:
         return self.shape == "terraced"
 
+    @property
+    def falling_at_once(self) -> int:
+        return self.size if self.falls_together else 1
+
     def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
         for name, memory in below.items() if self.falls_together else ():
             if not memory.takes_several:

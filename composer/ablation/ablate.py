@@ -13,6 +13,7 @@ from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import OnStep, Start, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import markdown
+from composer.ablation.teacher import teacher_scores
 from composer.errors import AblationError
 from composer.files import write_whole
 from composer.locks import alone, inside, say_if_unguarded
@@ -44,10 +45,12 @@ def ablate(
         raise AblationError(f"{out} holds something else than an ablation. Move it away, or choose another --out.")
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
+    scores, failure = teacher_scores(request, steps)
     try:
         with alone(inside(out), None):  # report, table and plot of one call, whichever ends last
             models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
             report = make_report(chains, results, request, versions(), models, costs)
+            report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})
             write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
             write_whole(out / TABLE, markdown(report))
             draw_all(report, out)

@@ -37,13 +37,14 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
 
 
 def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
-    """What each variant costs at the longest length that it is scored or trained on, by name."""
-    return {
-        variant.name: explain_resolved(
-            _resolved(variant, request), sequence=max(request.lengths, default=variant.recipe.sequence or LENGTH)
-        )
-        for variant in variants
-    }
+    """What each variant costs at the longest length that it is scored or trained on, in its source's dtype; by name."""
+    dtype = "float32" if request.source is None else describe_model(request.source).trunk.dtype
+
+    def cost(variant: Variant) -> Explanation:
+        length = max(request.lengths, default=variant.recipe.sequence or LENGTH)
+        return explain_resolved(_resolved(variant, request), sequence=length, dtype=dtype)
+
+    return {variant.name: cost(variant) for variant in variants}
 
 
 def _resolved(variant: Variant, request: Request) -> Resolved:

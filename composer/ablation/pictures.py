@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from composer.ablation.report import AblationReport, Column, VariantReport
+from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 from composer.ablation.table import cut, number, said, value_in_a_line
-from composer.plotting import offscreen, save
+from composer.plotting import MAP, TEACHER, WIDTH, colour, marker, plotting, save, titled, within_shares
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
-BARS, TEACHER = "#0072B2", "#D55E00"
-COLOURS, MARKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442"), "os^Dv*P"
-"""Okabe and Ito's, which all eyes tell apart."""
+ROOM = 0.75
+"""Inches that a figure and its spread need in a square of a heat map; in narrower ones the figure stands alone."""
+UNITS = {
+    "before": "perplexity",
+    "after": "perplexity",
+    "perplexity": "perplexity",
+    "mse": "mean squared error",
+    "divergence": "nats",
+    "score": "share right",
+}
 LOG_FROM = 20
 """Where the largest figure is so many times the smallest, an axis is logarithmic."""
 
@@ -30,34 +38,51 @@ def draw(report: AblationReport, target: Path) -> None:
     """Each column as a row of bars, a variant each, with its spread, and the teacher as a line; nothing where nothing was found."""
     if not report.columns:
         return
-    pyplot, names = offscreen(), [variant.name for variant in report.variants]
+    names = [variant.name for variant in report.variants]
     height = 0.6 + 0.3 * len(names)
-    figure, axes = pyplot.subplots(
-        len(report.columns), 1, figsize=(7, height * len(report.columns)), squeeze=False, layout="constrained"
-    )
-    for axis, column in zip(axes[:, 0], report.columns, strict=True):
-        found = [variant.figures.get(column.title) for variant in report.variants]
-        means = [0.0 if one is None else one.mean for one in found]
-        axis.barh(names, means, xerr=[0.0 if one is None else one.spread or 0.0 for one in found], color=BARS, alpha=0.8)
-        axis.bar_label(axis.containers[-1], [said(one) for one in found], padding=3, fontsize="small")
-        axis.set_title(_titled(column), fontsize="medium", loc="left")
-        axis.invert_yaxis()
-        axis.margins(x=0.2)
-        teacher = teacher_on(report, column)
-        if teacher is not None:
-            axis.axvline(teacher, color=TEACHER, linestyle="--", label=f"teacher, {number(teacher)}")
-            axis.legend(fontsize="small", loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0)
-        if column.kind == "score":
-            axis.set_xlim(0, 1.25)
-        elif min((one.mean for one in found if one is not None), default=1.0) * LOG_FROM < max(means):
-            axis.set_xscale("log")
-    save(figure, target)
+    with plotting() as pyplot:
+        figure, axes = pyplot.subplots(
+            len(report.columns), 1, figsize=(WIDTH, height * len(report.columns) + 0.4), squeeze=False, layout="constrained"
+        )
+        for axis, column in zip(axes[:, 0], report.columns, strict=True):
+            _bars(axis, report, column, names)
+        titled(figure, "What the variants reach")
+        save(figure, target)
+
+
+def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -> None:
+    found = [variant.figures.get(column.title) for variant in report.variants]
+    means = [0.0 if one is None else one.mean for one in found]
+    axis.barh(names, means, xerr=list(zip(*(_spread(column, one) for one in found), strict=True)), color=colour(0), alpha=0.8)
+    axis.bar_label(axis.containers[-1], [said(one) for one in found], padding=3, fontsize=8)
+    axis.set_title(_titled(column))
+    axis.invert_yaxis()
+    axis.margins(x=0.2)
+    teacher = teacher_on(report, column)
+    if teacher is not None:
+        axis.axvline(teacher, color=TEACHER, linestyle="--", label=f"teacher, {number(teacher)}")
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+    if column.kind == "score":
+        axis.set_xlim(0, 1.25)
+        axis.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    elif min((one.mean for one in found if one is not None), default=1.0) * LOG_FROM < max(means):
+        axis.set_xscale("log")
+    axis.set_xlabel(_unit(column))
+
+
+def _spread(column: Column, one: Figure | None) -> tuple[float, float]:
+    """How far a figure's spread goes down and up."""
+    if one is None or one.spread is None:
+        return 0.0, 0.0
+    return within_shares(one.mean, one.spread) if column.kind == "score" else (one.spread, one.spread)
 
 
 def teacher_on(report: AblationReport, column: Column) -> float | None:
     """The teacher's own figure in a column; None where it has none, or where variants had other rows held out."""
     known = {variant.teacher_perplexity for variant in report.variants}
-    return next(iter(known)) if column.kind in ("before", "after") and len(known) == 1 else None
+    if column.kind in ("before", "after"):
+        return next(iter(known)) if len(known) == 1 else None
+    return report.teacher.get(column.title)
 
 
 def grid_of(report: AblationReport) -> tuple[tuple[str, str], list[str], list[str], dict[tuple[str, str], VariantReport]] | None:
@@ -80,37 +105,36 @@ def _grid(report: AblationReport, target: Path) -> bool:
     import numpy as np
 
     (down, across), first, second, variants = grid
-    pyplot, count = offscreen(), len(report.columns)
-    across_figure = min(count, 2)
-    size = (max(4.5, 1.1 * len(second) + 3.0), max(2.6, 0.5 * len(first) + 1.8))
-    figure, axes = pyplot.subplots(
-        -(-count // across_figure),
-        across_figure,
-        figsize=(size[0] * across_figure, size[1] * -(-count // across_figure)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis in axes.flat[count:]:
-        axis.set_axis_off()
-    for axis, column in zip(axes.flat, report.columns, strict=False):
-        found = [[variants[row, cell].figures.get(column.title) for cell in second] for row in first]
-        means = np.array([[np.nan if one is None else one.mean for one in row] for row in found])
-        positive = means[np.isfinite(means)]
-        log = column.kind != "score" and positive.size > 0 and positive.min() > 0 and positive.max() > LOG_FROM * positive.min()
-        colours = pyplot.matplotlib.colors
-        norm = colours.LogNorm() if log else colours.Normalize(0, 1) if column.kind == "score" else None
-        image = axis.imshow(means, cmap="cividis", norm=norm, aspect="auto")
-        for row, figures in enumerate(found):
-            for cell, one in enumerate(figures):
-                ink = "white" if one is not None and image.norm(means[row, cell]) < 0.5 else "black"
-                axis.text(cell, row, said(one), ha="center", va="center", color=ink, fontsize="small")
-        axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=20 if len(second) > 3 else 0)
-        axis.set_yticks(range(len(first)), [_label(value) for value in first])
-        axis.set(xlabel=across, ylabel=down)
-        teacher = teacher_on(report, column)
-        axis.set_title(_titled(column) + ("" if teacher is None else f" (teacher {number(teacher)})"), fontsize="medium")
-        figure.colorbar(image, ax=axis)
-    save(figure, target)
+    count = len(report.columns)
+    side_by_side = 2 if count > 1 and len(second) <= 3 else 1
+    rows = -(-count // side_by_side)
+    roomy = (WIDTH / side_by_side - 2) / len(second) > ROOM
+    with plotting() as pyplot:
+        size = (WIDTH, max(2.4, 0.4 * len(first) + 1.5) * rows + 0.4)
+        figure, axes = pyplot.subplots(rows, side_by_side, figsize=size, squeeze=False, layout="constrained")
+        for axis in axes.flat[count:]:
+            axis.set_axis_off()
+        for axis, column in zip(axes.flat, report.columns, strict=False):
+            found = [[variants[row, cell].figures.get(column.title) for cell in second] for row in first]
+            means = np.array([[np.nan if one is None else one.mean for one in row] for row in found])
+            positive = means[np.isfinite(means)]
+            log = column.kind != "score" and positive.size > 0 and positive.min() > 0 and positive.max() > LOG_FROM * positive.min()
+            colours = pyplot.matplotlib.colors
+            norm = colours.LogNorm() if log else colours.Normalize(0, 1) if column.kind == "score" else None
+            image = axis.imshow(means, cmap=MAP, norm=norm, aspect="auto")
+            for row, figures in enumerate(found):
+                for cell, one in enumerate(figures):
+                    ink = "white" if one is not None and image.norm(means[row, cell]) < 0.5 else "black"
+                    words = said(one) if roomy or one is None else number(one.mean)
+                    axis.text(cell, row, words, ha="center", va="center", color=ink, fontsize=8)
+            axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=0 if roomy else 90)
+            axis.set_yticks(range(len(first)), [_label(value) for value in first])
+            axis.set(xlabel=across, ylabel=down)
+            teacher = teacher_on(report, column)
+            axis.set_title(_titled(column) + ("" if teacher is None else f" (teacher {number(teacher)})"))
+            figure.colorbar(image, ax=axis, label=_unit(column))
+        titled(figure, f"{_last(down)} and {_last(across)} in every combination")
+        save(figure, target)
     return True
 
 
@@ -121,38 +145,50 @@ def _over_state(report: AblationReport, target: Path) -> bool:
     columns = [column for column in report.columns if column.kind not in ("mse", "divergence", "before")]
     if len(sizes) < 2 or not columns:
         return False
-    pyplot = offscreen()
-    figure, axes = pyplot.subplots(
-        len(columns),
-        1,
-        figsize=(8.5, max(3.2, 0.25 * len(report.variants) + 1) * len(columns)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, column in zip(axes[:, 0], columns, strict=True):
-        for place, variant in enumerate(report.variants):
-            one = variant.figures.get(column.title)
-            if one is None or not variant.state_bytes:
-                continue
-            look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
-            spread = {"yerr": one.spread, "capsize": 3, "linestyle": "none", "label": variant.name}
-            axis.errorbar(variant.state_bytes / 1024, one.mean, **look, **spread)
-        caches = {variant.kv_cache_bytes for variant in report.variants if variant.kv_cache_bytes}
-        teacher = teacher_on(report, column)
-        if len(caches) == 1:
-            axis.axvline(next(iter(caches)) / 1024, color=TEACHER, linestyle=":", label="softmax attention's cache")
-        if teacher is not None:
-            axis.axhline(teacher, color=TEACHER, linestyle="--", label=f"teacher, {number(teacher)}")
-        axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, frameon=False)
-        if column.kind == "score":
-            axis.set_ylim(-0.05, 1.05)
-        length = f" at {report.state_length:,} tokens" if report.state_length else ""
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
-        axis.margins(x=0.2)
-        axis.set(xlabel=f"state of one text{length}, KiB", ylabel=_titled(column))
-    save(figure, target)
+    height = max(3.2, 0.25 * len(report.variants) + 1)
+    with plotting() as pyplot:
+        figure, axes = pyplot.subplots(
+            len(columns), 1, figsize=(WIDTH, height * len(columns) + 0.4), squeeze=False, layout="constrained"
+        )
+        for axis, column in zip(axes[:, 0], columns, strict=True):
+            _points(axis, report, column)
+        titled(figure, "What the variants reach, over what their states take")
+        save(figure, target)
     return True
+
+
+def _points(axis: Any, report: AblationReport, column: Column) -> None:
+    for place, variant in enumerate(report.variants):
+        one = variant.figures.get(column.title)
+        if one is None or not variant.state_bytes:
+            continue
+        look = {"color": colour(place), "marker": marker(place), "linestyle": "none", "label": variant.name}
+        spread = {} if one.spread is None else {"yerr": [[end] for end in _spread(column, one)], "capsize": 3}
+        axis.errorbar(variant.state_bytes / 1024, one.mean, **look, **spread)
+    caches = {variant.kv_cache_bytes for variant in report.variants if variant.kv_cache_bytes}
+    teacher = teacher_on(report, column)
+    if len(caches) == 1:
+        axis.axvline(next(iter(caches)) / 1024, color=TEACHER, linestyle=":", label="softmax attention's cache")
+    if teacher is not None:
+        axis.axhline(teacher, color=TEACHER, linestyle="--", label=f"teacher, {number(teacher)}")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    if column.kind == "score":
+        axis.set_ylim(-0.05, 1.05)
+    length = f" at {report.state_length:,} tokens" if report.state_length else ""
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    axis.margins(x=0.2)
+    axis.set(xlabel=f"state of one text{length}, KiB", ylabel=_unit(column))
+    axis.set_title(_titled(column))
+
+
+def _unit(column: Column) -> str:
+    return UNITS[column.kind]
+
+
+def _last(path: str) -> str:
+    """A path by its last names: ``head.memory.0.size`` is memory.0.size."""
+    return path.removeprefix("head.")
 
 
 def _titled(column: Column) -> str:

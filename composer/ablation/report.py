@@ -95,6 +95,11 @@ class AblationReport(Readable, Closed):
         table = Table("", headers, tuple(rows), figures_in(self))
         return View("", (table,), tuple(remarks(self)))
 
+    teacher: dict[str, float] = Field(default_factory=dict)
+    """The teacher's own scores, by the titles of columns. Earlier reports have none."""
+    teacher_failure: str | None = None
+    """Why the teacher has none, or not all."""
+
     @property
     def failed(self) -> bool:
         """Whether any variant did, with any seed."""
@@ -169,7 +174,7 @@ def figures_of(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, flo
     for step in chain.steps:
         figures = results[step.name]
         if step.kind == "evaluate":
-            found |= _scores(figures)
+            found |= scores_in(figures)
         elif FAILURE in figures:
             continue
         elif step.kind == "compare":
@@ -198,7 +203,7 @@ def _likeness(figures: Figures) -> dict[Column, float]:
     return found
 
 
-def _scores(figures: Figures) -> dict[Column, float]:
+def scores_in(figures: Figures) -> dict[Column, float]:
     """Those that there are: where one cell fails, the others stand."""
     found: dict[Column, float] = {}
     for cell in figures.get("cells", ()):

@@ -44,6 +44,12 @@ def remarks(report: AblationReport) -> list[str]:
     if len(seeds) > 1:
         told.append(f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}), ± the standard deviation.")
     told += _on_teachers(report)
+    if report.teacher:
+        told.append(
+            f"The teacher's own scores: {', '.join(f'{title} {number(score)}' for title, score in report.teacher.items())}."
+        )
+    if report.teacher_failure is not None:
+        told.append(f"The teacher could not be scored: {report.teacher_failure.removesuffix('.')}.")
     if report.request["data"]:
         told += [f"{variant.name}: nothing of it is trained." for variant in report.variants if not variant.trained]
     told += [f"{variant.name}, seed {seed}: {message}" for variant in report.variants for seed, message in variant.failures.items()]

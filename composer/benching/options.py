@@ -36,6 +36,7 @@ class BenchOptions:
     - device: where the models run.
     - dtype: of all weights; None leaves them as they are.
     - backend: which forms run the heads of built models.
+    - graph: on a GPU, built models decode by a step that is recorded once, as a CUDA graph, and replayed.
     - memory: on a CPU, measure peak memory, too, in a process of its own for each model; on a GPU it is always measured.
     - out: the folder of the report; None writes nothing.
     - force: replace the bench in `out`.
@@ -50,6 +51,7 @@ class BenchOptions:
     device: str = "cpu"
     dtype: Dtype | None = None
     backend: str = AUTO
+    graph: bool = True
     memory: bool = False
     out: Path | None = None
     force: bool = False

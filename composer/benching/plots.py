@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.benching.report import BenchCell, BenchReport
-from composer.plotting import offscreen, plain_minor, save
+from composer.plotting import WIDTH, by_powers, colour, legend, line, marker, plotting, save, titled
 
 MIB = 2**20
 Quantity = Callable[[BenchCell], float | None]
@@ -18,28 +18,28 @@ Across = Callable[[BenchCell], int]
 
 def draw(report: BenchReport, folder: Path) -> None:
     """``prefill.png`` and ``decode.png``, each where it was asked for and anything came of it. Raises OSError."""
-    pyplot = offscreen()
-    for kind, make in (("prefill", _prefill), ("decode", _decode)):
-        if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
-            continue
-        figure = make(report, pyplot)
-        figure.suptitle(f"{report.setting.device_name}, {report.setting.device}", fontsize="small")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-        save(figure, folder / f"{kind}.png")
+    with plotting() as pyplot:
+        for kind, make, says in (("prefill", _prefill, "Reading a prompt"), ("decode", _decode, "Writing, token by token")):
+            if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
+                continue
+            figure = make(report, pyplot)
+            titled(figure, f"{says} ({report.setting.device_name}, {report.setting.device})")
+            legend(figure, figure.axes[0], columns=4)
+            save(figure, folder / f"{kind}.png")
 
 
 def _prefill(report: BenchReport, pyplot: Any) -> Any:
     """A row a batch: milliseconds and tokens a second over the length of the prompt."""
     batches = report.setting.batches
-    figure, axes = pyplot.subplots(len(batches), 2, figsize=(9, 3.6 * len(batches)), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(len(batches), 2, figsize=(WIDTH, 3.2 * len(batches) + 0.6), squeeze=False, layout="constrained")
     for (time, rate), batch in zip(axes, batches, strict=True):
         cells = [cell for cell in report.cells if (cell.kind, cell.batch) == ("prefill", batch)]
         _lines(time, report, cells, _length, _milliseconds)
-        time.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="ms")
-        _by_powers(time)
+        time.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="milliseconds")
+        by_powers(time)
         _lines(rate, report, cells, _length, lambda cell: cell.tokens_per_second)
-        rate.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="tokens/s")
-        _by_powers(rate)
+        rate.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel="tokens a second")
+        by_powers(rate)
     return figure
 
 
@@ -53,7 +53,7 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
     ]
     if len(setting.batches) > 1:
         rows.append((f"decode after {last:,} tokens", "batch", [cell for cell in cells if cell.length == last], _batch))
-    figure, axes = pyplot.subplots(len(rows), 2, figsize=(9, 3.6 * len(rows)), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(len(rows), 2, figsize=(WIDTH, 3.2 * len(rows) + 0.6), squeeze=False, layout="constrained")
     memory = "state, MiB" if setting.peak is None else "weights and peak, MiB"
     weights = {one.label: one.weight_bytes for one in setting.models}
 
@@ -64,31 +64,23 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
 
     for (rate, room), (title, label, own, across) in zip(axes, rows, strict=True):
         _lines(rate, report, own, across, lambda cell: cell.tokens_per_second)
-        rate.set(title=title, xlabel=label, ylabel="tokens/s", ylim=(0, None))
+        rate.set(title=title, xlabel=label, ylabel="tokens a second", ylim=(0, None))
         _lines(room, report, own, across, taken)
         room.set(title=title, xlabel=label, ylabel=memory)
-        _by_powers(room)
+        by_powers(room)
     return figure
 
 
 def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Quantity) -> None:
     """A line a model, with a mark a cell; what had no room is left out."""
-    for model in report.setting.models:
+    for index, model in enumerate(report.setting.models):
         points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
-        axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=model.label)
+        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "label": model.label}
+        axis.plot([x for x, _ in points], [y for _, y in points], **look)
     ticks = sorted({across(cell) for cell in cells})
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=90 if len(ticks) > 5 else 0)
     axis.tick_params(axis="x", which="minor", bottom=False)
-
-
-def _by_powers(axis: Any) -> None:
-    """A logarithmic axis whose numbers are written out, those between powers only where there is room."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
-    axis.yaxis.set_minor_formatter(plain_minor())
 
 
 def _length(cell: BenchCell) -> int:

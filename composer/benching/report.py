@@ -88,6 +88,8 @@ class BenchSetting(Closed):
     device: str
     backend: str = AUTO
     """Which forms ran the heads of built models."""
+    graph: bool = False
+    """Whether steps of decode were recorded and replayed, where they can be."""
     device_name: str
     threads: int
     peak: Literal["allocated", "resident"] | None

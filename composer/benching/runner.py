@@ -16,12 +16,13 @@ from composer.benching.folder import bench_folder, check_free, write_report
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
-from composer.benching.trial import Contestant, Trial, run_trial, warm
+from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, warm
 from composer.benching.turns import NoRoom, room
 from composer.devices import check_device
 from composer.errors import BenchError
+from composer.model.attention import INTERFACE
 from composer.versions import versions_of
-from composer.weights.opened import COMPOSED, Opened, check_backends, open_models
+from composer.weights.opened import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
@@ -53,7 +54,7 @@ def bench(
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
     opened = open_models(models, BenchError)
     check_backends(options.backend, opened)
-    _check_room(opened, lengths, positions, options.steps)
+    _check_room(opened, lengths, positions, options.steps + (RECORDED if options.graph and cuda else 0))
     trial = Trial(
         prefill=lengths,
         decode=positions,
@@ -102,7 +103,9 @@ def _run(
         if missing:
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
-    contestants = [Contestant(one.label, one.load(options.dtype, options.device, options.backend)) for one in opened]
+    contestants = [
+        Contestant(one.label, one.load(options.dtype, options.device, options.backend), graph=options.graph) for one in opened
+    ]
     facts = [_facts(one, contestant.model, options, built) for one, contestant in zip(opened, contestants, strict=True)]
     try:
         with room():
@@ -126,6 +129,7 @@ def _run(
         seed=options.seed,
         device=options.device,
         backend=options.backend,
+        graph=options.graph and cuda,
         device_name=device_name(options.device),
         threads=options.threads,
         peak="allocated" if cuda else "resident" if measured_apart else None,
@@ -182,6 +186,6 @@ def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str
         **dict(facts),
         parameters=sum(one.numel() for one in parameters),
         weight_bytes=sum(one.nbytes for one in parameters),
-        attention=COMPOSED if opened.source.is_composed else str(model.config._attn_implementation),
+        attention=INTERFACE if opened.source.is_composed else str(model.config._attn_implementation),
         adapter=opened.source.config.get(ADAPTER_KEY) is not None,
     )

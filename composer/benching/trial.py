@@ -15,9 +15,12 @@ from composer.benching.memory import Gauge, unmeasured
 from composer.benching.report import Measurement, Workload
 from composer.benching.turns import NO_ROOM, NoRoom, in_turn, room
 from composer.model.cache import ComposedCache
+from composer.model.recorded import may_record
 
 TOKENS, ROW = 8192, 1024
 """What a cache is filled with in one call, at most: tokens of all rows, and of one."""
+RECORDED = 2
+"""Steps by which one is recorded, before any is timed."""
 WARM = 8
 """Tokens that a model sees before anything is measured, so that what is set up at a first call is set up."""
 
@@ -49,8 +52,8 @@ class Trial(Closed):
 class Contestant:
     """A model, and the cache that it decodes with."""
 
-    def __init__(self, label: str, model: Any) -> None:
-        self.label, self.model = label, model
+    def __init__(self, label: str, model: Any, *, graph: bool = False) -> None:
+        self.label, self.model, self.graph = label, model, graph
         self.cache: Any = None
         self.full = False
         """Whether this batch has run out of memory: every later position needs more."""
@@ -63,6 +66,21 @@ class Contestant:
     def clear(self) -> None:
         """Empty the cache for another batch."""
         self.cache, self.full = None, False
+        self.forget()
+
+    def record(self, ids: Tensor) -> None:
+        """Have the steps of the cache replayed from here on, where they can be."""
+        if not self.graph or not isinstance(self.cache, ComposedCache) or not may_record(self.model):
+            return
+        if self.model.recorder is None or self.model.recorder.cache is not self.cache:
+            self.model.recording(self.cache)
+        for _ in range(RECORDED):
+            self.step(ids)
+
+    def forget(self) -> None:
+        """Free what has been recorded."""
+        if getattr(self.model, "recorder", None) is not None:
+            self.model.recorder = None
 
     def prefill(self, ids: Tensor) -> Any:
         """One pass over ``B T`` with an empty cache, and the logits of the last token; gives the cache."""
@@ -112,7 +130,7 @@ def run_workload(
     except NoRoom:
         return {one.label: Measurement(failure=NO_ROOM) for one in contestants}
     runs = {one.label: partial(one.prefill if prompt else one.step, ids) for one in contestants}
-    found = {one.label: _first(one, runs[one.label], workload, trial, gauge) for one in contestants}
+    found = {one.label: _first(one, runs[one.label], ids, workload, trial, gauge) for one in contestants}
     left = {label: run for label, run in runs.items() if found[label].failure is None}
     seconds = in_turn(left, trial.repeats if prompt else trial.steps, settle)
     for one in contestants:
@@ -129,7 +147,7 @@ def run_workload(
     return found
 
 
-def _first(one: Contestant, run: Callable[[], Any], workload: Workload, trial: Trial, gauge: Gauge) -> Measurement:
+def _first(one: Contestant, run: Callable[[], Any], ids: Tensor, workload: Workload, trial: Trial, gauge: Gauge) -> Measurement:
     """State and peak memory, or why there are none."""
     if one.full:
         return Measurement(failure=NO_ROOM)
@@ -139,6 +157,8 @@ def _first(one: Contestant, run: Callable[[], Any], workload: Workload, trial: T
                 one.reach(workload.length, workload.batch, trial)
             state = cache_bytes(one.cache)
             answer, peak = gauge(run, state)
+            if workload.kind == "decode":
+                one.record(ids)
             return Measurement(state_bytes=cache_bytes(answer) if workload.kind == "prefill" else state, peak_bytes=peak)
     except NoRoom:
         one.full = workload.kind == "decode"
@@ -150,6 +170,7 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
     for one in contestants:
         if one.full:
             one.cache = None
+            one.forget()
     gc.collect()
     if trial.device.startswith("cuda"):
         torch.cuda.empty_cache()

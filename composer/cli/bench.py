@@ -13,7 +13,7 @@ import composer
 from composer.benching.options import REPEATS, STEPS
 from composer.cli import bars
 from composer.cli.bars import at_once
-from composer.cli.options import Backend, Json, Quiet, RunsOn, WeightsDtype
+from composer.cli.options import Backend, Graph, Json, Quiet, RunsOn, WeightsDtype
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.bench import bar_of
 from composer.graph.lowering import AUTO
@@ -47,6 +47,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
+    graph: Graph = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens, which are random.")] = 0,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report, tables and plots.")
@@ -74,6 +75,7 @@ def bench(
             threads=threads,
             dtype=dtype,
             backend=backend,
+            graph=graph,
             seed=seed,
             out=out,
             force=force,

@@ -10,6 +10,7 @@ import typer
 import composer
 from composer.cli.options import Json, MaybeFrom, Quiet, Revision, Set, SpecName
 from composer.cli.screen import print_json, print_view
+from composer.spec.inherit import shown
 from composer.weights.told import view_of
 from converters.trunk import Dtype
 
@@ -77,4 +78,7 @@ def build(
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    print_view(view_of(report, seed), wrap=False)
+    view = view_of(report, seed)
+    if quiet and not dry_run:
+        view = view._replace(title=f"Built {shown(report.out)}", tables=())
+    print_view(view, wrap=False)

@@ -9,6 +9,7 @@ import typer
 import composer
 from composer.cli.options import Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json, print_table
+from composer.errors import ComposerError, mistakes_of
 
 if TYPE_CHECKING:
     from composer.commands.specs import CheckReport
@@ -22,6 +23,7 @@ def check(
     source: MaybeFrom = None,
     settings: Set = None,
     revision: Revision = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print mistakes alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check specs: every mistake, with its file, line and column.
@@ -29,17 +31,35 @@ def check(
     Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and
     heads; a spec with a trunk of its own is resolved on that.
     """
-    found = composer.check(specs, source, overrides=settings or (), revision=revision)
+    try:
+        found = composer.check(specs, source, overrides=settings or (), revision=revision)
+    except ComposerError as error:
+        if not as_json:
+            raise
+        found = without_source(composer.check(specs, overrides=settings or ()), error)
+        typer.echo(str(error), err=True)
     if as_json:
         print_json([answer.model_dump(mode="json") for answer in found.answers])
     else:
-        _print(found)
+        _print(found, quiet=quiet)
     if not found.ok:
         raise typer.Exit(MISTAKE)
 
 
-def _print(found: CheckReport) -> None:
-    if rows := found.rows():
+def without_source(found: CheckReport, error: ComposerError) -> CheckReport:
+    """What is known of specs whose source cannot be read: none can be used, for that reason beside its own."""
+    return found.model_copy(
+        update={
+            "answers": tuple(
+                one.model_copy(update={"ok": False, "says": "", "hash": None, "mistakes": (*one.mistakes, *mistakes_of(error))})
+                for one in found.answers
+            )
+        }
+    )
+
+
+def _print(found: CheckReport, *, quiet: bool) -> None:
+    if (rows := found.rows()) and not quiet:
         print_table(rows, indent=0, wrap=False)
-    for line in found.summary():
+    for line in found.mistakes if quiet else found.summary():
         typer.echo(line, err=not found.ok)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import MaybeFrom, Revision, Set
+from composer.cli.options import MaybeFrom, Revision, Seq, Set
 from converters.trunk import Dtype
 
 
@@ -23,7 +23,7 @@ def draw(
     source: MaybeFrom = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="An .svg file; left out, stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
-    seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length at which a state that grows is counted.")] = 4096,
+    seq: Seq = "4k",
     dtype: Annotated[Dtype | None, typer.Option(help="What states are counted in; left out, the source's own, or float32.")] = None,
     settings: Set = None,
     revision: Revision = None,

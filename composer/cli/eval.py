@@ -54,7 +54,9 @@ def evaluate(
     device: RunsOn = "cpu",
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the samples of a batch.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of the samples of a batch; 4k is 4,096.")] = str(
+        BATCH_TOKENS
+    ),
     harness: Annotated[
         str | None, typer.Option("--lm-eval", metavar="TASK,…", help="Tasks of lm-eval-harness, if it is installed.")
     ] = None,
@@ -111,10 +113,16 @@ def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
-    """How an evaluation goes: a bar on a terminal, a line as each cell begins elsewhere."""
+    """How an evaluation goes: a bar on a terminal; elsewhere a line as samples are made, and one as each cell begins."""
     begun: list[tuple[str, str, int]] = []
+    making: list[str] = []
 
     def line(progress: EvaluationProgress) -> None:
+        if progress.making:
+            if not making:
+                making.append("Making the samples …")
+                typer.echo(making[0], err=True)
+            return
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 import composer
-from composer.cli.options import Backend, Json, MaybeFrom, Revision, Set, SpecName
+from composer.cli.options import Backend, Json, MaybeFrom, Revision, Seq, Set, SpecName
 from composer.cli.screen import print_json, print_view
 from composer.graph.lowering import AUTO
 from converters.trunk import Dtype
@@ -16,7 +16,7 @@ from converters.trunk import Dtype
 def explain(
     spec: SpecName,
     source: MaybeFrom = None,
-    seq: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length at which the source's KV cache is compared.")] = 4096,
+    seq: Seq = "4k",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model would run.")] = "cpu",
     dtype: Annotated[
         Dtype | None, typer.Option(help="What the model would compute in; left out, the source's own, or float32.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Json, RunsOn
+from composer.cli.options import Backend, Graph, Json, RunsOn
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
@@ -16,12 +16,13 @@ from composer.graph.lowering import AUTO
 def generate(
     model: Annotated[str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue; - reads it from stdin.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate at most; 1k is 1,024.")] = "64",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
+    graph: Graph = True,
     as_json: Json = False,
 ) -> None:
     """Let a model continue a prompt, and print both."""
@@ -35,6 +36,7 @@ def generate(
         seed=seed,
         device=device,
         backend=backend,
+        graph=graph,
     )
     if as_json:
         print_json(found.model_dump(mode="json"))

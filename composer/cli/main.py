@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -24,28 +25,42 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
-from composer.cli.screen import INTERRUPTED, MISTAKE, replace_what_cannot_be_shown, say_what_is_fetched
+from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, replace_what_cannot_be_shown
 from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
-from composer.errors import ComposerError, Stopped
+from composer.errors import ComposerError, Mistake, Stopped, mistakes_of
 from converters.errors import ConverterError
+
+JSON = "composer.json"
+"""Whether JSON is asked for, in a context's own notes."""
 
 
 class Commands(TyperGroup):
-    """A user's mistake ends in its message alone, on stderr, and in exit code 2; a signal in 128 and its number."""
+    """A user's mistake ends in its message alone, on stderr (with --json as JSON on stdout, too), and in exit code 2; a signal in
+    128 and its number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[JSON] = "--json" in args
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         replace_what_cannot_be_shown()
-        say_what_is_fetched()
         try:
-            return super().invoke(ctx)
+            with notices_shown():
+                return super().invoke(ctx)
         except (ComposerError, ConverterError) as error:
             typer.echo(str(error), err=True)
+            if ctx.meta[JSON]:
+                print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
             raise typer.Exit(MISTAKE) from error
+        except Exception as error:
+            if ctx.meta[JSON] and hasattr(error, "format_message"):  # arguments that the command line itself refuses
+                print_json({"mistakes": [asdict(Mistake(error.format_message()))]})
+            raise
         except Stopped as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(128 + error.number) from error

@@ -22,17 +22,24 @@ def complete_spec(incomplete: str) -> list[str]:
 
 
 SpecName = Annotated[str, typer.Argument(help=SPEC, autocompletion=complete_spec)]
-SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub."
+SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub (OWNER/NAME, or hub:OWNER/NAME)."
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec: head.memory.0.size=32. May be repeated."),
+]
+Seq = Annotated[
+    str,
+    typer.Option(
+        "--seq", metavar="TOKENS", help="Length at which a state that grows, and the source's cache, are counted; 4k is 4,096."
+    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit of a model of the Hub.")]
 Backend = Annotated[
     str,
     typer.Option("--backend", help="auto takes each part's fastest form; reference is the definition, torch runs anywhere."),
 ]
+Graph = Annotated[bool, typer.Option("--graph/--no-graph", help="On a GPU, record the step of a token once, and replay it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; warnings and results are printed all the same.")]
 Data = Annotated[

@@ -18,7 +18,7 @@ def sample(
     model: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE)],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="File for the texts, as JSON lines.")],
     texts: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a text at most, BOS included.")] = 512,
+    length: Annotated[str, typer.Option(metavar="N", help="Tokens of a text at most, BOS included; 1k is 1,024.")] = "512",
     temperature: Annotated[float, typer.Option(min=0.01, help="1 is the model's own distribution.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample among the likeliest tokens of this probability.")] = 1.0,
     batch: Annotated[int, typer.Option(min=1, help="Texts of a batch; another number gives other texts.")] = 32,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from composer.errors import ComposerError
+from composer.notices import LOG
 from composer.tables import UNBOUNDED, View, text_table
 from converters import hub
 
@@ -52,13 +53,22 @@ class _OnStderr(logging.Handler):
         typer.echo(self.format(record), err=True)
 
 
-def say_what_is_fetched() -> None:
-    """From now on, what is asked of the Hub is printed to stderr."""
-    log = logging.getLogger(hub.__name__)
-    if not log.handlers:
-        log.addHandler(_OnStderr())
+@contextmanager
+def notices_shown() -> Iterator[None]:
+    """For the block, notices, and what is asked of the Hub, are printed to stderr; afterwards logs are as they were."""
+    shown, logs = _OnStderr(), (LOG, logging.getLogger(hub.__name__))
+    before = [(log.level, log.propagate) for log in logs]
+    for log in logs:
+        log.addHandler(shown)
         log.setLevel(logging.INFO)
         log.propagate = False
+    try:
+        yield
+    finally:
+        for log, (level, propagate) in zip(logs, before, strict=True):
+            log.removeHandler(shown)
+            log.setLevel(level)
+            log.propagate = propagate
 
 
 def console() -> Console:

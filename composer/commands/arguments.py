@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from composer.errors import ComposerError
+from composer.numbers import read_numbers
 from composer.spec.places import brief, nearest
 from converters.trunk import Dtype
 
-THOUSAND = 1024
 Reference = str | os.PathLike[str]
 """A folder, or a model of the Hub: ``OWNER/NAME``."""
 Numbers = int | str | Sequence[int]
@@ -39,20 +38,6 @@ def numbers_of(said: Numbers | None, option: str, refusal: type[ComposerError], 
     if wrong:
         raise refusal(f"{option}: {brief(str(wrong[0]))} is no whole number.")
     return found
-
-
-def read_numbers(said: str | None, option: str, refusal: type[ComposerError], *, thousands: bool = True) -> tuple[int, ...]:
-    """``512,1k,64k``, where ``thousands`` lets ``k`` stand for 1,024; none where the option is left out. Raises ``refusal``."""
-    if said is None:
-        return ()
-    numbers = []
-    for word in (part.strip() for part in said.split(",")):
-        found = re.fullmatch(r"([0-9]{1,12})([kK]?)" if thousands else r"([0-9]{1,12})()", word)
-        if found is None:
-            such = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
-            raise refusal(f"{option}: {brief(word)} is no number; expected such as {such}.")
-        numbers.append(int(found[1]) * (THOUSAND if found[2] else 1))
-    return tuple(numbers)
 
 
 def check_known(option: str, said: str, known: Iterable[str]) -> None:

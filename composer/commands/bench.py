@@ -32,6 +32,7 @@ def bench(
     threads: int = 1,
     dtype: Dtype | None = None,
     backend: str = AUTO,
+    graph: bool = True,
     seed: int = 0,
     out: Reference | None = None,
     force: bool = False,
@@ -45,6 +46,7 @@ def bench(
     - repeats: timed passes over each prompt. steps: timed tokens at each position.
     - memory: on a CPU, measure peak memory, too, each model in a process of its own. threads: of the CPU.
     - dtype: of all weights; ``None`` leaves them as they are stored. seed: of the tokens, which are random.
+    - graph: on a GPU, built models decode by a step that is recorded once, as a CUDA graph, and replayed.
     - out: a folder for the report, tables and plots; ``None`` writes nothing. force: replace the bench that is there.
     - progress: ``True`` shows a bar; or what is to be called as each cell begins.
 
@@ -67,6 +69,7 @@ def bench(
             device=device,
             dtype=dtype,
             backend=backend,
+            graph=graph,
             memory=memory,
             out=path_of(out),
             force=force,

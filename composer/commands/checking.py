@@ -8,18 +8,15 @@ from typing import cast
 
 from blocks.part import Closed
 from composer.api import SpecLike
-from composer.errors import GraphError, Mistake, Path, SpecError
+from composer.errors import GraphError, Mistake, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec, Vary
-from composer.spec.layer_rules import named, unused
 from composer.spec.loading import locate, variants_of
+from composer.spec.problems import heads_said, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.ground import ground_of
-
-ANY = Dimensions(hidden_size=2048, layers=1, heads=32, key_heads=8, head_dim=64, rope_theta=1e4)
-"""Stands in for a source that is not named: no rule that a head breaks here depends on these sizes."""
 
 
 class SpecCheck(Closed):
@@ -67,42 +64,17 @@ def _wrong(name: str, error: SpecError) -> SpecCheck:
 
 
 def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
-    """The spec on its source or its own trunk, or None where it has neither and each head was checked alone. Raises SpecError."""
+    """The spec on its source or its own trunk, or None where it has neither. Raises SpecError with every mistake."""
+    if found := problems(spec, size):
+        raise SpecError(*(mistake for error in found for mistake in locate(error, spec).mistakes))
     try:
-        if size is not None or spec.trunk is not None:
-            return resolve(spec, size)
-        check_alone(spec)
+        return resolve(spec, size) if size is not None or spec.trunk is not None else None
     except GraphError as error:
         raise locate(error, spec) from error
-    return None
-
-
-def _heads(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
-    if spec.head is not None:
-        yield ("head",), spec.head
-    yield from ((("heads", name), head) for name, head in spec.heads.items())
-
-
-def check_alone(spec: Spec) -> None:
-    """Check each head by itself, whatever the source. Raises GraphError."""
-    for path, head in _heads(spec):
-        _check_head(spec, path, head)
-    for name in spec.heads:
-        if not any(name in named(rule.use) for rule in spec.layers):
-            raise unused(spec, name, 0)
-
-
-def _check_head(spec: Spec, path: Path, head: HeadSpec) -> None:
-    kept = head.feature_map.dim if head.feature_map is not None and head.feature_map.skip else None
-    size = ANY if kept is None else ANY.model_copy(update={"head_dim": kept})
-    try:
-        resolve(Spec(compose=spec.compose, name=spec.name, head=head), size)
-    except GraphError as error:
-        raise GraphError(str(error), (*path, *error.path[1:])) from error
 
 
 def _said(spec: Spec) -> str:
-    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in _heads(spec))
+    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_said(spec))
 
 
 def _flow(head: HeadSpec) -> str:

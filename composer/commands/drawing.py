@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 from composer.api import SpecLike, loaded_spec
 from composer.commands.arguments import Reference, check_dtype
 from composer.drawing.beside import beside
-from composer.drawing.picture import Picture, picture
+from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
 from composer.files import write_whole
+from composer.numbers import Tokens, tokens_of
 from composer.spec.document import Spec
 from composer.weights.drawn import of_model, on_source
 from converters.trunk import Dtype
@@ -28,7 +29,7 @@ def draw(
     *,
     overrides: Sequence[str] = (),
     revision: str | None = None,
-    sequence: int = 4096,
+    sequence: Tokens = 4096,
     dtype: Dtype | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -36,22 +37,21 @@ def draw(
     """A picture of the spec, as SVG: the graph of each head and the map of layers. Of a model that was built, its own spec's.
 
     spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk, those
-    that it was resolved for, or, where it has neither, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted.
-    dtype: that states are counted in; left out, the source's own, or float32. out: an .svg file that it is written to, too; force:
-    replaces what is there. Raises ComposerError.
+    that it was resolved for, or, where it has neither, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted
+    (``"4k"`` is 4,096). dtype: that states are counted in; left out, the source's own, or float32. out: an .svg file that it is
+    written to, too; force: replaces what is there. Raises ComposerError.
 
         composer.draw("lola", "teacher").save("lola.svg")
     """
     check_dtype(dtype)
     check_file(out, force=force)
-    if sequence < 1:
-        raise BuildError(f"the sequence has {sequence} tokens; it needs at least 1")
+    tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     given = of_model(spec)
     if given is None:
         given = on_source(loaded_spec(cast("SpecLike", spec), overrides), source, revision)
     elif source is not None or overrides or revision is not None:
         raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
-    found = picture(given.resolved, on=given.on, sequence=sequence, dtype=dtype or given.dtype)
+    found = picture(given.resolved, on=given.on, sequence=tokens, dtype=dtype or given.dtype)
     if out is not None:
         _write(found, Path(out), force=force)
     return found
@@ -71,9 +71,9 @@ def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
     if out is None:
         if force:
             raise ComposerError("--force replaces a file, and none is named to write the picture to")
-    elif Path(out).suffix != ".svg":
-        raise ComposerError(f"{out}: pictures are SVG; name a file that ends in .svg")
-    elif Path(out).exists() and not force:
+        return
+    check_name(out)
+    if Path(out).exists() and not force:
         raise ComposerError(_taken(out))
 
 

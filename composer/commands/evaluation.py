@@ -10,6 +10,7 @@ from composer.errors import EvaluationError, in_words
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
+from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
@@ -35,7 +36,7 @@ def evaluate(
     device: str = "cpu",
     dtype: Dtype | None = None,
     backend: str = AUTO,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: Tokens = BATCH_TOKENS,
     lm_eval: str | Sequence[str] = (),
     include_path: Reference | None = None,
     force: bool = False,
@@ -75,7 +76,7 @@ def evaluate(
             device=device,
             dtype=dtype,
             backend=backend,
-            batch_tokens=batch_tokens,
+            batch_tokens=tokens_of(batch_tokens, "--batch-tokens", EvaluationError),
             harness=harness,
             include_path=path_of(include_path),
             force=force,
@@ -97,4 +98,5 @@ def bar_of(progress: EvaluationProgress) -> Shown:
 
 def cell_of(progress: EvaluationProgress) -> str:
     """Which model, task and length."""
-    return f"{progress.model}  {progress.task}  {progress.length:,}"
+    cell = f"{progress.model}  {progress.task}  {progress.length:,}"
+    return f"making samples  {cell}" if progress.making else cell

@@ -13,6 +13,8 @@ from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
+from composer.notices import doubt, inform
+from composer.numbers import Tokens, tokens_of
 from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
@@ -43,7 +45,7 @@ def select(
     *,
     keep: int | None = None,
     budget: int | None = None,
-    sequence: int = SEQUENCE,
+    sequence: Tokens = SEQUENCE,
     by: By = "restored",
     rows: int = ROWS,
     held_out: str | Sequence[str] = (),
@@ -55,35 +57,37 @@ def select(
     student: Reference | None = None,
     force: bool = False,
     progress: bool | Callable[[StepProgress], None] = False,
-    tell: Callable[[str], None] = lambda said: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Selection:
     """Scores each layer of a source by what its own attention is worth in a student, and writes a spec that keeps the best.
 
     The student is built from ``source`` with the spec's heads in every layer, and learns the source's attention as the spec's
     recipe says (``transfer``); it stays in ``out/student``. The spec is ``out/spec.yaml``, to be built and distilled in full.
 
-    - keep: how many layers; or budget: bytes of state at ``sequence`` tokens, and as many layers as they allow.
+    - keep: how many layers; or budget: bytes of state at ``sequence`` tokens (``"4k"`` is 4,096), and as many layers as they allow.
     - by: the score, ``"restored"``, ``"swapped"`` or ``"error"``. rows: of the held-out data, to score on at most.
     - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
     - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
     - force: replace the selection that stands at ``out``. One that was stopped is gone on with otherwise, from wherever it was.
-    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages.
+    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages;
+      left out, they are those of the log ``composer``.
 
     Raises ComposerError.
 
         composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep
     """
     check_known("by", by, get_args(By))
-    for option, said in (("rows", rows), ("sequence", sequence), ("keep", keep), ("budget", budget)):
+    for option, said in (("rows", rows), ("keep", keep), ("budget", budget)):
         if said is not None:
             check_range(option, said, 1)
+    tokens = tokens_of(sequence, "sequence (--sequence)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
     if not several(held_out) and not share:
         raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
     loaded, folder = loaded_spec(spec, overrides), Path(out).expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
-    check_possible(loaded, resolved, source, keep, budget, sequence)
+    check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
         check_student(given, resolved)
@@ -99,7 +103,8 @@ def select(
         seed=seed,
         device=device,
         backend=backend,
-        tell=tell,
+        tell=tell or inform,
+        warn=tell or doubt,
     )
     with selection_folder(folder, force=force), without_theirs():
         if given is None:
@@ -110,7 +115,7 @@ def select(
             stages_of(asked.record, asked.recipe, "transfer")
             if given.is_dir() and not stopped and not force:
                 check_learned(given, built, training)
-                tell(f"{shown(given)} has learned already.")
+                training.tell(f"{shown(given)} has learned already.")
             else:
                 distil(
                     built,
@@ -128,7 +133,7 @@ def select(
                     tell=tell,
                 )
             rmtree(built)
-        options = SelectionOptions(keep=keep, budget=budget, sequence=sequence, by=by, rows=rows)
+        options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
         return select_layers(loaded, given, folder, training, options)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from blocks.part import Closed
 from composer.api import SpecLike, loaded_spec, resolve_spec
 from composer.commands.arguments import Reference, check_dtype
-from composer.commands.checking import SpecCheck, answers_on, check_alone
+from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
+from composer.devices import device_kind
 from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.spec.code import Listing, code_of
@@ -20,6 +21,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
 from composer.spec.places import dotted
+from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
@@ -101,7 +103,7 @@ def code(
     if ground is None:
         raise ComposerError(CODE_OF_ONE)
     resolved = resolve_spec(loaded, ground.size)
-    return code_of(resolved, ground.on, backend=backend, device=device, dtype=dtype or ground.dtype)
+    return code_of(resolved, ground.on, backend=backend, device=device_kind(device), dtype=dtype or ground.dtype)
 
 
 class CheckReport(Readable, Closed):
@@ -238,7 +240,8 @@ def _check(spec: Spec) -> None:
     """What is no spec for any source has no meaning to compare. Raises SpecError."""
     try:
         refuse_sweep(spec)
-        check_alone(spec)
+        for problem in without_source(spec):
+            raise problem
         differences_of_specs(spec, spec)
     except GraphError as error:
         raise locate(error, spec) from error

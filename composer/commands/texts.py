@@ -18,6 +18,8 @@ from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
+from composer.notices import doubt
+from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
@@ -60,24 +62,26 @@ def generate(
     model: Reference,
     prompt: str,
     *,
-    max_new_tokens: int = 64,
+    max_new_tokens: Tokens = 64,
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
+    graph: bool = True,
 ) -> Generated:
     """Lets a model continue a prompt.
 
     - model: a folder, built or not, or a model of the Hub; it brings its tokenizer.
-    - max_new_tokens: at most so many; fewer where the model ends its text.
+    - max_new_tokens: at most so many (``"1k"`` is 1,024); fewer where the model ends its text.
     - temperature: 0 takes the likeliest token; above, tokens are sampled, among the likeliest of probability ``top_p``.
+    - graph: on a GPU, record the step of a token once, as a CUDA graph, and replay it.
 
     Raises ComposerError, also where memory does not suffice, and then says what takes it.
 
         composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
     """
-    check_range("max_new_tokens", max_new_tokens, 1)
+    most = tokens_of(max_new_tokens, "max_new_tokens (--max-new-tokens)", ComposerError)
     check_range("temperature", temperature, 0)
     check_range("top_p", top_p, 0, 1)
     if top_p < 1 and temperature == 0:
@@ -86,6 +90,7 @@ def generate(
     check_device(device)
     with without_theirs():
         from composer.model.generation import keep_tokens_alone
+        from composer.tasks.unknown import hardly_written, unknown_token
 
         loaded, folder = _loaded(str(model), device, backend)
         tokenizer = _tokenizer(folder)
@@ -93,14 +98,17 @@ def generate(
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
+        if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
+            doubt(said)
         keep_tokens_alone(loaded)
+        loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
-        with _room_for(loaded, count + max_new_tokens), _said_by(folder / GENERATION_CONFIG), seeded(seed, device):
+        with _room_for(loaded, count + most), _said_by(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=most,
                 trust_remote_code=False,
                 **sampling,
             )[0]
@@ -133,7 +141,7 @@ def sample(
     out: Reference,
     *,
     texts: int = 1000,
-    length: int = 512,
+    length: Tokens = 512,
     temperature: float = 1.0,
     top_p: float = 1.0,
     batch: int = 32,
@@ -153,9 +161,10 @@ def sample(
 
         composer.sample("teacher", "texts.jsonl", texts=100, length=128)
     """
-    for name, number, least in (("texts", texts, 1), ("length", length, 2), ("temperature", temperature, 0.01), ("seed", seed, 0)):
+    for name, number, least in (("texts", texts, 1), ("temperature", temperature, 0.01), ("seed", seed, 0)):
         check_range(name, number, least)
     check_range("top_p", top_p, 0.01, 1)
+    longest = tokens_of(length, "length (--length)", DataError, 2)
     check_range("batch", batch, 1)
     target = Path(out).expanduser()
     if target.is_dir():
@@ -173,7 +182,7 @@ def sample(
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)
         with _made(target, force=force) as stream, told_of(progress, bar_of, "name", "bar", "count", "left") as tell:
-            written = sample_texts(loaded, tokenizer, texts, length, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
+            written = sample_texts(loaded, tokenizer, texts, longest, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
             for done, text in enumerate(written, 1):
                 stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 first += [text] if done <= SHOWN else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,6 +12,7 @@ from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.errors import in_words
 from composer.graph.lowering import AUTO
+from composer.notices import doubt, inform
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
@@ -66,7 +65,7 @@ def distil(
     - checkpoint_seconds: at least so many pass between two checkpoints. resume: continue a run that was stopped.
     - force: replace what stands at ``out``. strict: a run that learns nothing is an error.
     - progress: ``True`` shows a bar; or what is to be called after each step. tell: called with messages; left out, they are
-      warnings of Python.
+      those of the log ``composer``.
 
     Losses of the report are nats for each token, or what the recipe's loss measures. Raises ComposerError.
 
@@ -98,7 +97,8 @@ def distil(
             stream=stream,
             merge=merge,
             watch=watch,
-            tell=tell or _warn,
+            tell=tell or inform,
+            warn=tell or doubt,
         )
         return run(model, _out(model, out, "distilled"), options, which=stage, overrides=overrides)
 
@@ -152,7 +152,8 @@ def train(
             force=force,
             strict=strict,
             watch=watch,
-            tell=tell or _warn,
+            tell=tell or inform,
+            warn=tell or doubt,
         )
         return run(model, _out(model, out, "trained"), options, overrides=overrides)
 
@@ -212,11 +213,3 @@ def _options(
 
 def _out(model: Reference, out: Reference | None, did: str) -> Path:
     return path_of(out) or Path(f"{Path(model).expanduser().resolve().name}-{did}")
-
-
-def _warn(said: str) -> None:
-    """At the line that has called into this project."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("composer", "contextlib"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(said, UserWarning, stacklevel=level)

@@ -10,7 +10,7 @@ import numpy as np
 @dataclass(frozen=True, eq=False)
 class Document:
     """ids: ``T`` int32, with BOS and EOS where the tokenizer has them. learned: ``T`` bool, which of them are to be predicted; the
-    first never is, whatever this says of it."""
+    first is only where another document stands before it in a joined row."""
 
     ids: np.ndarray
     learned: np.ndarray

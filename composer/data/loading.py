@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -116,16 +118,23 @@ def load_rows(
 def held_out(index: int, share: float) -> bool:
     """Whether document ``index`` (from 0) of a reference is held out for evaluation.
 
-    One document of each block of ``round(1 / share)`` is: the first document of the first block, so that there always is one, and
-    one that a hash picks in each other block. Later documents do not matter, so more data, or a larger ``limit``, move none from
-    one split to the other.
+    One document of each block of ``1 / share`` is (of 3 and of 4 in turn, where that is 3.5): the first document of the first
+    block, so that there always is one, and one that a hash picks in each other block. Later documents do not matter, so more data,
+    or a larger ``limit``, move none from one split to the other.
     """
     if not share:
         return False
-    every = round(1 / share)
-    block, place = divmod(index, every)
+    some, of = _ratio(share)
+    block = -(-(index + 1) * some // of) - 1
+    first, after = block * of // some, (block + 1) * of // some
     digest = hashlib.blake2b(block.to_bytes(8, "little"), digest_size=8).digest()
-    return place == (int.from_bytes(digest, "little") % every if block else 0)
+    return index - first == (int.from_bytes(digest, "little") % (after - first) if block else 0)
+
+
+@cache
+def _ratio(share: float) -> tuple[int, int]:
+    """As whole numbers, which have no rounding: 3 and 10 for 0.3."""
+    return Fraction(share).limit_denominator(10_000).as_integer_ratio()
 
 
 def _check(sequence: int, longest: int | None, share: float) -> None:

@@ -1,4 +1,4 @@
-"""Documents in rows of one length. Positions mark their boundaries: 0 begins a document."""
+"""Documents in rows of one length. Positions mark their boundaries: 0 begins a document, or, of joined rows, the row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-How = Literal["packed", "whole", "padded"]
+How = Literal["packed", "joined", "whole", "padded"]
 IGNORED = -100
 """The label of what is not to be predicted, as transformers and torch have it."""
 PADDING = 0
@@ -66,9 +66,8 @@ class PackedRows:
     """N rows of exactly T tokens.
 
     - ids: ``N T`` int32, 0 in padding.
-    - labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned, in padding, and at the first token
-      of each document.
-    - position: ``N T`` int32, 0 begins a document; padding counts on.
+    - labels: ``N T`` int32, unshifted as transformers has them: -100 where nothing is learned, in padding, and at position 0.
+    - position: ``N T`` int32, 0 begins a document, or a joined row; padding counts on.
     - valid: ``N T`` bool, false in padding.
     - dropped: tokens that are in no row, as their document, or their row, has none to predict.
     - report: what was read, where ``load_rows`` made the rows.
@@ -134,7 +133,9 @@ def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRow
 
     - packed: documents are laid end to end; the rest of one that does not fit into its row is a document of its own in the next
       row, which sees nothing of its beginning.
-    - whole: the same, but a document that fits into a row is never cut: where it does not fit into this row it begins the next, so
+    - joined: the same tokens at the same places, and each row is one text: tokens see all that stands before them in their row, and
+      a document's first token is predicted, too, if it is to be learned.
+    - whole: as packed, but a document that fits into a row is never cut: where it does not fit into this row it begins the next, so
       that an answer keeps its question.
     - padded: each document has rows of its own.
 
@@ -154,7 +155,9 @@ def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRow
     lengths = np.array([len(document) for document in kept], dtype=np.int64)
     starts = np.fromiter(_starts(lengths, sequence, how), np.int64, len(lengths))
     count = -(-int(starts[-1] + lengths[-1]) // sequence)
-    rows = _filled(kept, starts, lengths, count, sequence)
+    begins = np.zeros(count * sequence, np.bool_)
+    begins[slice(0, None, sequence) if how == "joined" else np.append(starts, np.arange(0, len(begins), sequence))] = True
+    rows = _filled(kept, starts, lengths, begins.reshape(count, sequence))
     teaching = (rows.labels != IGNORED).any(axis=1)
     if teaching.all():
         return PackedRows(*rows._arrays(), dropped=left_out)
@@ -173,17 +176,15 @@ def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
         free += length
 
 
-def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, count: int, sequence: int) -> PackedRows:
-    """All rows, with the documents at their places."""
+def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray) -> PackedRows:
+    """All rows, with the documents at their places. begins: ``N T``, where positions begin anew."""
+    count, sequence = begins.shape
     ids = np.full(count * sequence, PADDING, np.int32)
     learned = np.zeros(count * sequence, np.bool_)
     valid = np.zeros(count * sequence, np.bool_)
     for document, start, length in zip(documents, starts.tolist(), lengths.tolist(), strict=True):
         place = slice(start, start + length)
         ids[place], learned[place], valid[place] = document.ids, document.learned, True
-    begins = np.zeros((count, sequence), np.bool_)
-    begins.reshape(-1)[starts] = True
-    begins[:, 0] = True
     column = np.arange(sequence, dtype=np.int32)
     position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     labels = np.where(learned.reshape(count, sequence) & ~begins, ids.reshape(count, sequence), np.int32(IGNORED))

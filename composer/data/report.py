@@ -25,7 +25,7 @@ class DataReport(Closed):
 
     split: Literal["train", "evaluation"]
     references: tuple[ReferenceReport, ...]
-    how: Literal["packed", "whole", "padded"]
+    how: Literal["packed", "joined", "whole", "padded"]
     sequence: int
     """Tokens of a row, padding included."""
     rows: int

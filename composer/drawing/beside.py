@@ -12,8 +12,8 @@ Kind = tuple[str, int]
 
 
 def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence: int = 4096, dtype: str = "float32") -> Picture:
-    """Both pictures as one. Marked are the parts of a head that the other spec's has not, or has otherwise; heads are the same by
-    their names, or where each spec has but one."""
+    """Both pictures as one. Marked are the parts of a head that the other spec's has not, or has otherwise, and all of a head that
+    the other has not; heads are the same by their names, or where each spec has but one."""
     marks = _marks(first, second)
     one, other = (
         picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
@@ -30,15 +30,14 @@ def _marks(first: Resolved, second: Resolved) -> tuple[dict[Kind, frozenset[str]
 
 
 def _marked(graphs: dict[Kind, HeadGraph], others: dict[Kind, HeadGraph]) -> dict[Kind, frozenset[str]]:
-    """Nodes of the first that the others have not, by head and number of its heads; nothing of a head that has no counterpart."""
+    """Nodes of the first that the others have not, by head and number of its heads; all of a head that has no counterpart."""
     found = {}
     for kind, graph in graphs.items():
         alike = [other for (name, _), other in others.items() if name == kind[0]]
         if len(graphs) == len(others) == 1:
             alike = list(others.values())
-        if alike:
-            known = set(_said(alike[0]))
-            found[kind] = frozenset(name for name, means in _said(graph) if (name, means) not in known)
+        known = set(_said(alike[0])) if alike else set()
+        found[kind] = frozenset(name for name, means in _said(graph) if (name, means) not in known)
     return found
 
 

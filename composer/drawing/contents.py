@@ -15,10 +15,10 @@ from composer.graph.graph import Edge, HeadGraph, Node
 from composer.spec.explain import state_bytes, state_size
 from composer.words import plural, size
 
-CAPTION, TITLE, DETAIL = 10, 13, 11
+TITLE, DETAIL = 13, 11
 WIDEST = 210.0
 """Of a line in a box."""
-LEADING = {CAPTION: 13.0, TITLE: 17.0, DETAIL: 15.0}
+LEADING = {TITLE: 17.0, DETAIL: 15.0}
 PADDING, INSET = 7.0, 10.0
 WORDS = {
     Kind.HIDDEN: "hidden states",
@@ -126,7 +126,7 @@ def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
 
 def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
     caption, title, details = _words(node)
-    lines = [Text(fitted(caption, WIDEST, CAPTION), CAPTION, "caption")] if caption else []
+    lines = [Text(fitted(caption, WIDEST, DETAIL), DETAIL, "caption")] if caption else []
     lines.append(Text(fitted(title, WIDEST, TITLE, bold=True), TITLE, "title"))
     shown = {id(other.part) for other in graph.parts if other is not node}
     if node.part is not None and node.main:

@@ -12,6 +12,8 @@ from composer.spec.resolve import Group, Resolved
 
 A_ROW, MOST = 32, 96
 """Layers in a row of the map; and columns in all: where there are more layers, a column stands for neighbours that are alike."""
+LETTERS = 11
+"""Dots: eight points and a quarter."""
 COLUMN, TALL, NUMBERS, BETWEEN = 22.0, 46.0, 15.0, 8.0
 
 
@@ -29,7 +31,7 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
     left = len(columns) - MOST
     columns = columns[:MOST]
     places = list(named)
-    across = max([COLUMN, *(width(label, 10) + 6 for label, _ in columns)])
+    across = max([COLUMN, *(width(label, LETTERS) + 6 for label, _ in columns)])
     elements: list[str] = []
     for index, (label, layer) in enumerate(columns):
         row, column = divmod(index, A_ROW)
@@ -37,7 +39,13 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
         elements += _column(layer, named, places, at, top, across)
         elements.append(
             element(
-                "text", label, class_="cd-said cd-number", x=at + across / 2, y=top + TALL + 11, font_size=10, text_anchor="middle"
+                "text",
+                label,
+                class_="cd-said cd-number",
+                x=at + across / 2,
+                y=top + TALL + 12,
+                font_size=LETTERS,
+                text_anchor="middle",
             )
         )
     rows = (len(columns) + A_ROW - 1) // A_ROW
@@ -98,7 +106,7 @@ def _column(
                     class_="cd-letter",
                     x=x + across / 2,
                     y=top + high / 2 + 4,
-                    font_size=10,
+                    font_size=LETTERS,
                     text_anchor="middle",
                 )
             )

@@ -14,6 +14,7 @@ from composer.drawing.layers import letters, map_of_layers
 from composer.drawing.style import style
 from composer.drawing.svg import element, escaped
 from composer.drawing.text import fitted, lines_of, width
+from composer.errors import ComposerError
 from composer.files import write_whole
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
@@ -43,8 +44,15 @@ class Picture:
         return self.svg
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture, whole or not at all. Raises OSError."""
+        """Writes the picture, whole or not at all. Raises ComposerError for another name than that of an .svg file, and OSError."""
+        check_name(path)
         write_whole(Path(path), self.svg)
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raises ComposerError where a file is not named as SVG is."""
+    if Path(path).suffix.lower() != ".svg":
+        raise ComposerError(f"{path}: pictures are SVG; name a file that ends in .svg")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from composer.errors import EvaluationError, TaskError
@@ -10,18 +10,40 @@ from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import CellKey
 from composer.evaluation.scoring import MORE, check_tokens, drawn
 from composer.evaluation.subjects import Subject
+from composer.notices import doubt
+from composer.tasks.base import Sample
+from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
 
+Made = Callable[[CellKey, int, int], None]
+"""Called as samples are made to be looked at: of which cell, how many, of how many."""
+OnSample = Callable[[int, int, int, Sample], None]
 
-def impossible_cells(subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int]) -> dict[CellKey, str]:
-    """The cells that cannot be, and why. Raises EvaluationError and TaskError for a task that can be done at no length."""
+
+def impossible_cells(
+    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], made: Made | None = None
+) -> dict[CellKey, str]:
+    """The cells that cannot be, and why. Texts that a tokenizer cannot write are told. Raises EvaluationError and TaskError for a
+    task that can be done at no length."""
     found: dict[CellKey, str] = {}
+    doubts: dict[str, list[str]] = {}
     for subject in subjects:
         trunk = subject.source.trunk
         most = trunk.max_positions if trunk.learns_positions else None
         for one in asked:
-            for length, reason in _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, most, subject.reference):
-                found[CellKey(subject.label, one.label, length)] = reason
+            tokens: list[int] = []
+
+            def on_sample(length: int, done: int, count: int, sample: Sample, one=one, subject=subject, tokens=tokens) -> None:
+                tokens += sample.ids
+                if made is not None:
+                    made(CellKey(subject.label, one.label, length), done, count)
+
+            reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, most, subject.reference, on_sample)
+            found |= {CellKey(subject.label, one.label, length): reason for length, reason in reasons}
+            if said := hardly_written(f"the texts of {one.label}", tokens, unknown_token(subject.tokenizer)):
+                doubts.setdefault(said, []).append(subject.label)
+    for said, labels in doubts.items():
+        doubt(f"{', '.join(labels)}: {said}")
     return found
 
 
@@ -33,7 +55,13 @@ def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], len
 
 
 def _impossible(
-    tokenizer: Any, vocabulary: int, one: NamedTask, lengths: Sequence[int], most: int | None, reference: str
+    tokenizer: Any,
+    vocabulary: int,
+    one: NamedTask,
+    lengths: Sequence[int],
+    most: int | None,
+    reference: str,
+    made: OnSample = lambda *_: None,
 ) -> Iterator[tuple[int, str]]:
     """All samples are made at the shortest length that can be, since what fits there fits into more, and one at each other."""
     writer, problems, seen = Writer(tokenizer), {}, False
@@ -41,7 +69,10 @@ def _impossible(
         try:
             _check_room(one, length, most, reference)
             samples = drawn(one.task, writer, length)
-            texts = [samples.draw(index) for index in range(1 if seen else samples.count)]
+            texts, count = [], 1 if seen else samples.count
+            for index in range(count):
+                texts.append(samples.draw(index))
+                made(length, index + 1, count, texts[-1])
         except (TaskError, _NoRoom) as error:
             problems[length] = error
             continue

@@ -9,21 +9,23 @@ from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
 from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts, interval_of
-from composer.plotting import RESOLUTION, offscreen
+from composer.plotting import MAP, RESOLUTION, WIDTH, colour, legend, line, marker, plotting, titled, whole_ticks
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
+ACROSS = 3
+"""Maps side by side at most."""
 
 
 def draw(report: EvaluationReport, folder: Path) -> list[Path]:
     """Writes all pictures that the report has anything for, each whole or not at all; gives their paths. Raises EvaluationError."""
-    pyplot = offscreen()
     written = []
-    for name, figure in _figures(report, pyplot):
-        target = folder / PLOTS / f"{name}.png"
-        with whole(target) as partial:
-            figure.savefig(partial, dpi=RESOLUTION, format="png")
-        pyplot.close(figure)
-        written.append(target)
+    with plotting() as pyplot:
+        for name, figure in _figures(report, pyplot):
+            target = folder / PLOTS / f"{name}.png"
+            with whole(target) as partial:
+                figure.savefig(partial, dpi=RESOLUTION, format="png")
+            pyplot.close(figure)
+            written.append(target)
     return written
 
 
@@ -47,20 +49,21 @@ def _good(report: EvaluationReport, model: str, task: str) -> list[EvaluationCel
 
 def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, with 95 % intervals."""
-    figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for model, every in cells.items():
+    figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
+    for index, (model, every) in enumerate(cells.items()):
         means, errors = [cell.mean for cell in every], [_error(cell) for cell in every]
-        axis.errorbar(
-            [cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), marker="o", capsize=3, label=model
-        )
+        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "capsize": 3, "label": model}
+        axis.errorbar([cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), **look)
     lengths = sorted({cell.length for every in cells.values() for cell in every})
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axis.minorticks_off()
-    axis.set(title=task.label, xlabel="tokens", ylabel="nats per token" if task.scored == "loss" else "accuracy")
+    what = "nats per token" if task.scored == "loss" else "share answered right"
+    axis.set(xlabel="tokens of the text", ylabel=what)
+    titled(figure, f"{task.label}: {what}, with 95 % intervals")
     if task.scored != "loss":
         axis.set_ylim(-0.03, 1.03)
-    axis.legend(fontsize="small")
+    legend(figure, axis, columns=4)
     return figure
 
 
@@ -72,36 +75,49 @@ def _error(cell: EvaluationCell) -> tuple[float, float]:
 
 
 def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
-    """A square for each length and depth, in one panel a model; white where no needle stood."""
+    """A square for each length and depth, in one panel a model; white where no needle stood. All panels have all lengths, so that
+    columns below each other are of one length."""
     import numpy as np
 
+    lengths = sorted({cell.length for every in cells.values() for cell in every})
+    across = min(ACROSS, len(cells))
+    down = -(-len(cells) // across)
     figure, axes = pyplot.subplots(
-        1, len(cells), figsize=(1.5 + 3.5 * len(cells), 4), squeeze=False, sharey=True, layout="constrained"
+        down, across, figsize=(WIDTH, 3.1 * down + 0.5), squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
-    for axis, (model, every) in zip(axes[0], cells.items(), strict=True):
-        scores = np.full((DEPTHS, max(1, len(every))), np.nan)
-        for column, cell in enumerate(every):
+    image = None
+    for place, (model, every) in enumerate(cells.items()):
+        axis = axes.flat[place]
+        scores = np.full((DEPTHS, len(lengths)), np.nan)
+        for cell in every:
             for part in cell.by_depth:
-                scores[round(part.start * DEPTHS), column] = part.mean
-        image = axis.imshow(scores, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axis.set_xticks(range(len(every)), [f"{cell.length:,}" for cell in every], rotation=45)
+                scores[round(part.start * DEPTHS), lengths.index(cell.length)] = part.mean
+        image = axis.imshow(scores, vmin=0, vmax=1, cmap=MAP, aspect="auto")
+        axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=90 if len(lengths) > 4 else 0)
         axis.set_yticks(range(DEPTHS), [f"{100 * part // DEPTHS} %" for part in range(DEPTHS)])
-        axis.set(title=model, xlabel="tokens")
-        if axis is axes[0][0]:
+        axis.set_title(model)
+        if place + across >= len(cells):
+            axis.set_xlabel("tokens of the text")
+            axis.tick_params(labelbottom=True)
+        if place % across == 0:
             axis.set_ylabel("depth of the needle, from")
-        if axis is axes[0][-1]:
-            figure.colorbar(image, ax=axis, label="accuracy")
-    figure.suptitle(task.label)
+    for axis in axes.flat[len(cells) :]:
+        axis.set_visible(False)
+    figure.colorbar(image, ax=axes, label="share answered right")
+    titled(figure, f"{task.label}: share answered right, by where the needle stands (white: nowhere)")
     return figure
 
 
 def _over_position(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, at the longest length that it has."""
-    figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for model, every in cells.items():
+    figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
+    for index, (model, every) in enumerate(cells.items()):
         for cell in every[-1:]:
             places = [(part.start + part.end - 1) / 2 for part in cell.by_position]
-            axis.plot(places, [part.nats for part in cell.by_position], label=f"{model}, {cell.length:,} tokens")
-    axis.set(title=task.label, xlabel="position", ylabel="nats per token")
-    axis.legend(fontsize="small")
+            look = {"color": colour(index), "linestyle": line(index), "label": f"{model}, {cell.length:,} tokens"}
+            axis.plot(places, [part.nats for part in cell.by_position], **look)
+    axis.set(xlabel="position in the text (tokens)", ylabel="nats per token")
+    whole_ticks(axis)
+    titled(figure, f"{task.label}: nats per token, by its position")
+    legend(figure, axis, columns=3)
     return figure

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from composer.devices import check_device
-from composer.errors import EvaluationError, TaskError
+from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
-from composer.evaluation.folder import RESULTS, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
+from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
 from composer.evaluation.joining import all_cells
-from composer.evaluation.lengths import impossible_cells
+from composer.evaluation.lengths import Made, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskFacts, make_cell
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
+from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
 from composer.versions import versions_of
 from composer.weights.contents import sha256
 from composer.weights.opened import check_backends
+from composer.words import plural
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
 HARNESS_PACKAGE = "lm-eval"
@@ -55,10 +59,11 @@ def evaluate(
     manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
     check_backends(options.backend, subjects)
-    impossible = impossible_cells(subjects, asked, lengths)
-    setting = _setting(subjects, asked, lengths, options)
     folder = None if options.out is None else options.out.expanduser()
-    with open_score_log(folder, setting, force=options.force) as log:
+    with _interrupted(folder):
+        impossible = impossible_cells(subjects, asked, lengths, _making(options))
+        setting = _setting(subjects, asked, lengths, options)
+    with open_score_log(folder, setting, force=options.force) as log, _interrupted(folder, log):
         run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
@@ -154,6 +159,35 @@ class _Evaluation:
         if self.options.watch is not None:
             seconds = time.perf_counter() - self._began
             self.options.watch(EvaluationProgress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
+
+
+def _making(options: EvaluationOptions) -> Made | None:
+    watch, began = options.watch, time.perf_counter()
+    if watch is None:
+        return None
+    return lambda key, done, count: watch(
+        EvaluationProgress(*key, done=done, total=count, seconds=time.perf_counter() - began, making=True)
+    )
+
+
+@contextmanager
+def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[None]:
+    """Ctrl-C says what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Stopped):
+            raise
+        if folder is None:
+            said = "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored."
+        elif log is None:
+            said = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew."
+            if (folder / RUN).is_file():
+                said = f"Interrupted while samples were made: {shown(folder)} is as it was. Say the same again to go on."
+        else:
+            count = sum(map(len, log.logged.values()))
+            said = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
+        raise Stopped(said, signal.SIGINT) from error
 
 
 def _check_numbers(options: EvaluationOptions) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -190,17 +191,25 @@ def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Seq
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
     wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in asked], device=model.device)[:, 1:]
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][wanted]
-    targets = ids[:, 1:][wanted]
-    head = model.get_output_embeddings()
+    outputs = model.base_model(input_ids=ids, use_cache=False)
+    hidden, targets = outputs.last_hidden_state[:, :-1][wanted], ids[:, 1:][wanted]
+    at_once = max(1, LOGITS // model.get_output_embeddings().weight.shape[0])
     right, nats = [], []
-    for some, target in zip(*(each.split(max(1, LOGITS // head.weight.shape[0])) for each in (hidden, targets)), strict=True):
-        logits = head(some).float()
+    for some, target in zip(hidden.split(at_once), targets.split(at_once), strict=True):
+        logits = _logits(model, type(outputs)(last_hidden_state=some[None]))[0].float()
         _check_finite(logits)
         right.append(logits.argmax(-1) == target)
         nats.append(functional.cross_entropy(logits, target, reduction="none"))
     counts = wanted.sum(1).tolist()
     return list(zip(torch.cat(right).float().cpu().split(counts), torch.cat(nats).double().cpu().split(counts), strict=True))
+
+
+def _logits(model: Any, outputs: Any) -> Tensor:
+    """The logits that the class of a model makes of its base's outputs, with what the family scales, caps or adds there."""
+    base = model.base_model
+    with mock.patch.object(base, "forward", return_value=outputs):
+        places = torch.zeros(outputs.last_hidden_state.shape[:2], dtype=torch.long, device=model.device)
+        return model(input_ids=places, use_cache=False).logits
 
 
 def _check_finite(logits: Tensor) -> None:

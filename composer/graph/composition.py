@@ -15,6 +15,7 @@ from blocks.catalogue import (
     PositionConfig,
     QueryKeyNormConfig,
     ReadConfig,
+    UnshareConfig,
     ValuePositionConfig,
 )
 from blocks.part import Closed
@@ -31,6 +32,8 @@ class HeadSpec(Closed):
 
     mix_input: MixerConfig | None = None
     """Mixes the hidden states over time, for the logits of latents, or for queries and keys."""
+    unshare: UnshareConfig | None = None
+    """Keys and values of each query head's own, where a group of query heads shares them."""
     qk_norm: QueryKeyNormConfig | None = None
     """A norm of queries and keys, before all else is made of them."""
     position: PositionConfig = Rope()

@@ -266,7 +266,8 @@ def _matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tu
         matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
         for found in matcher.subgraph_monomorphisms_iter():
             by_name = {own: name for name, own in found.items()}
-            if not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes]):
+            there = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
+            if there and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
                 yield pattern, {own: by_name[own] for own in pattern.nodes}
 
 

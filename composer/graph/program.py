@@ -7,13 +7,13 @@ the state are its own; all of that is bound when the head is compiled.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blocks.flow import Tokens
 from blocks.kernels import Refused
-from blocks.operation import Bound, Call, Form
+from blocks.operation import Bound, Call, Form, Kind
 from blocks.part import State
 from composer.graph.graph import Edge, Node
 
@@ -114,6 +114,11 @@ class Step:
             for step in self.instead:
                 step.run(modules, values, around, carried)
 
+    def given(self, kind: Kind) -> Iterator[Value]:
+        """What it gives of a kind."""
+        for one in self.covers:
+            yield from ((one.node.name, port.name) for port in one.node.operation.gives if port.kind is kind)
+
     def _compute(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
         if len(self.covers) == 1:
             (only,) = self.covers
@@ -150,12 +155,15 @@ class Program:
             step.run(modules, values, around, carried)
         return values[self.mixed], carried
 
-    def run(self, modules: Modules, inputs: Mapping[str, Any], around: Around) -> tuple[Any, State]:
-        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``."""
+    def run(self, modules: Modules, inputs: Mapping[str, Any], around: Around, *, entering: Any = None) -> tuple[Any, State]:
+        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering:
+        values that memories are given, in place of what a step makes of the head's own."""
         values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
         carried: State = {}
         for step in self.after:
             step.run(modules, values, around, carried)
+            if entering is not None:
+                values |= dict.fromkeys(step.given(Kind.VALUE), entering)
         return values[self.output], carried
 
 

@@ -41,16 +41,23 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
 
 def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
-    seen |= {"mix_input", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+    seen |= {"mix_input", "unshare", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+    called: set[str] = set()
     for index, memory in enumerate(head.memory):
         name = memory.called
         own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}
         if name in RESERVED:
             yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
-        if own & seen:
+        if name in called:
+            yield (
+                f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
+                ("memory", index),
+            )
+        elif own & seen:
             taken = ", ".join(sorted(own & seen))
             yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
         seen |= own
+        called.add(name)
 
 
 def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
@@ -72,7 +79,17 @@ def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
             "or say `inputs: [v]`",
             ("conv",),
         )
-    if head.qk_norm is not None and all(memory.reads is Kind.HIDDEN for memory in head.memory):
+    latents = all(memory.reads is Kind.HIDDEN for memory in head.memory)
+    if head.unshare is not None and "k" in head.unshare.inputs:
+        if latents:
+            yield "latents have no keys; say `inputs: [v]`, or remove `unshare` (or set it to null)", ("unshare",)
+        if head.mix_input and head.mix_input.feeds == "qk":
+            yield (
+                "keys of each query head's own are projected from the hidden states, and the shared ones here from what is mixed; "
+                "say `inputs: [v]`, or remove `mix_input` (or set it to null)",
+                ("unshare",),
+            )
+    if head.qk_norm is not None and latents:
         yield "latents have no queries and keys; remove `qk_norm` (or set it to null)", ("qk_norm",)
     if len(head.memory) == 1 and head.memory[0].weight is not None:
         yield "a weight sets a memory against others, and this one is alone; remove `weight`", ("memory", 0, "weight")

@@ -24,10 +24,11 @@ def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
 
 class _Wiring:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
-        self.draft, self.head, self.shape = Draft(), head, shape
+        self.draft, self.head, self.shared = Draft(), head, shape
+        self.shape = replace(shape, key_heads=shape.heads) if head.unshare else shape
         self.names, self.feeds = memory_names(head), sources_of_pairs(head)
         self.memory = dict(zip(self.names, head.memory, strict=True))
-        self.convolved = head.conv.key_heads(shape) if head.conv and "k" in head.conv.inputs else 0
+        self.convolved = head.conv.key_heads(self.shape) if head.conv and "k" in head.conv.inputs else 0
         self.inputs = "hidden"
         self.query, self.key, self.value = ("query", "query"), ("key", "key"), ("value", "value")
         self._sources()
@@ -42,10 +43,11 @@ class _Wiring:
         head, shape = self.head, self.shape
         hidden = Port("hidden", Kind.HIDDEN, 1, shape.hidden_size)
         projected = (replace(hidden, needed=False),)
-        self.draft.source("hidden", hidden, shape)
-        self.draft.source("query", Port("query", Kind.QUERY, shape.heads, shape.head_dim), shape, reads=projected)
-        self.draft.source("key", Port("key", Kind.KEY, shape.key_heads, shape.head_dim), shape, reads=projected)
-        self.draft.source("value", Port("value", Kind.VALUE, shape.key_heads, shape.head_dim), shape)
+        shared = self.shared
+        self.draft.source("hidden", hidden, shared)
+        self.draft.source("query", Port("query", Kind.QUERY, shared.heads, shared.head_dim), shared, reads=projected)
+        self.draft.source("key", Port("key", Kind.KEY, shared.key_heads, shared.head_dim), shared, reads=projected)
+        self.draft.source("value", Port("value", Kind.VALUE, shared.key_heads, shared.head_dim), shared)
         if head.mix_input:
             self.draft.add("mix_input", head.mix_input, shape, ("mix_input",))
             self.draft.connect("hidden", "mix_input", "hidden")
@@ -54,6 +56,12 @@ class _Wiring:
             else:
                 self.draft.connect("mix_input", "query", "hidden")
                 self.draft.connect("mix_input", "key", "hidden")
+        if head.unshare:
+            self.draft.add("unshare", head.unshare, shared, ("unshare",))
+            for name in ("hidden", "key", "value"):
+                self.draft.connect(name, "unshare", name)
+            self.key, self.value = ("unshare", "key"), ("unshare", "value")
+        self.projected = {"key": self.key}
         if head.qk_norm:
             self.draft.add("qk_norm", head.qk_norm, shape, ("qk_norm",))
             self._connect(self.query, "qk_norm", "query")
@@ -100,6 +108,8 @@ class _Wiring:
             below = self._all_below(name)
             features = any(self.memory[one].reads is Kind.FEATURES for one in below)
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
+            if self.feeds[name] in self.memory:
+                own = replace(own, falling=self.memory[self.feeds[name]].falling_at_once)
             if memory.looks_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))
@@ -134,7 +144,7 @@ class _Wiring:
             return
         self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
         for port in gate.operation(shape).reads:
-            self.draft.connect(port.name, f"{name}_gate", port.name)
+            self._connect(self.projected.get(port.name, (port.name, port.name)), f"{name}_gate", port.name)
         self.draft.connect(f"{name}_gate", name, "decay", output="decay")
         if any(port.name == "step" for port in self.memory[name].inputs(shape)):
             self.draft.connect(f"{name}_gate", name, "step", output="step")

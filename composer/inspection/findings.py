@@ -97,6 +97,9 @@ class HeadFindings(Found):
     """Its first query head in the layer."""
     heads: int
     memories: tuple[str, ...]
+    """Their names."""
+    kinds: tuple[str, ...]
+    """What they are, in the same order."""
     weights: dict[str, Numbers]
     """By memory, the weight of each bin of tokens in the answers: heads × queries × bins."""
     shares: dict[str, Numbers]

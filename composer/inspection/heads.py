@@ -35,6 +35,7 @@ def head_findings(
     """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
     answer, the columns where that answer stands. size: columns of a bin."""
     implied = implied_weights(head, given, queries, backend).cpu()
+    kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
     with torch.no_grad():
         watched = _watched(head, given.detached(), implied, size, backend)
@@ -44,6 +45,7 @@ def head_findings(
         first=anatomy(head).place[1],
         heads=given.query.shape[2],
         memories=tuple(weights),
+        kinds=tuple(kinds[memory] for memory in weights),
         weights={memory: binned(one.float(), size).numpy() for memory, one in weights.items()},
         shares={memory: one[0].mT.float().numpy() for memory, one in implied.shares().items()},
         stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in one) for memory, one in weights.items()},

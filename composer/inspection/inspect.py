@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer.devices import check_device
 from composer.errors import InspectionError, SourceError, TrainingError
+from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
+
+if TYPE_CHECKING:
+    from composer.training.teacher import Teacher
 
 BINS = 1024
 """Bins of columns at most: in a text of so many tokens or fewer each token is one."""
@@ -77,8 +82,9 @@ def look(
         )
     size = math.ceil(len(text.ids) / BINS)
     run = Run(text, queries, layers, size, tell or _silent)
-    answered, streams = run.student(student)
-    teacher_answered, theirs = (None, None) if teacher is None else run.teacher(teacher, student)
+    with _evaluating(student):
+        answered, streams = run.student(student)
+        teacher_answered, theirs = (None, None) if teacher is None else run.teacher(teacher, student)
     return Findings(
         model=label,
         teacher=teacher_label,
@@ -94,6 +100,18 @@ def look(
         teacher_answered=teacher_answered,
         stream=None if theirs is None else stream_likeness(streams, theirs),
     )
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Without dropout; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _sizes(model: Any) -> tuple[int, ...]:
@@ -123,33 +141,36 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
             raise InspectionError(
                 "The model is bidirectional: each token sees those after it, so no answer is predicted by its past."
             )
-        teacher = None if options.teacher is None else _teacher_named(options.teacher, options)
-        return _Opened(model, tokenizer, "model", teacher, None if teacher is None else _named(options.teacher or ""))
+        if options.backend != AUTO or options.device != "cpu":
+            raise InspectionError("A model in memory runs where it is and as it is: leave device and backend out.")
+        return _Opened(model, tokenizer, "model", *_teacher(None, options))
     from composer.evaluation.subjects import open_subjects
 
     (subject,) = open_subjects([os.fspath(model)])
-    if subject.source.is_composed:
+    own = subject.source.folder if subject.source.is_composed else None
+    if own is not None:
         built = subject.load("float32", options.device, options.backend)
-        teacher, label = _teacher(subject.source.folder, options)
     else:
-        built, (teacher, label) = _teacher_named(os.fspath(model), options), (None, None)
-    return _Opened(built, tokenizer or subject.tokenizer, subject.label, teacher, label)
+        built = _opened_teacher(os.fspath(model)).load(options.device, options.backend)
+    return _Opened(built, tokenizer or subject.tokenizer, subject.label, *_teacher(own, options))
 
 
-def _teacher(folder: Path, options: InspectOptions) -> tuple[Any, str | None]:
-    """What a student is compared with, and its name; None for what was built from nothing, or where nothing is to be compared."""
+def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | None]:
+    """What a model is compared with, and its name: what is named, or a student's source; None where there is neither.
+
+    folder: a student's.
+    """
     from composer.training.teacher import open_teacher
     from composer.weights.record import read_record
 
-    if options.alone:
-        return None, None
-    record = read_record(folder)
-    if record is None:
-        return None, None
-    if options.teacher is None and record.source is None:
-        return None, None  # built from nothing
+    record = None if folder is None or options.alone else read_record(folder)
     try:
-        teacher = open_teacher(record, options.teacher)
+        if record is not None and (options.teacher is not None or record.source is not None):
+            teacher = open_teacher(record, options.teacher)
+        elif options.teacher is not None:
+            teacher = _opened_teacher(options.teacher)
+        else:
+            return None, None
     except (TrainingError, SourceError) as error:
         raise InspectionError(f"{error} To look at the student alone: --alone") from error
     return teacher.load(options.device, options.backend), _named(teacher.reference)
@@ -160,11 +181,10 @@ def _named(reference: str) -> str:
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
-def _teacher_named(reference: str, options: InspectOptions) -> Any:
-    from composer.training.teacher import Teacher, open_language_model
+def _opened_teacher(reference: str) -> Teacher:
+    from composer.training.teacher import open_language_model
 
-    teacher: Teacher = open_language_model(reference)
-    return teacher.load(options.device, options.backend)
+    return open_language_model(reference)
 
 
 def _layers(options: InspectOptions, count: int) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 p.says, figcaption, .soft { color: var(--soft); }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; display: block; }
-figure { margin: 1rem 0; }
+figure { margin: 1rem 0; overflow-x: auto; }
+@media (max-width: 800px) { figure img { max-width: none; width: 44rem; } }
 table { border-collapse: collapse; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
 .scroll { overflow-x: auto; }

@@ -56,7 +56,7 @@ class Unturned(tuple[Tensor, ...]):
 class Question:
     """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
 
-    values: B T K D, in place of the layer's own. heads: the answer, B T H D. carried: the new state.
+    values: B T K D, as memories are given them, in place of the layer's own. heads: the answer, B T H D. carried: the new state.
     """
 
     hidden: Tensor
@@ -99,7 +99,7 @@ class ComposedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the heads answer from an empty state, ``B T H D``, and what becomes of it, ``B T C``.
 
-        options: what the host calls this layer with. values: ``B T K D``, in place of the layer's own.
+        options: what the host calls this layer with. values: ``B T K D``, as memories are given them, in place of the layer's own.
         """
         question = Question(hidden, passed, {}, values=values)
         answer = self._ask(question, (), options)
@@ -137,9 +137,8 @@ class ComposedAttention(nn.Module):
         """
         value = value if question.values is None else question.values
         passed = question.passed
-        heads, carried = self.composed(
-            question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks
-        )
+        asked = (question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks)
+        heads, carried = self.composed(*asked, entering=question.values is not None)
         question.heads, question.carried = heads, question.carried | carried if question.carried else carried
         return heads
 

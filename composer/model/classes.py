@@ -18,8 +18,9 @@ from transformers.models.auto.modeling_auto import (
 from composer.errors import BuildError
 from composer.model import own
 from composer.model.classification import ComposedForSequenceClassification
-from composer.model.configuration import OWN, PREFIX, ComposedConfig, configuration_of
+from composer.model.configuration import ComposedConfig, configuration_of
 from composer.model.modeling import ComposedForCausalLM, composed_causal, composed_model
+from converters.model_types import OWN, PREFIX
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
 

@@ -11,11 +11,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
-
-OWN = "composed"
-"""The model type of this project's own host."""
-PREFIX = f"{OWN}_"
-"""What the model types of others begin with."""
+from converters.model_types import OWN, PREFIX
 
 
 class Composition:

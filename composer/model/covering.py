@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from composer.model.classes import class_of
-from composer.model.configuration import PREFIX, configuration_of
+from composer.model.configuration import configuration_of
 from composer.model.joined import unspoken
+from converters.model_types import PREFIX
 
 
 def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:

@@ -133,13 +133,19 @@ class Head(nn.Module):
         backend: str,
         in_place: bool = False,
         sinks: Tensor | None = None,
+        *,
+        entering: bool = False,
     ) -> tuple[Tensor, State]:
-        """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in."""
+        """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in.
+
+        entering: the values are as memories are given them, and no convolution or position changes them on their way in.
+        """
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         if sinks is not None:
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
-            output, carried = program.run(self._modules, inputs, Around(tokens, state, self._place, in_place))
+            around = Around(tokens, state, self._place, in_place)
+            output, carried = program.run(self._modules, inputs, around, entering=value if entering else None)
         # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
         return output.to(value.dtype), carried
 

@@ -58,6 +58,8 @@ class ComposedHeads(nn.Module):
             first += group.heads
         self._mixes = any(head._mixes for head in self._heads())
         """Something stands before the projections of queries and keys."""
+        self.brings = any(memory.brings_values for group in self._groups for memory in resolved.heads[group.head].memory)
+        """A memory answers with values of its own, too."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
@@ -79,22 +81,24 @@ class ComposedHeads(nn.Module):
         backend: str,
         in_place: bool,
         sinks: Tensor | None = None,
+        *,
+        entering: bool = False,
     ) -> tuple[Tensor, State]:
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state.
 
-        sinks: the logits of the layer's attention sinks, one a head.
+        sinks: the logits of the layer's attention sinks, one a head. entering: the values are as memories are given them.
         """
         if len(self._names) == 1:
             (name,) = self._names
             output, new = self._modules[name](  # pyright: ignore[reportOptionalCall]
-                hidden, query, key, value, tokens, self._own(name, state), backend, in_place, sinks
+                hidden, query, key, value, tokens, self._own(name, state), backend, in_place, sinks, entering=entering
             )
             return output, self._named(name, new)
         queries, keys, values = (self.split(states) for states in (query, key, value))
         sunk = [None] * len(self._names) if sinks is None else sinks.split([states.shape[2] for states in queries])
         outputs, carried = [], {}
         for name, head, own, *projected in zip(self._names, self._heads(), sunk, queries, keys, values, strict=True):
-            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place, own)
+            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place, own, entering=entering)
             outputs.append(output)
             carried |= self._named(name, new)
         return torch.cat(outputs, dim=2), carried

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as forward
 
 from blocks.flow import repeat_heads
+from blocks.operation import REFERENCE, TORCH
 from composer.graph.graph import OUTPUT
 from composer.model.head import Head, anatomy
 from composer.model.watched import Given, Piece, ordinary, pieces
@@ -28,8 +30,7 @@ class Implied:
     own: of each memory, the weights of its own answer, B Q H T. parts: what the read makes of one of that answer, B Q H: a
     memory's part in the head. answer: B Q H D, as the read gives it: before positions of values are taken back, and before an
     output norm. entered: B T K D, the values as memories are given them. sunk: what attention sinks take, B Q H; None where there
-    are none. brought: B Q H D, what memories answer with values of their own, which no token has: the answer where all values of
-    tokens are 0; None where no memory brings any.
+    are none. brought: B Q H D, what memories answer with values of their own, which no token has; None where no memory brings any.
     """
 
     queries: tuple[int, ...]
@@ -94,14 +95,27 @@ def implied_weights(head: Head, given: Given, queries: Sequence[int], backend: s
 @contextmanager
 def _at_rest(head: Head) -> Iterator[None]:
     """For the block, the head's parameters are numbers that nobody differentiates by, whatever mode the model was made in."""
-    own = [(module, name, one) for module in head.modules() for name, one in module._parameters.items() if one is not None]
-    for module, name, parameter in own:
-        module._parameters[name] = cast("Any", ordinary(parameter.detach()))
+    own = {
+        (module, name): ordinary(one.detach())
+        for module in head.modules()
+        for name, one in module._parameters.items()
+        if one is not None
+    }
+    with _replaced(own):
+        yield
+
+
+@contextmanager
+def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Iterator[None]:
+    """For the block, modules have these tensors in their parameters' places."""
+    before = {(module, name): module._parameters[name] for module, name in parameters}
+    for (module, name), tensor in parameters.items():
+        module._parameters[name] = cast("Any", tensor)
     try:
         yield
     finally:
-        for module, name, parameter in own:
-            module._parameters[name] = parameter
+        for (module, name), tensor in before.items():
+            module._parameters[name] = tensor
 
 
 def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Implied:
@@ -131,14 +145,28 @@ def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> 
 
 
 def _brought(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Tensor | None:
-    """B Q H D, the answers where every token's value is 0; None where they are 0."""
-    if not queries or not any(memory.brings_values for _, memory in anatomy(head).graph.memories):
+    """B Q H D, what values have a part in that memories bring themselves; None where no memory brings any.
+
+    The answer is linear in tokens' values and the parameters that others come from, as long as caches keep the pairs that they
+    keep: so its derivative along these parameters, where they are, is their part. Forms that know no such derivative are left out.
+    """
+    own = [
+        (anatomy(head).parts[node.module], name) for node, memory in anatomy(head).graph.memories for name in memory.brings_values
+    ]
+    if not queries or not own:
         return None
     answers = []
-    for piece in pieces(head, replace(given, value=torch.zeros_like(given.value)), backend, gradients=False):
-        local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
-        answers.append(piece.values["read", OUTPUT][:, local])
+    with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in own}):
+        for piece in pieces(head, given, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
+            local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
+            answer, derivative = forward.unpack_dual(piece.values["read", OUTPUT][:, local])
+            answers.append(torch.zeros_like(answer) if derivative is None else derivative)
     return torch.cat(answers, dim=1)
+
+
+def _along_itself(parameter: Tensor | None) -> Tensor:
+    assert parameter is not None, "parts have what they declare"
+    return forward.make_dual(parameter, parameter.clone())
 
 
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,25 +12,22 @@ from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
-from transformers.utils.hub import cached_file
 
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
+from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
 from composer.model.keepers import KEEPERS
+from composer.model.recorded import Recorder, may_record
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
-from composer.trust import code_in_adapter
-from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_folder
+from converters.composed import adapter_folder
 
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
 """What transformers' own loops pass to every causal model."""
-
-WHERE = ("revision", "token", "cache_dir", "local_files_only")
-"""Options of ``from_pretrained`` that say where a model is, and so its adapters."""
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -61,7 +55,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
         """As transformers has it; where the model comes from stays known."""
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         for keeper in KEEPERS:
-            keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, _where(options))
+            keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, where_of(options))
         return answer
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **options: Any) -> None:
@@ -194,7 +188,35 @@ class ComposedModel(ComposedPreTrainedModel):
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
-    """Stands in front of a host's language model: ``from_pretrained``, ``generate`` and the loss are transformers' own."""
+    """Stands in front of a host's language model: ``from_pretrained``, ``generate`` and the loss are transformers' own.
+
+    use_graph: whether ``generate`` on a GPU records the step of decode once, as a CUDA graph, and replays it.
+    """
+
+    use_graph: bool = True
+    recorder: Recorder | None = None
+    """Whoever takes the steps of a cache that it knows."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """As ever, but for the steps that a recorder takes."""
+        recorder = self.recorder
+        if recorder is not None and len(arguments) < 2:
+            said = {"input_ids": arguments[0], **options} if arguments else options
+            if recorder.serves(said):
+                return recorder.step(said)
+        return super().__call__(*arguments, **options)
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        """As transformers has it."""
+        try:
+            return super().generate(*arguments, **options)
+        finally:
+            self.recorder = None
+
+    def recording(self, cache: ComposedCache) -> Recorder:
+        """A recorder of the steps of this cache, which takes them until there is another."""
+        self.recorder = Recorder(super().__call__, cache)
+        return self.recorder
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, with_adapter: bool = True, **options: Any) -> Any:
@@ -204,7 +226,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         ValueError where adapters would have some imported.
         """
         options["trust_remote_code"] = False
-        where = _where(options)
+        where = where_of(options)
         if cls is ComposedForCausalLM:
             config = options.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
             from composer.model.classes import class_of
@@ -217,7 +239,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.config.adapter = None  # what is saved from here has none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
-            model.load_adapter(adapter_folder_of(pretrained_model_name_or_path, where))
+            model.load_adapter(adapters_of(pretrained_model_name_or_path, where))
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
@@ -246,11 +268,12 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = new_cache(self.config)
+        cache = model_kwargs.get("past_key_values")
+        self.recorder = None
+        whole = getattr(generation_config, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
+        if self.use_graph and whole and isinstance(cache, ComposedCache) and may_record(self):
+            self.recording(cache)
         return False
-
-
-def _where(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
 def new_cache(config: Any) -> ComposedCache:
@@ -272,18 +295,3 @@ def composed_causal(host: type[nn.Module]) -> type[ComposedForCausalLM]:
 
 def _composed(front: type, host: type[nn.Module]) -> Any:
     return type(f"Composed{host.__name__}", (front, host), {"__module__": __name__, "__doc__": front.__doc__})
-
-
-def adapter_folder_of(reference: Any, where: Mapping[str, Any]) -> str:
-    """The folder on this machine with a model's adapters, which are safetensors.
-
-    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
-    """
-    path = cached_file(reference, ADAPTER_CONFIG, **where)
-    cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
-    assert path is not None, "it raises where there is none"
-    with open(path, encoding="utf-8") as stream:
-        problem = code_in_adapter(json.load(stream))
-    if problem is not None:
-        raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
-    return os.path.dirname(path)

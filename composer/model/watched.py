@@ -136,7 +136,8 @@ def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, b
                     if port.kind is Kind.PARTIAL and node in names:
                         partial: Partial = values[node, port.name]
                         answers[node] = partial.output
-                        values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_(gradients))
+                        if gradients:
+                            values[node, port.name] = replace(partial, output=partial.output.detach().requires_grad_())
             state = state | carried
             yield Piece(columns, own.tokens, values, entering, answers, shown, state)
 

@@ -25,6 +25,18 @@ def alternatives(annotation: Any) -> Alternatives:
     return () if annotation in (None, type(None)) else (annotation,)
 
 
+def limits(annotation: Any) -> dict[str, float]:
+    """The bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
+    found: dict[str, float] = {}
+    if get_origin(annotation) is Annotated:
+        for said in get_args(annotation)[1:]:
+            for one in said.metadata if isinstance(said, FieldInfo) else (said,):
+                found |= {name: getattr(one, name) for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
+    for member in get_args(annotation):
+        found |= limits(member)
+    return found
+
+
 def under(here: Alternatives, step: str | int) -> Alternatives:
     """What may stand under a key or an index of any of the alternatives."""
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""A key that is indented so that it belongs to nothing: YAML's own complaint is of what it took the line for."""
+"""A key or an item that is indented so that it belongs to nothing: YAML's own complaint is of what it took the line for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 _KEY = re.compile(r"""([ ]*(?:-[ ]+)*)([\w-]+|"[^"]*"|'[^']*')[ ]*:(?:[ ]+([^#\s].*)|[ ]*(?:#.*)?)$""")
+_ITEM = re.compile(r"([ ]*)-(?:[ ]|$)")
 _EMPTY = re.compile(r"[ ]*(#.*)?$")
 
 
@@ -21,6 +22,8 @@ class _Key(NamedTuple):
 def misplaced(text: str, line: int) -> tuple[int, str] | None:
     """The column of the key that a line begins with, from 0, and what is wrong with it; None where nothing is. line: from 0."""
     lines = text.split("\n")
+    if line < len(lines) and (item := _ITEM.match(lines[line])) and (wrong := _item(lines, line, len(item[1]))):
+        return wrong
     here = _key(lines, line)
     above = [number for number in range(min(line, len(lines)) - 1, -1, -1) if not _EMPTY.match(lines[number])]
     keys = [key for number in above if (key := _key(lines, number))]
@@ -42,6 +45,33 @@ def misplaced(text: str, line: int) -> tuple[int, str] | None:
         return None
     columns = " or ".join(f'{key.column + 1}, as "{key.name}"' for key in outer)
     return here.column, f'not YAML: "{here.name}" is indented like no key that it could stand beside: begin it in column {columns}'
+
+
+def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
+    """The same of a list's item, which stands where no item of a list that is open does."""
+    before: tuple[int, int] | None = None
+    for number in (number for number in range(line - 1, -1, -1) if not _EMPTY.match(lines[number])):
+        key, item = _key(lines, number), _ITEM.match(lines[number])
+        if key is not None and not key.valued and key.column <= column:
+            break  # the list is this one's
+        if item is not None:
+            if len(item[1]) == column:
+                return None
+            before = len(item[1]), number
+            if len(item[1]) < column:
+                break
+        elif key is not None and not key.valued and before is None:
+            return column, (
+                f'not YAML: this item is indented less than "{key.name}" in line {number + 1}, whose list it is in: begin its - in '
+                f"column {key.column + 1}, or further to the right"
+            )
+    if before is None:
+        return None
+    how = "less" if before[0] > column else "deeper"
+    return column, (
+        f"not YAML: this item is indented {how} than the one before it, in line {before[1] + 1}: begin its - in column "
+        f"{before[0] + 1}, too"
+    )
 
 
 def _key(lines: list[str], line: int) -> _Key | None:

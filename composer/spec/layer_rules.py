@@ -12,6 +12,9 @@ from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
+from composer.spec.places import nearest
+
+TWICE = "names a head twice: give all its query heads to one group"
 
 
 class Group(Closed):
@@ -24,13 +27,13 @@ class Group(Closed):
 
 def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
     """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
-    every = _groups("head", dimensions, heads, ("layers",)) if spec.head is not None else None
+    every = groups_of("head", dimensions, heads, ("layers",)) if spec.head is not None else None
     chosen: list[tuple[Group, ...] | None] = [every] * dimensions.layers
     for number, rule in enumerate(spec.layers):
-        named = _at(rule.at, dimensions.layers, ("layers", number, "at"))
+        named = layers_at(rule.at, dimensions.layers, ("layers", number, "at"))
         if not named:
             raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
-        groups = _groups(rule.use, dimensions, heads, ("layers", number, "use"))
+        groups = groups_of(rule.use, dimensions, heads, ("layers", number, "use"))
         for layer in named:
             chosen[layer] = groups
     if None in chosen:
@@ -39,11 +42,17 @@ def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec])
     return tuple(groups for groups in chosen if groups is not None)
 
 
+def unknown(name: str, heads: Mapping[str, HeadSpec], path: Path) -> GraphError:
+    guess = nearest(name, heads)
+    there = f"{guess} There" if guess else "; there"
+    return GraphError(f'there is no head "{name}"{there} are: {", ".join(heads) or "none"}', path)
+
+
 def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
     return {use} if isinstance(use, str) else {group.head for group in use}
 
 
-def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
+def layers_at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
     if isinstance(at, str):
         if at == "all":
             return list(range(layers))
@@ -58,15 +67,17 @@ def _at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
     return [number % layers for number in numbers]
 
 
-def _groups(use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path) -> tuple[Group, ...]:
+def groups_of(
+    use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path
+) -> tuple[Group, ...]:
     taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
     for group in taken:
         if group.head not in heads:
-            raise GraphError(f'there is no head "{group.head}"; there are: {", ".join(heads) or "none"}', path)
+            raise unknown(group.head, heads, path)
     per_key = dimensions.heads // dimensions.key_heads
     counts = {group.head: _count(group, dimensions.heads, per_key, path) for group in taken}
     if len(counts) < len(taken):
-        raise GraphError("names a head twice: give all its query heads to one group", path)
+        raise GraphError(TWICE, path)
     if sum(counts.values()) != dimensions.heads:
         raise GraphError(
             f"these groups have {sum(counts.values())} query heads together, and the layer has {dimensions.heads}", path
@@ -93,11 +104,11 @@ def unused(spec: Spec, name: str, layers: int) -> GraphError:
     naming = [number for number, rule in enumerate(spec.layers) if name in named(rule.use)]
     if not naming:
         return GraphError("no layer uses this head; remove it, or name it in `layers`", path)
-    given = {layer for number in naming for layer in _at(spec.layers[number].at, layers, ("layers", number, "at"))}
+    given = {layer for number in naming for layer in layers_at(spec.layers[number].at, layers, ("layers", number, "at"))}
     taking = [
         number
         for number, rule in enumerate(spec.layers)
-        if number > naming[0] and number not in naming and given & set(_at(rule.at, layers, ("layers", number, "at")))
+        if number > naming[0] and number not in naming and given & set(layers_at(rule.at, layers, ("layers", number, "at")))
     ]
     first, last = (" and ".join(f"layers[{number}]" for number in some) for some in (naming, taking))
     named_by, given_by = f"{first} {'names' if len(naming) == 1 else 'name'}", f"{last} {'gives' if len(taking) == 1 else 'give'}"

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from blocks.part import FieldError
 from composer.errors import SpecError
-from composer.spec.fields import Alternatives, choices, fields, is_model, parts, under
+from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
 from composer.spec.places import Path, Place, SpecNode, at, brief, nearest
+from composer.spec.writing import said
 
 PATTERNS = {
     r"^[a-z][a-z0-9_-]*$": "a name (lower-case letters, digits, - and _, a letter first)",
@@ -67,7 +68,7 @@ class Fault:
     def description(self) -> str:
         """The docstring of the field."""
         field = fields(self.around).get(self.key)
-        return (field.description or "").replace("``", "`") if field else ""
+        return " ".join((field.description or "").replace("``", "`").split()) if field else ""
 
 
 def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:
@@ -151,12 +152,15 @@ def _message(fault: Fault, others: list[Fault]) -> str:
     if fault.type in ("value_error", "assertion_error"):
         return str(fault.context["error"])
     *most, last = dict.fromkeys(_expected(one) for one in (fault, *others))
+    most = [one.replace('" or "', '", "') for one in most]
     wanted = f"{', '.join(most)} or {last}" if most else last
     if fault.given is None:
         return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
     hint = nearest(fault.given, choices(fault.here)) or _unquoted(fault) if isinstance(fault.given, str) else ""
     if not others and fault.type == "string_type" and isinstance(fault.given, int | float):
         hint = "; put it in quotes"  # a number that was meant as text, such as 2410.10254
+    if fault.type in ("tuple_type", "list_type") and not others:
+        hint = _listed(fault.given)
     if others and not hint and fault.description:
         hint = f". {fault.description}"
     return f"expected {wanted}, got {brief(fault.given)}{hint}"
@@ -186,7 +190,22 @@ def _unknown_kind(fault: Fault) -> str:
 
 
 def _no_kind(fault: Fault) -> str:
-    return f"missing. Known kinds: {', '.join(parts(fault.here))}"
+    known, given = parts(fault.here), fault.given if isinstance(fault.given, dict) else {}
+    meant = [key for key in given if key in known]
+    if len(meant) == 1:
+        inside = given[meant[0]] if isinstance(given[meant[0]], dict) else {}
+        rest = {key: value for key, value in given.items() if key != meant[0]}
+        return f"missing; write {said({'kind': meant[0], **inside, **rest}, bare=False)}"
+    having = [kind for kind, model in known.items() if given and given.keys() <= model.model_fields.keys()]
+    those = f" Those with {' and '.join(given)}: {', '.join(having)}." if having and len(having) < len(known) else ""
+    return f"missing.{those} Known kinds: {', '.join(known)}"
+
+
+def _listed(given: Any) -> str:
+    """How what stands alone is written as a list of one."""
+    if isinstance(given, dict):
+        return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in given else "; begin each item with a dash"
+    return f"; write [{given}]" if isinstance(given, str) and given.isidentifier() else ""
 
 
 _WHOLE: dict[str, Callable[[Fault], str]] = {
@@ -217,6 +236,15 @@ def _one_of(fault: Fault) -> str:
     return fault.context["expected"].replace("'", '"')
 
 
+def _bounded(fault: Fault) -> str:
+    """Both bounds, where a number is one of several things that may stand there."""
+    field = fields(fault.around).get(fault.key) if fault.fork is not None else None
+    bounds = limits(field.annotation) if field is not None else {}
+    if fault.fork is None or len(bounds) < 2:
+        bounds = {name: bound for name, bound in fault.context.items() if name in _BOUNDS}
+    return "a number " + " and ".join(f"{_BOUNDS[name]} {bound:g}" for name, bound in bounds.items())
+
+
 def _fitting(fault: Fault) -> str:
     pattern = fault.context["pattern"]
     return PATTERNS.get(pattern, f"text that fits {pattern}")
@@ -228,6 +256,7 @@ def _unquoted(fault: Fault) -> str:
     return f"; write {text}" if fault.type in NUMBERS and _NUMBER.fullmatch(text) else ""
 
 
+_BOUNDS = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
 _EXPECTED: dict[str, str | Callable[[Fault], str]] = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -242,10 +271,10 @@ _EXPECTED: dict[str, str | Callable[[Fault], str]] = {
     "string_too_short": "text of at least {min_length} characters",
     "string_too_long": "text of at most {max_length} characters",
     "literal_error": _one_of,
-    "greater_than": "a number greater than {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number less than {lt}",
-    "less_than_equal": "a number of at most {le}",
+    "greater_than": _bounded,
+    "greater_than_equal": _bounded,
+    "less_than": _bounded,
+    "less_than_equal": _bounded,
     "multiple_of": "a multiple of {multiple_of}",
     "tuple_type": "a list",
     "list_type": "a list",

@@ -80,6 +80,9 @@ class Transfer(Stage):
     at: Literal["heads", "output", "model"] = "heads"
     """Where that is compared: head by head; after the output projection; or at the model's end, in the last hidden states, behind
     the final norm. The first two hand each layer the teacher's hidden states; at the end, all layers learn together."""
+    init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda said: said == "parts")
+    """parts: fresh parameters start as each part says. calibrated: maps, gates and weights of memories that can start from what the
+    teacher attends to, on the first few rows."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
 
@@ -150,8 +153,9 @@ class Recipe(Closed):
     """On what, in words."""
     sequence: PositiveInt | None = None
     """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
-    rows: Literal["packed", "whole", "padded"] = "packed"
-    """Documents end to end; the same, but cut only where one is longer than a row; or each in rows of its own."""
+    rows: Literal["packed", "joined", "whole", "padded"] = "packed"
+    """packed: documents end to end, none of which sees another; joined: end to end, and a row is one text, positions and all;
+    whole: packed, but cut only where one is longer than a row; padded: each in rows of its own."""
     transfer: Transfer | None = None
     finetune: Finetune | None = None
     train: Train | None = None

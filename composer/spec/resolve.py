@@ -116,7 +116,7 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
     Raises GraphError where the result cannot mean anything.
     """
     refuse_sweep(spec)
-    dimensions, trunk = _dimensions(spec, source)
+    dimensions, trunk = dimensions_and_trunk(spec, source)
     heads = heads_of(spec)
     layers = layers_of(spec, dimensions, heads)
     used = {group.head for layer in layers for group in layer}
@@ -129,10 +129,10 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
                 continue
             raise unused(spec, name, dimensions.layers)
         if name in RESERVED:
-            raise GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
+            raise reserved(name, path)
         complete[name] = complete_head(head, dimensions)
         if trunk is not None and spec.trunk is not None:
-            _refuse_odd(complete[name], trunk, spec.trunk)
+            refuse_odd(complete[name], trunk, spec.trunk)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
             shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
             checked_graph(complete[name], shape, path)
@@ -149,7 +149,7 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
     )
 
 
-def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, TrunkSpec | None]:
+def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, TrunkSpec | None]:
     """The source's, or those of the spec's own trunk, with that trunk complete."""
     if spec.trunk is None:
         if source is None:
@@ -180,6 +180,10 @@ def _dimensions(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, Trun
     return own, trunk
 
 
+def reserved(name: str, path: Path) -> GraphError:
+    return GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
+
+
 def _check_lock(spec: Spec, size: Dimensions) -> None:
     """A spec that says the sizes of its source is for such sources alone."""
     wanted, found = ({} if one is None else one.model_dump(exclude=NO_SIZES) for one in (spec.dimensions, size))
@@ -192,7 +196,7 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
         )
 
 
-def _refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
+def refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
     """Where positions turn pairs of coordinates, it is the trunk that has to have an even number of them. said: as written."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
     turned = head.value_position is not None or any(memory.turn.problem(odd) for memory in head.memory)

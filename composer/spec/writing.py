@@ -48,9 +48,9 @@ def as_written(value: Any) -> Any:
     return [as_written(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def said(value: Any) -> str:
-    """A value on one line, as one would write it."""
-    value = as_written(value)
+def said(value: Any, *, bare: bool = True) -> str:
+    """A value on one line, as one would write it. bare: a part without keys is its word alone."""
+    value = as_written(value) if bare else value
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {said(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from composer.errors import TaskError
 from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
-from composer.tasks.base import Sample, Scored, Split, Task, answered, origin
+from composer.tasks.base import Sample, Scored, Split, Task, answered, origin, stamp
 from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text, haystack_origin
 from composer.tasks.writer import Writer, fit
 
@@ -145,18 +145,24 @@ def _origin(babi: str | Path, number: int) -> str:
     return "; ".join(origin(path) for paths in files_of(Path(babi), number).values() for path in paths)
 
 
-@lru_cache(maxsize=16)
 def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
     """All questions that a split may ask. Raises ``TaskError`` where the folder has none of the task."""
     files = files_of(folder, number)
     wanted = files["train" if split == "train" else "test"]
-    found = wanted or files["train"] or files["test"]
-    stories = read(found[0])
+    (found, *_) = wanted or files["train"] or files["test"]
+    whole = bool(files["train"] and files["test"])
+    return _of_split(found, None if whole else split, stamp(found))
+
+
+@lru_cache(maxsize=16)
+def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Question, ...]:
+    """split: of the file; None takes all of it."""
+    stories = read(file)
     cut = int(len(stories) * TRAINING_SHARE)
-    if not (files["train"] and files["test"]):
+    if split is not None:
         stories = stories[:cut] if split == "train" else stories[cut:]
     if not stories:
-        raise TaskError(f"{found[0]} has too few stories to keep training and evaluation apart.")
+        raise TaskError(f"{file} has too few stories to keep training and evaluation apart.")
     return tuple(question for story in stories for question in story)
 
 

@@ -112,6 +112,15 @@ def origin(path: Path) -> str:
         raise TaskError(f"{path} cannot be read ({error}).") from error
 
 
+def stamp(path: Path) -> tuple[int, int]:
+    """What differs where a file has been written anew: caches of what was read from it go by it. Reading says why it cannot be."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 0, 0
+    return facts.st_mtime_ns, facts.st_size
+
+
 def rng_of(seed: int, split: Split, index: int) -> random.Random:
     """The random numbers of one sample: another stream for each seed, split and index."""
     return random.Random(f"{seed} {split} {index}")

@@ -6,6 +6,8 @@ from composer.tasks.babilong import BabilongQa1, BabilongQa2, BabilongQa3, Babil
 from composer.tasks.base import Task
 from composer.tasks.listops import ListOps
 from composer.tasks.mqar import Mqar
+from composer.tasks.multikey import Multikey
+from composer.tasks.multivalue import Multivalue
 from composer.tasks.niah import (
     MultikeyNiah,
     MultiqueryNiah,
@@ -19,11 +21,15 @@ from composer.tasks.niah import (
 from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall
 from composer.tasks.stories import Stories
+from composer.tasks.two_needles import TwoNeedles
 from composer.tasks.variable_tracking import VariableTracking
 from composer.tasks.word_counts import CommonWords, FrequentWords
 
 TASKS: dict[str, type[Task]] = {
     "passkey": Passkey,
+    "multikey": Multikey,
+    "multivalue": Multivalue,
+    "two-needles": TwoNeedles,
     "niah-single-1": NoiseNiah,
     "niah-single-2": TextNiah,
     "niah-single-3": UuidNiah,

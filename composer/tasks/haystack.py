@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from composer.errors import TaskError
-from composer.tasks.base import Split, apart, origin
+from composer.tasks.base import Split, apart, origin, stamp
 from composer.tasks.stories import story
 
 BUILT_IN = "stories"
@@ -69,8 +69,12 @@ def part_of(path: Path, split: Split) -> list[str]:
     return first if split == "train" else last
 
 
-@lru_cache(maxsize=8)
 def words_of(path: Path, split: Split) -> int:
+    return _words_of(path, split, stamp(path))
+
+
+@lru_cache(maxsize=8)
+def _words_of(path: Path, split: Split, _: tuple[int, int]) -> int:
     return sum(len(sentence.split()) for sentence in part_of(path, split))
 
 
@@ -79,9 +83,13 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text).strip()) if sentence]
 
 
-@lru_cache(maxsize=4)
 def read(path: Path) -> tuple[list[str], list[str]]:
     """The sentences of a file: training's, and evaluation's."""
+    return _read(path, stamp(path))
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _: tuple[int, int]) -> tuple[list[str], list[str]]:
     try:
         found = split_sentences(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
 from composer.tasks.base import Depth, Sample, Scored, Split, Task, answered, apart
-from composer.tasks.writer import Writer, fit
+from composer.tasks.writer import Writer, fullest
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize {it}. "
@@ -58,9 +58,15 @@ def number(rng: random.Random) -> str:
 
 def plain(key: str, before: int, after: int) -> str:
     """before, after: sentences of filler on either side of the needle."""
-    filler = [FILLER[index % len(FILLER)] for index in range(before + after)]
-    filler.insert(before, NEEDLE.format(key=key))
-    return " ".join([TASK.format(it="it"), *filler, QUESTION])
+    return in_filler([(before, NEEDLE.format(key=key))], before + after, QUESTION)
+
+
+def in_filler(needles: Iterable[tuple[int, str]], filler: int, question: str) -> str:
+    """One line. needles: each with the sentences of filler before it, in that order."""
+    sentences = [FILLER[index % len(FILLER)] for index in range(filler)]
+    for index, (before, needle) in enumerate(needles):
+        sentences.insert(before + index, needle)
+    return " ".join([TASK.format(it="it"), *sentences, question])
 
 
 def original(key: str, before: int, after: int) -> str:
@@ -80,11 +86,9 @@ def asked(
 
     rng: says where the needle stands, and takes one number whatever is tried.
     """
-    state = rng.getstate()
 
     def placed(filler: int) -> tuple[str, float]:
-        rng.setstate(state)
         before = rng.randint(0, filler) if depth is None else round(depth * filler)
         return FORMS[form](key, before, filler - before), before / filler if filler else 0.0
 
-    return placed(fit(lambda filler: count(f"{placed(filler)[0]} {key}"), tokens, "passkey"))
+    return fullest(rng, placed, lambda laid: count(f"{laid[0]} {key}"), tokens, "passkey")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from composer.tasks.base import Sample, Scored, Split, Task, apart
-from composer.tasks.writer import Writer, fit
+from composer.tasks.writer import Writer, fullest
 
 # These words appear in no other text of the teacher's, so that a key tells which kind of text it is.
 KEY_WORDS = """
@@ -44,15 +44,12 @@ class Recall(Task):
         pairs = apart(rng, split, lambda draws: told(draws, self.pairs))
         for pair in pairs:
             writer.check(" ".join(pair))
-        state = rng.getstate()
 
-        def spoken(queries: int) -> list[Pair]:
-            rng.setstate(state)
-            return [*pairs, *asked_again(rng, pairs, queries)]
+        def spoken(more: int) -> list[Pair]:
+            """One query is the least."""
+            return [*pairs, *asked_again(rng, pairs, more + 1)]
 
-        # One query is the least.
-        more = fit(lambda more: writer.count(text_of(spoken(more + 1))), length, f"recall of {self.pairs} pairs")
-        words = spoken(more + 1)
+        words = fullest(rng, spoken, lambda words: writer.count(text_of(words)), length, f"recall of {self.pairs} pairs")
         ids, answer = writer.marked(text_of(words), value_spans(words, len(pairs)))
         return Sample(ids, answer, text_of(words))
 

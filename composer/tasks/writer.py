@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 from composer.errors import TaskError
 
+Laid = TypeVar("Laid")
 Span = tuple[int, int]
 """Characters of a text, from and up to."""
 
@@ -118,3 +120,17 @@ def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = N
             high, at_high = middle, tokens
         step += 1
     return low
+
+
+def fullest(rng: Random, lay: Callable[[int], Laid], count: Callable[[Laid], int], limit: int, name: str) -> Laid:
+    """What ``lay`` makes of as many units of filler as fit. It draws from ``rng`` the same numbers for each amount that is tried.
+
+    Raises ``TaskError`` where not even the text without filler fits.
+    """
+    state = rng.getstate()
+
+    def laid(filler: int) -> Laid:
+        rng.setstate(state)
+        return lay(filler)
+
+    return laid(fit(lambda filler: count(laid(filler)), limit, name))

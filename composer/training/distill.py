@@ -12,6 +12,7 @@ from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
+from composer.training.calibration import calibrate
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
@@ -80,20 +81,27 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             return None
         return loss_of(model.eval(), run.held_out, 1, finetune.average)
 
-    teacher, teacher_loss = None, None
+    teacher, teacher_loss, start = None, None, None
     if run.teacher is not None and (learns_from_teacher(stages) or (finetune is not None and run.held_out is not None)):
         teacher = run.teacher.load(loaded_on(options.device), options.backend)
+    if teacher is not None and not learns_from_teacher(stages):
         shard(teacher, computing_alone(teacher), options.device)
-        teacher_loss = asked(teacher)
-    teacher = teacher if learns_from_teacher(stages) else None
+        teacher_loss, teacher = asked(teacher), None
     student = load_student(run.student, options)
     with run.in_folder():
+        if teacher is not None:
+            transfer = stages.get(STAGE)
+            if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
+                start = calibrate(student, teacher, transfer, run.rows, options.seed)
+            shard(teacher, computing_alone(teacher), options.device)
+            teacher_loss = asked(teacher)
         setting, outcomes, learned, left = run.setting(Journal(run.folder)), [], {}, dict(stages)
         for name, stage in stages.items():
             if learned and count() > 1:
                 student = _anew(run, learned)
             course: Course | None = _course(stage, student, teacher, options)
-            outcomes.append(run_stage(name, course, stage, run.rows, run.held_out, setting))
+            outcome = run_stage(name, course, stage, run.rows, run.held_out, setting)
+            outcomes.append(outcome.model_copy(update={"start": start}) if name == STAGE else outcome)
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
             del left[name]
             course, teacher = None, teacher if learns_from_teacher(left) else None

@@ -15,6 +15,7 @@ from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import WholeCourse
+from composer.training.losses import next_token_losses
 from composer.training.processes import added, count, shares
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
@@ -40,13 +41,13 @@ class FinetuneCourse(WholeCourse):
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         logits, targets = logits_at_targets(self._student, batch)
-        losses = torch.zeros_like(targets, dtype=logits.dtype)
+        losses = torch.zeros_like(targets, dtype=torch.float32)
         if self._stage.next_token:
-            losses = losses + self._stage.next_token * functional.cross_entropy(logits, targets, reduction="none")
+            losses = losses + self._stage.next_token * next_token_losses(logits, targets, self._student.base.backend)
         if self._stage.distill and self._teacher is not None:
             with torch.no_grad():
                 wanted, _ = logits_at_targets(self._teacher, batch)
-            losses = losses + self._stage.distill * divergence(logits, wanted, self._stage.temperature)
+            losses = losses + self._stage.distill * divergence(logits.float(), wanted.float(), self._stage.temperature)
         return _sum(losses, batch, self._stage.average) / total
 
 
@@ -56,10 +57,10 @@ def asked_for(batch: Batch) -> Tensor:
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits for the N tokens of a batch that are predicted, N V float32, and these tokens, N."""
+    """Logits for the N tokens of a batch that are predicted, N V, in the dtype that the model gives, and these tokens, N."""
     outputs = model(**batch.inputs(), use_cache=False)
     asked = asked_for(batch)
-    return outputs.logits[:, :-1][asked].float(), batch.labels[:, 1:][asked]
+    return outputs.logits[:, :-1][asked], batch.labels[:, 1:][asked]
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
         counted += _count(part, average)
         for share, divisor in shares(part, 1, 1.0):
             logits, targets = logits_at_targets(model, share.to(device))
-            losses = functional.cross_entropy(logits, targets, reduction="none")
+            losses = functional.cross_entropy(logits.float(), targets, reduction="none")
             total += float(_sum(losses, share.to(device), average)) / divisor
     return added({"loss": total})["loss"] / max(1, counted)
 

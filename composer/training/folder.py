@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from composer.errors import TrainingError
 from composer.files import partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
+from composer.training.identity import SAID, RunIdentity, differences
 from composer.weights.record import known_sha256, record_of
 from converters.bounded import MOST_CONFIG, read_json
 from converters.source import Source
 
 IDENTITY = "run.json"
-RunIdentity = Mapping[str, Any]
-"""All that decides a run's numbers, by the names that a user knows, as JSON holds it."""
 UNSAID: RunIdentity = {"--backend": AUTO}
 """What runs of earlier versions had, whose ``run.json`` does not hold it."""
 
@@ -71,11 +70,10 @@ def check_same(folder: Path, identity: RunIdentity) -> None:
             f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
         ) from error
     then = {**UNSAID, **begun} if isinstance(begun, dict) else {}
-    different = [what for what, now in identity.items() if then.get(what) != now]
-    if different:
+    if any(then.get(what) != now for what, now in identity.items() if what != SAID):
+        told = "".join(f"\n  {line}" for line in differences(then, identity))
         raise TrainingError(
-            f"The run at {folder} was begun with another {' and another '.join(different)}. Say the same as then, or begin anew "
-            "with --force."
+            f"The run at {folder} was begun with other settings:{told}\nSay the same as then, or begin anew with --force."
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import TrainingError
-from composer.files import whole, write_whole
+from composer.files import write_whole
 from composer.training.processes import by_first
 from converters.bounded import MOST_LOG, parse_json, read_bytes
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOG = "log.jsonl"
 CURVE = "curve.png"
 BOARD = "tensorboard"
+MOST_NAMED = 12
+"""Curves of a plot that are named; of more, every so many."""
 
 
 class Journal:
@@ -69,28 +71,35 @@ def draw(log: Path, target: Path) -> None:
     Raises TrainingError where it cannot be written.
     """
     with _writable("curve", target.parent):
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter
-
-        from composer.plotting import plain_minor
+        from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
 
         lines = list(_lines(log))
         stages = list(dict.fromkeys(line["stage"] for line in lines))
-        figure = Figure(figsize=(6 * len(stages), 4))
-        axes = figure.subplots(1, len(stages), squeeze=False)
-        for axis, stage in zip(axes[0], stages, strict=True):
-            own = [line for line in lines if line["stage"] == stage]
-            for colour, unit in enumerate(dict.fromkeys(name for line in own for name in line.get("loss", {}))):
-                style = {"color": f"C{colour % 10}"}
-                axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, **style)
-                axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=unit, **style)
-            axis.set(title=stage, xlabel="step", ylabel="loss (line: each step, dots: held out)", yscale="log")
-            # As numbers: powers of ten are set as formulas, which takes longer than all else of the picture.
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
-            axis.yaxis.set_minor_formatter(plain_minor(2, 0.4))
-            axis.legend(fontsize="small")
-        with whole(target) as partial:
-            figure.savefig(partial, dpi=120, format="png")
+        with plotting() as pyplot:
+            figure, axes = pyplot.subplots(1, len(stages), figsize=(WIDTH, 4), squeeze=False, layout="constrained")
+            for axis, stage in zip(axes[0], stages, strict=True):
+                _draw(axis, [line for line in lines if line["stage"] == stage])
+                axis.set(title=stage, xlabel="step", ylabel="loss")
+                by_powers(axis, most=2)
+                whole_ticks(axis, most=6)
+            titled(figure, "Losses: thin lines at each step, dots on held-out rows")
+            save(figure, target)
+
+
+def _draw(axis: Any, own: list[dict[str, Any]]) -> None:
+    """The losses of one stage: colours of their own, or, of many layers, from dark to light."""
+    from matplotlib import colormaps
+
+    from composer.plotting import COLOURS, MAP, colour
+
+    units = list(dict.fromkeys(name for line in own for name in line.get("loss", {})))
+    every = -(-len(units) // MOST_NAMED)
+    for index, unit in enumerate(units):
+        shade = colour(index) if len(units) <= len(COLOURS) else colormaps[MAP](0.9 * index / (len(units) - 1))
+        axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, color=shade)
+        label = unit if index % every == 0 else None
+        axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=label, color=shade)
+    axis.legend()
 
 
 def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int], list[float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
@@ -21,6 +22,7 @@ from composer.training.course import Course, Losses
 from composer.training.journal import Journal
 from composer.training.processes import added, said_by_first, shares
 from composer.training.stopping import awaited
+from composer.weights.record import Start
 
 EVALUATIONS = 10
 """Evaluations in a stage, where its recipe does not say how often."""
@@ -74,6 +76,8 @@ class Outcome(Closed):
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
+    start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
+    """Which parts started by the teacher's attention, where the recipe asks for that."""
 
 
 class StageState(Closed):

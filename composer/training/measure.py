@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import ceil
 
 import numpy as np
 
 from composer.data.packing import PackedRows
 from composer.spec.recipe import Stage
 from composer.training.loop import Outcome, every, length_of
+from composer.words import plural
 
 FIFTH = 0.25
 """Rows to evaluate for one to learn from, so that evaluation takes a fifth of a stage where it takes as long as learning."""
 MOST_PASSES = 20
 """Times that a stage sees the same tokens before somebody should be told."""
-MOST_UNKNOWN = 0.02
-"""Share of tokens that stand for what a tokenizer cannot write, before somebody should be told."""
 
 
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
@@ -32,32 +32,32 @@ def some(rows: PackedRows, count: int) -> PackedRows:
     return rows if len(rows) <= count else rows.taken(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
 
 
-def seen_too_often(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """What to say of stages that go through few tokens many times."""
+def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
+    """What to say of stages whose data do not fill a step, or are seen many times: how many tokens there are, and are needed."""
     for name, stage in stages.items():
-        passes = length_of(stage, rows) * stage.batch / len(rows)
-        if passes > MOST_PASSES:
-            yield (
-                f"{name} goes through the {rows.tokens:,} tokens of its data {passes:,.0f} times, and may learn them by heart. "
-                f"Give it more data, or fewer steps: --set recipe.{name}.steps=…"
-            )
-
-
-def hardly_written(rows: PackedRows, unknown: int | None) -> Iterator[str]:
-    """What to say of texts that the tokenizer cannot write. unknown: the token that it has for that; None where it has none."""
-    share = float((rows.ids[rows.valid] == unknown).mean()) if unknown is not None and rows.valid.any() else 0.0
-    if share > MOST_UNKNOWN:
+        steps = length_of(stage, rows)
+        passes = steps * stage.batch / len(rows)
+        if passes <= MOST_PASSES and len(rows) >= stage.batch:
+            continue
+        most = MOST_PASSES * len(rows) // stage.batch
+        needed = max(stage.batch, ceil(steps * stage.batch / MOST_PASSES))
+        often = f", and goes through them {passes:,.0f} times: it may learn them by heart" if passes > MOST_PASSES else ""
+        fewer = f", or at most {plural(most, 'step')}: --set recipe.{name}.steps={most}" if passes > MOST_PASSES and most else ""
         yield (
-            f"{share:.0%} of the tokens of the data are the one that the tokenizer has for what it cannot write, so they are "
-            "hardly there. Take texts that the model's tokenizer can write."
+            f"{name} has data of {plural(rows.tokens, 'token')} in {plural(len(rows), 'row')}{often}. {plural(steps, 'step')} of "
+            f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
+            f"{needed * rows.sequence:,} tokens, or more. Give it more{fewer}."
         )
 
 
-def learned_nothing(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
     """What to say of stages of which nothing got better on the held-out rows."""
     for outcome in outcomes:
         if outcome.before and all(outcome.after[name] >= before for name, before in outcome.before.items()):
+            advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
+            if len(rows) < stages[outcome.stage].batch:
+                advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: give it more."
             yield (
                 f"{outcome.stage} made nothing better: no loss on the held-out rows came below where it began, and what it began "
-                f"with was kept. A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
+                f"with was kept. {advice}"
             )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Recipe, Stage
+from composer.tasks.unknown import hardly_written, unknown_token
 from composer.training.measure import rows_to_evaluate, some
 from composer.training.processes import is_first
 from composer.trust import load_tokenizer
@@ -62,11 +63,10 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(folder, TrainingError, problem)
 
 
-def unknown_token(folder: Path) -> int | None:
-    """What its tokenizer writes for what it cannot write, where that is nothing else."""
-    tokenizer: Any = tokenizer_of(folder)
-    other = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
+def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
+    """What to say of rows that the tokenizer in a folder cannot write."""
+    if said := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
+        yield said
 
 
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
@@ -87,4 +87,4 @@ def doubt(said: Iterable[str], options: TrainingOptions) -> None:
         if options.strict:
             raise TrainingError(f"{what} That is an error, as --strict was said.")
         if is_first():
-            options.tell(what)
+            (options.warn or options.tell)(what)

@@ -23,12 +23,13 @@ from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
-from composer.training.folder import RunIdentity, check_run_folder, check_same, fingerprint, run_folder
+from composer.training.folder import check_run_folder, check_same, fingerprint, run_folder
+from composer.training.identity import SAID, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
-from composer.training.measure import hardly_written, learned_nothing, seen_too_often
+from composer.training.measure import learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, doubt, rows_of, unknown_token
+from composer.training.rows import bounded, doubt, rows_of, unwritten
 from composer.training.rules import check_held_out, learns_from_teacher
 from composer.training.student import Student
 from composer.training.table import losses, remarks
@@ -63,7 +64,7 @@ class TrainingOptions:
     - merge: fold adapters into the weights at the end.
     - strict: a run that learns nothing, or sees few tokens too often, is an error.
     - watch: called after each step.
-    - tell: called with messages to the user.
+    - tell: called with messages to the user. warn: with what makes one doubt the run; None: tell is.
     """
 
     data: Sequence[str]
@@ -84,6 +85,7 @@ class TrainingOptions:
     strict: bool = False
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
+    warn: Callable[[str], None] | None = None
 
 
 class TrainingReport(Readable, Closed):
@@ -144,7 +146,7 @@ class TrainingRun:
     ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError, and TrainingError where it
         learned nothing and that is an error."""
-        doubt(learned_nothing(outcomes), self.options)
+        doubt(learned_nothing(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
@@ -184,8 +186,8 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
-    doubt(hardly_written(rows, unknown_token(student.source.folder)), options)
-    doubt(seen_too_often(stages, rows), options)
+    doubt(unwritten(student.source.folder, rows), options)
+    doubt(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
     identity = {
@@ -200,6 +202,12 @@ def open_run(
         "--bfloat16": options.autocast,
         "--backend": options.backend,
         "--stream": options.stream,
+        SAID: {
+            "--data": list(options.data),
+            "--held-out": list(options.held_out),
+            "--share": options.share,
+            "--held-out-rows": options.held_out_rows,
+        },
     }
     if options.resume:
         check_same(folder, identity)

@@ -27,6 +27,7 @@ from composer.files import whole
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
+from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
 from composer.training.course import Losses
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
@@ -35,6 +36,7 @@ from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
 from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
 from composer.training.unit import Unit
+from composer.weights.record import Start
 from composer.weights.stream import as_bytes
 
 STAGE = "transfer"
@@ -74,6 +76,12 @@ class LayerCourse:
     @torch.no_grad()
     def judge(self, batch: Batch, total: float) -> Losses:
         return {self.units[0].name: self._loss(batch, total)}
+
+    def calibrate(self, name: str, rows: PackedRows, seed: int) -> Start:
+        """Give the parts of the layer, whose attention has this full name, their start by what the teacher's attends to."""
+        batch = rows.batch(rows_to_calibrate(self._stage, rows, seed))
+        assert isinstance(batch, HiddenBatch)
+        return calibrate_layer(name, self._student, self._attention, self._lesson(batch), self._backend)
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
@@ -174,7 +182,9 @@ def _train(
     if unit is not None:
         course = LayerCourse(unit, own, teacher, layer, stage, run.options.backend)
         rows, *held_out = (spill.rows() for spill in spills)
+        start = course.calibrate(name, rows, run.options.seed) if stage.init == "calibrated" else None
         outcome = run_stage(f"{STAGE} {index}", course, stage, rows, next(iter(held_out), None), run.setting(journal))
+        outcome = outcome.model_copy(update={"start": start})
     parameters = {} if unit is None else unit.parameters
     tensors = {name: parameter.detach().clone().contiguous() for name, parameter in parameters.items()}
     _write_finished(_path(run, index), tensors, outcome)
@@ -256,4 +266,5 @@ def _together(outcomes: list[Outcome]) -> Outcome:
         seconds=sum(outcome.seconds for outcome in outcomes),
         before={name: loss for outcome in outcomes for name, loss in outcome.before.items()},
         after={name: loss for outcome in outcomes for name, loss in outcome.after.items()},
+        start=joined([outcome.start for outcome in outcomes if outcome.start is not None]),
     )

@@ -28,9 +28,18 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
         f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
         for outcome in report.stages
     ]
+    for start in (outcome.start for outcome in report.stages):
+        if start is not None:
+            calibrated, kept = _parts(start.calibrated), _parts(start.kept)
+            said.append(f"By the teacher's attention started {calibrated}, in {start.seconds:.0f} s; as they were: {kept}.")
     if report.loss is not None and report.teacher_loss is not None:
         said.append(f"The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
     judged = any(outcome.before for outcome in report.stages)
     if not judged:
         said.append("Nothing was held out, so nothing was evaluated: it is what the last step made.")
     return (*said, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {shown(report.out / 'training')}")
+
+
+def _parts(names: tuple[str, ...]) -> str:
+    """Of all layers, by their last two names."""
+    return ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names)) or "none"

@@ -170,15 +170,19 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
     """The weight of every token s in the answer to every token t, B T H T.
 
-    Answers are linear in the values, so those to unit vectors are the weights, as many of them at a time as a value has numbers.
+    Answers are linear in the values, as memories are given them, and in what memories bring themselves: without the latter those to
+    unit vectors are the weights, as many of them at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.asked.head_dim, attention.asked.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
+    nothing = hidden.new_zeros(batch, length, heads, width)
+    brought = answers(attention, lesson, backend, nothing)[0] if attention.composed.brings else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
         weights, _ = answers(attention, lesson, backend, value)
+        weights = weights if brought is None else weights - brought
         found.append(weights[..., : length - start].float())
     return torch.cat(found, dim=-1)
 

@@ -26,7 +26,8 @@ footer{display:none!important}
 .right{border-left:4px solid #1a7f37;padding:.2em 1em;background:color-mix(in srgb,#1a7f37 8%,transparent)}
 .wrong pre{white-space:pre-wrap}
 #picture svg{max-width:100%;height:auto}
-#costs{overflow-x:auto}
+@media (max-width:800px){#picture svg{max-width:none}}
+#picture,#costs{overflow-x:auto!important}
 #costs td,#costs th{padding:.2em .6em;text-align:left;vertical-align:top;border:1px solid var(--border-color-primary)}
 """
 

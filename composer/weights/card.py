@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from composer.spec.writing import to_yaml
 from composer.weights.record import RECORD, Record, StoredSource
 
 PICTURE = "composition.svg"
@@ -65,7 +66,7 @@ model = {auto}.from_pretrained("{name}", dtype="auto")
 ## Spec
 
 ```yaml
-{yaml.safe_dump(record.spec, sort_keys=False, allow_unicode=True).strip()}
+{to_yaml(record.spec).strip()}
 ```
 """
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from composer.spec.resolve import Resolved
 from converters.composed import TRUNK_KEYS
-from converters.hosts import PREFIX, Host
+from converters.hosts import Host
+from converters.model_types import OWN, PREFIX
 from converters.trunk import DEFAULTS, Sizes, Trunk
 
 
@@ -28,7 +29,7 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
         own["label2id"] = {f"LABEL_{label}": label for label in range(trunk.labels)}
     return {
         "architectures": ["ComposedForCausalLM" if trunk.labels is None else "ComposedForSequenceClassification"],
-        "model_type": "composed",
+        "model_type": OWN,
         "vocab_size": trunk.vocabulary_size,
         "hidden_size": trunk.hidden_size,
         "intermediate_size": trunk.intermediate_size,

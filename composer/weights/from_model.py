@@ -20,7 +20,7 @@ from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
 from converters.source import Source
-from converters.trunk import Sizes, Trunk
+from converters.trunk import Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
     import torch
@@ -43,28 +43,33 @@ def build_from_model(
     resolved: Resolved,
     model: PreTrainedModel,
     *,
+    dtype: Dtype | None = None,
     seed: int = 0,
     share: bool = False,
     spec_document: Mapping[str, Any] | None = None,
     opened: Source | None = None,
 ) -> Composed:
-    """A composed model with the weights of ``model``, on its device and in its dtype, in evaluation mode.
+    """A composed model with the weights of ``model``, on its device and in evaluation mode.
 
-    model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has
-    them, too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at
-    the price that whatever trains one trains the other. spec_document, opened: the spec as it was written, and the folder that
-    ``model`` has just been read from, for the record of later saves; without a document there is none. A warning says what is
-    not kept. Raises ``SourceError`` and ``BuildError``.
+    model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has them,
+    too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at the price
+    that whatever trains one trains the other. dtype: of the copies; None leaves them as they are. spec_document, opened: the spec
+    as it was written, and the folder that ``model`` has just been read from, for the record of later saves; without a document
+    there is none. A warning says what is not kept. Raises ``SourceError`` and ``BuildError``.
     """
     trunk = trunk_of(model)
+    if share and dtype is not None and dtype != trunk.dtype:
+        raise BuildError(f"Weights cannot be shared with a model of {trunk.dtype} and be {dtype}: leave `share` or `dtype` out.")
     if resolved.dimensions != dimensions(trunk):
         raise BuildError("The spec was resolved against another model than this one. Resolve it against this one.")
     source = model.state_dict()
     assignment = _assignment(resolved, model, trunk, source)
     _tell_of_dropped(assignment)
 
-    device = model.device
-    weights = {name: source[own] if share else source[own].clone() for name, own in assignment.inherited.items()}
+    device, trunk = model.device, replace(trunk, dtype=dtype or trunk.dtype)
+    weights = {name: source[own] for name, own in assignment.inherited.items()}
+    if not share:
+        weights = {name: _copied(weight, assignment, name, dtype) for name, weight in weights.items()}
     for name, fresh in assignment.fresh.items():
         weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
     student = assembled(resolved, trunk, weights, dict(model.named_buffers()))
@@ -73,6 +78,13 @@ def build_from_model(
     if (settings := getattr(model, "generation_config", None)) is not None:  # a classifier has none
         student.generation_config = copy.deepcopy(settings)
     return student
+
+
+def _copied(weight: torch.Tensor, assignment: Assignment, name: str, dtype: Dtype | None) -> torch.Tensor:
+    """Buffers are not among them: angles of positions stay as precise as they are, in a model of any dtype."""
+    import torch
+
+    return weight.clone() if dtype is None else weight.to(getattr(torch, assignment.dtype(name, dtype, dtype)), copy=True)
 
 
 def _tell_of_dropped(assignment: Assignment) -> None:

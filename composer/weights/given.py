@@ -65,7 +65,7 @@ def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source
     if lost := next(filter(None, (lost_link(Path(file).expanduser()) for file in files)), None):
         raise SourceError(lost)
     paths = tuple(Path(file).expanduser().resolve() for file in files)
-    if source.family.model_type == "composed":
+    if source.is_composed:
         raise BuildError(
             f"{source.folder} is a student already, and LoLCATs' files stand on a model as it was published: name that."
         )

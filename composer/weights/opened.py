@@ -25,8 +25,6 @@ from converters.trunk import Dtype
 if TYPE_CHECKING:
     from composer.spec.resolve import Resolved
 
-COMPOSED = "composed"
-
 
 class OpenedFacts(Closed):
     """What exactly a model is. reference: as the user said it. weights: SHA-256 of each file, adapters included."""

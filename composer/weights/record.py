@@ -56,6 +56,16 @@ class StoredSource(Closed):
     spec_hash: str | None
 
 
+class Start(Closed):
+    """How the fresh parameters of a stage started, by the names of their parts in the model."""
+
+    calibrated: tuple[str, ...]
+    """By what the teacher attends to."""
+    kept: tuple[str, ...]
+    """As they were: nothing of the teacher's attention says how these should."""
+    seconds: float
+
+
 class TrainedStage(Closed):
     """A stage of training that the weights have been through. Losses are those of held-out rows, by layer or of the model."""
 
@@ -69,6 +79,8 @@ class TrainedStage(Closed):
     seed: int
     backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
     """Which forms ran the heads."""
+    start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
+    """Where it was not as each part says."""
     steps: int
     tokens: int
     """Seen in training, as often as they were."""

@@ -1,7 +1,8 @@
-"""A model named by its user: a folder here, or a repository on the Hub."""
+"""A model named by its user: a folder here, or a repository on the Hub (``hub:OWNER/NAME`` says that it is one)."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ from converters.errors import ConverterError
 from converters.hub import fetch
 from converters.source import Described, Source, describe, open_source
 
+HUB = "hub:"
+"""Before a model's name on the Hub, where a folder might be meant."""
+NEAR = 0.75
+"""How alike names are that are taken for a slip of the other, as difflib counts."""
+
 
 def open_model(reference: str | os.PathLike[str], revision: str | None = None) -> Source:
     """Opens a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
@@ -25,8 +31,8 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None) -
         folder = _folder(reference, revision)
         if folder is not None:
             return open_source(folder)
-        fetched, commit = fetch(str(reference), revision)
-        return replace(open_source(fetched), repo_id=str(reference), revision=revision, commit=commit)
+        fetched, commit = fetch(_on_hub(reference), revision)
+        return replace(open_source(fetched), repo_id=_on_hub(reference), revision=revision, commit=commit)
 
 
 def check_merged(source: Source) -> None:
@@ -39,25 +45,53 @@ def describe_model(reference: str | os.PathLike[str], revision: str | None = Non
     """Reads a model's ``config.json`` alone: enough to resolve a spec and to explain it. Raises ``SourceError``."""
     with _told_to_the_user():
         folder = _folder(reference, revision)
-        return describe(folder if folder is not None else fetch(str(reference), revision, weights=False)[0])
+        return describe(folder if folder is not None else fetch(_on_hub(reference), revision, weights=False)[0])
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
     """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
     with _told_to_the_user():
         folder = _folder(reference, None)
-        return folder if folder is not None else fetch(str(reference), weights=False, tokenizer=True)[0]
+        return folder if folder is not None else fetch(_on_hub(reference), weights=False, tokenizer=True)[0]
 
 
 def _folder(reference: str | os.PathLike[str], revision: str | None) -> Path | None:
+    """The folder, or None where it is a model of the Hub. Raises SourceError for what looks like a folder, and is none."""
     folder = Path(reference).expanduser()
     if not folder.is_dir():
+        if str(reference).startswith(HUB):
+            return None
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
+        meant = _meant(folder)
+        inside = len(folder.parts) > 1 and folder.parent.is_dir()
+        if meant is not None or inside:
+            problem = f'there is no folder "{reference}"' + (f'; did you mean "{meant}"?' if meant else f" in {folder.parent}.")
+            is_id = len(folder.parts) <= 2 and not (folder.is_absolute() or str(reference).startswith(("~", ".")))
+            raise SourceError(f"{problem} A model of the Hub of that name is {HUB}{reference}." if is_id else problem)
         return None
     if revision is not None:
         raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {str(reference)!r} is a folder here.")
     return folder.resolve()
+
+
+def _meant(folder: Path) -> Path | None:
+    """The folder of a model whose name is nearly the same, part by part."""
+    found = Path()
+    for part in folder.parts:
+        if not (found / part).is_dir():
+            beside = [one.name for one in found.iterdir() if one.is_dir()] if os.access(found, os.R_OK) else []
+            near = difflib.get_close_matches(part, beside, n=1, cutoff=NEAR)
+            found /= near[0] if near else part
+        else:
+            found /= part
+        if not found.is_dir():
+            return None
+    return found if (found / "config.json").is_file() else None
+
+
+def _on_hub(reference: str | os.PathLike[str]) -> str:
+    return str(reference).removeprefix(HUB)
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
-from text import SHORTEST_PASSKEY, VALUES, passkey, recall, story
+from text import HARDER, SHORTEST, SHORTEST_PASSKEY, VALUES, needles, passkey, recall, story
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from composer.tasks.needles import Needles
 from composer.tasks.stories import PEOPLE, SLOTS
 
 # Sample `index` of seed `seed` is drawn from Random(seed * SEED_STRIDE + index). Training takes the indices from 0
@@ -30,20 +32,27 @@ def sample_rng(seed: int, index: int) -> random.Random:
     return random.Random(seed * SEED_STRIDE + index)
 
 
-def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int) -> dict[str, list[str]]:
-    """`samples` texts of each kind, each text with a sample index of its own, from `first` on.
+def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int, harder: bool = False) -> dict[str, list[str]]:
+    """`samples` texts of each kind, each text with a sample index of its own, from `first` on. harder: of the harder tasks, too.
 
-    Recall has `tokens` tokens, and passkey too if that is room enough; a story is as long as it is.
+    Recall has `tokens` tokens, and those with needles too if that is room enough; a story is as long as it is.
     """
-    makers = {
+    makers: dict[str, Callable[[random.Random], str]] = {
         "passkey": lambda rng: passkey(rng, max(tokens, SHORTEST_PASSKEY)),
         "recall": lambda rng: recall(rng, tokens, pairs),
         "story": story,
     }
+    for name, task in HARDER.items() if harder else ():
+        makers[name] = partial(needle_text, task=task, tokens=max(tokens, SHORTEST[name]))
     return {
         kind: [make(sample_rng(seed, first + place * samples + index)) for index in range(samples)]
         for place, (kind, make) in enumerate(makers.items())
     }
+
+
+def needle_text(rng: random.Random, task: Needles, tokens: int) -> str:
+    """One that training never hides."""
+    return needles(rng, task, tokens, "evaluation")[0]
 
 
 @torch.no_grad()
@@ -52,14 +61,15 @@ def logits_of(model: nn.Module, token_ids: Tensor) -> Tensor:
     return torch.cat([model(input_ids=part).logits for part in token_ids.split(20)])
 
 
-def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
-    """Share of keys, and of their digits, that greedy decoding writes; all texts have the same length.
+def passkey_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str], digits: int = 5) -> dict[str, float]:
+    """Share of answers, and of their digits, that greedy decoding writes; all texts have the same length, and end with the
+    answer, which has so many digits.
 
     The true key is fed in, which decides the same keys as feeding back what was written: up to the first wrong
     digit both see the same tokens.
     """
     token_ids = torch.tensor(tokenizer(texts).input_ids)
-    right = logits_of(model, token_ids)[:, -6:-1].argmax(-1) == token_ids[:, -5:]
+    right = logits_of(model, token_ids)[:, -digits - 1 : -1].argmax(-1) == token_ids[:, -digits:]
     return {"exact_match": right.all(1).double().mean().item(), "digit_accuracy": right.double().mean().item()}
 
 
@@ -87,7 +97,8 @@ def story_loss(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list
         counts.update(token_ids[1:].tolist())
     tokens = counts.total()
     by_frequency = -sum(count * math.log(count / tokens) for count in counts.values()) / tokens
-    return {"nats_per_token": total / tokens, "tokens": tokens, "guessing_by_word_frequency": by_frequency}
+    nats = total / tokens
+    return {"nats_per_token": nats, "perplexity": math.exp(nats), "tokens": tokens, "guessing_by_word_frequency": by_frequency}
 
 
 @torch.no_grad()
@@ -122,5 +133,9 @@ def score(
         | {"guessing_any_value": 1 / len(VALUES), "guessing_a_value_of_the_text": 1 / pairs},
         "story": story_loss(model, tokenizer, stories) | {"guessing_any_token": math.log(len(tokenizer))} | repeats,
     }
+    for name, task in HARDER.items():
+        if name in texts:
+            digits = sum(letter.isdigit() for letter in texts[name][0].rpartition(" is ")[2])
+            scores[name] = passkey_accuracy(model, tokenizer, texts[name], digits) | {"guessing_exact_match": task.chance}
     model.train(was_training)
     return {kind: {"samples": len(texts[kind])} | values for kind, values in scores.items()}

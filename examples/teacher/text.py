@@ -8,13 +8,32 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from composer.tasks.base import Split
+from composer.tasks.multikey import Multikey
+from composer.tasks.multivalue import Multivalue
+from composer.tasks.needles import Needles
 from composer.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK, asked, five_digits
 from composer.tasks.recall import KEYS, VALUES, asked_again, text_of, told
 from composer.tasks.stories import story, templates
+from composer.tasks.two_needles import TwoNeedles
 
-__all__ = ["KEYS", "SHORTEST_PASSKEY", "VALUES", "build_tokenizer", "passkey", "recall", "story"]
+__all__ = [
+    "HARDER",
+    "KEYS",
+    "SHORTEST",
+    "SHORTEST_PASSKEY",
+    "VALUES",
+    "build_tokenizer",
+    "needles",
+    "passkey",
+    "recall",
+    "some",
+    "story",
+]
 
 SHORTEST_PASSKEY = 68  # tokens, with no filler at all
+HARDER: dict[str, Needles] = {"multikey": Multikey(), "multivalue": Multivalue(), "two-needles": TwoNeedles()}
+SHORTEST = {"multikey": 97, "multivalue": 117, "two-needles": 84}  # tokens of HARDER, likewise
 
 SPECIALS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 WORD_OR_MARK = r"[A-Za-z]+|[^\sA-Za-z0-9]"
@@ -48,6 +67,18 @@ def recall(rng: random.Random, tokens: int, pairs: int) -> str:
         raise ValueError(f"{pairs} pairs leave no room for a query in {tokens} tokens")
     known = told(rng, pairs)
     return text_of(known + asked_again(rng, known, queries))
+
+
+def needles(rng: random.Random, task: Needles, tokens: int, split: Split) -> tuple[str, int]:
+    """A text of one of the harder tasks, of at most `tokens` tokens with its <bos>, and how many digits its answer has."""
+    laid = task.fill(rng, task.hide(rng, split), tokens, length)
+    return f"{laid.prompt} {' '.join(laid.answers)}", sum(map(len, laid.answers))
+
+
+def some(rng: random.Random, kind: str) -> Needles:
+    """The harder task with 2 to 4 of what it hides several of."""
+    count = rng.randint(2, 4)
+    return {"multikey": Multikey(keys=count), "multivalue": Multivalue(values=count), "two-needles": TwoNeedles()}[kind]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

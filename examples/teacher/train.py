@@ -1,4 +1,4 @@
-"""Train the teacher, a two-layer Llama, from nothing: python examples/teacher/train.py -o OUT [--seed 0]."""
+"""Train a teacher from nothing; the shipped one, a Llama of two layers: python examples/teacher/train.py -o OUT [--seed 0]."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import random
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
 import transformers
+from model import FAMILIES, HEAD, Sizes, build_model, token_id
+from progress import Progress, resume, save, text_hash
 from score import FIRST_HELD_OUT, FIRST_PROBE, SEED_STRIDE, sample_rng, score, texts_from
-from text import SHORTEST_PASSKEY, build_tokenizer, passkey, recall, story
+from text import HARDER, SHORTEST, SHORTEST_PASSKEY, build_tokenizer, needles, passkey, recall, some, story
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
 class Stage:
     """A part of the curriculum: at most `steps` steps of `batch` samples, which are at most `tokens` tokens long.
 
-    `pairs` is the largest number of recall pairs; the three last numbers tell how often each kind of text is drawn.
+    `pairs` is the largest number of recall pairs; the last numbers tell how often each kind of text is drawn, `needles`
+    how often each of the harder tasks.
     """
 
     steps: int
@@ -35,6 +39,7 @@ class Stage:
     recall: int
     passkey: int
     story: int
+    needles: int = 0
 
 
 # Recall appears on short texts with few pairs first. A passkey text does not fit the first two stages.
@@ -44,9 +49,15 @@ STAGES = (
     Stage(steps=1500, batch=16, tokens=128, pairs=24, recall=6, passkey=5, story=5),
     Stage(steps=1500, batch=16, tokens=256, pairs=32, recall=6, passkey=5, story=5),
 )
+# With --harder, recall goes up to all pairs that there are, and the last stage is longer.
+HARDER_STAGES = (
+    *STAGES[:2],
+    replace(STAGES[2], needles=2),
+    replace(STAGES[3], steps=3000, pairs=64, needles=3),
+)
 # A stage but the last one ends early when its probe has this accuracy in what it trains.
 GOOD_ENOUGH = 0.97
-KINDS = ("recall", "passkey", "story")
+KINDS = ("recall", "passkey", "story", *HARDER)
 LEARNING_RATE = 3e-3
 WARM_UP = 100  # steps
 # Loss weights. Texts of the passkey template are nearly all filler, which is soon known by heart.
@@ -55,40 +66,9 @@ PROBE_SAMPLES, FINAL_SAMPLES = 40, 500
 REPORT_EVERY = 100  # steps
 
 
-def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of one special token."""
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The untrained model: two layers 128 wide, four heads that share two key-value heads."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=STAGES[-1].tokens,
-        tie_word_embeddings=False,
-        initializer_range=0.05,
-        pad_token_id=token_id(tokenizer, "<pad>"),
-        bos_token_id=token_id(tokenizer, "<bos>"),
-        eos_token_id=token_id(tokenizer, "<eos>"),
-    )
-    model = LlamaForCausalLM(config)
-    # Large embeddings keep the words apart while the layers learn to compare them. With small ones (0.02), which were
-    # tied to the output besides, recall stayed at chance.
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
-    return model
-
-
 def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage) -> tuple[list[str], list[int], list[float]]:
     """One training sample: its texts, its token ids (at most `stage.tokens` + 1), and the loss weight of each."""
-    kind = rng.choices(KINDS, [getattr(stage, kind) for kind in KINDS])[0]
+    kind = rng.choices(KINDS, [stage.needles if kind in HARDER else getattr(stage, kind) for kind in KINDS])[0]
     if kind == "recall":
         pairs = rng.randint(2, stage.pairs)
         text = recall(rng, stage.tokens, pairs)
@@ -102,6 +82,13 @@ def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage)
         weights = [DIGIT_WEIGHT if digit else FILLER_WEIGHT for digit in is_digit]
         first = is_digit.index(True)
         weights[first : first + 5] = [0.0] * 5  # the key cannot be known where it is first told
+        return [text], ids, weights
+    if kind in HARDER:
+        text, digits = needles(rng, some(rng, kind), rng.randint(SHORTEST[kind], stage.tokens), "train")
+        ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+        is_digit = [token.strip("▁").isdigit() for token in tokenizer.convert_ids_to_tokens(ids)]
+        weights = [0.0 if digit else FILLER_WEIGHT for digit in is_digit]
+        weights[-digits - 1 : -1] = [DIGIT_WEIGHT] * digits  # before <eos>; where keys are first told, they cannot be known
         return [text], ids, weights
     texts: list[str] = []
     ids = []
@@ -123,10 +110,11 @@ def batch_of(samples: list[tuple[list[str], list[int], list[float]]], pad: int, 
 
 
 def summary(scores: dict[str, dict[str, float]]) -> str:
-    """The three scores that matter, in one line."""
+    """The scores that matter, in one line."""
+    harder = "".join(f", {kind} {scores[kind]['exact_match']:.2%}" for kind in HARDER if kind in scores)
     return (
-        f"passkey {scores['passkey']['exact_match']:.2%}, recall {scores['recall']['value_accuracy']:.2%}, "
-        f"story {scores['story']['nats_per_token']:.3f} nats per token"
+        f"passkey {scores['passkey']['exact_match']:.2%}, recall {scores['recall']['value_accuracy']:.2%}{harder}, "
+        f"story {scores['story']['nats_per_token']:.3f} nats per token, perplexity {scores['story']['perplexity']:.3f}"
     )
 
 
@@ -138,27 +126,28 @@ def good_enough(stage: Stage, scores: dict[str, dict[str, float]]) -> bool:
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, stages: tuple[Stage, ...]
-) -> tuple[set[int], list[int], float]:
-    """Train in place; returns the hashes of all texts seen, the steps of each stage, the last mean training loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    seen: set[int] = set()
-    steps_taken: list[int] = []
-    next_sample, step, mean = 0, 0, math.nan
-    start = time.perf_counter()
-    for number, stage in enumerate(stages, 1):
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stages: tuple[Stage, ...], settings: dict[str, Any], file: Path
+) -> Progress:
+    """Train in place, from where `file` says that an earlier training with these settings stopped; returns where it ended.
+
+    `settings` has all that decides the weights: the seed, the peak learning rate, whether there are harder tasks, and the rest.
+    """
+    seed, peak = settings["seed"], settings["rate"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
+    now = resume(file, settings, model, optimizer)
+    start = time.perf_counter() - now.seconds
+    for number, stage in list(enumerate(stages, 1))[now.stage - 1 :]:
         # A probe is as long as its stage and looks at other samples than the final scores.
-        probe = texts_from(seed, FIRST_PROBE, PROBE_SAMPLES, stage.tokens, stage.pairs)
-        recent: list[float] = []
-        for step in range(1, stage.steps + 1):
+        probe = texts_from(seed, FIRST_PROBE, PROBE_SAMPLES, stage.tokens, stage.pairs, settings["harder"])
+        for step in range(now.step + 1, stage.steps + 1):
             # Warm-up in the first stage, half a cosine down to nothing in the last one.
             rate = min(1.0, step / WARM_UP) if number == 1 else 1.0
             if number == len(stages):
                 rate = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
-            samples = [sample(sample_rng(seed, next_sample + row), tokenizer, stage) for row in range(stage.batch)]
-            next_sample += stage.batch
-            seen.update(hash(text) for texts, _, _ in samples for text in texts)
+            optimizer.param_groups[0]["lr"] = peak * rate
+            samples = [sample(sample_rng(seed, now.next_sample + row), tokenizer, stage) for row in range(stage.batch)]
+            now.next_sample += stage.batch
+            now.seen.update(text_hash(text) for texts, _, _ in samples for text in texts)
             inputs, targets, weights = batch_of(samples, token_id(tokenizer, "<pad>"), stage.tokens)
             losses = functional.cross_entropy(model(input_ids=inputs).logits.transpose(1, 2), targets, reduction="none")
             loss = (losses * weights).sum() / weights.sum()
@@ -166,70 +155,113 @@ def train(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            recent.append(loss.item())
+            now.recent.append(loss.item())
+            now.step = step
             if step % REPORT_EVERY and step < stage.steps:
                 continue
-            mean, recent = sum(recent) / len(recent), []
+            now.mean, now.recent = sum(now.recent) / len(now.recent), []
             scores = score(model, tokenizer, probe, stage.pairs)
-            place = f"{time.perf_counter() - start:5.0f} s  stage {number}  step {step}"
-            print(f"{place}  loss {mean:.4f}  {summary(scores)}", flush=True)
+            now.seconds = time.perf_counter() - start
+            print(f"{now.seconds:5.0f} s  stage {number}  step {step}  loss {now.mean:.4f}  {summary(scores)}", flush=True)
             if number < len(stages) and good_enough(stage, scores):
                 break
-        steps_taken.append(step)
-    return seen, steps_taken, mean
+            save(file, now, settings, model, optimizer)
+        now.taken.append(now.step)
+        now.stage, now.step = number + 1, 0
+        save(file, now, settings, model, optimizer)
+    return now
 
 
-def main() -> None:
-    """Train, score on held-out texts, and write the checkpoint with its scores."""
-    parser = argparse.ArgumentParser(description="Train the small Llama that the examples start from.")
+def read_arguments() -> argparse.Namespace:
+    """What was asked for; exits where it cannot be."""
+    parser = argparse.ArgumentParser(description="Train a small teacher from nothing, or go on where the same command was stopped.")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="a number >= 0 (default: 0)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--steps", type=float, default=1.0, help="scale the steps of every stage (default: 1.0)")
+    parser.add_argument("--family", choices=FAMILIES, default=Sizes.family, help=f"(default: {Sizes.family})")
+    parser.add_argument("--layers", type=int, default=Sizes.layers, help=f"(default: {Sizes.layers})")
+    parser.add_argument("--width", type=int, default=Sizes.width, help=f"a multiple of {HEAD} (default: {Sizes.width})")
+    parser.add_argument("--mlp", type=int, default=Sizes.mlp, help=f"width within the MLPs (default: {Sizes.mlp})")
+    parser.add_argument("--rate", type=float, default=LEARNING_RATE, help=f"peak learning rate (default: {LEARNING_RATE})")
+    parser.add_argument("--harder", action="store_true", help=f"train on {', '.join(HARDER)} and 64 pairs as well")
     arguments = parser.parse_args()
     if arguments.seed < 0:
         parser.error("--seed must not be negative: random.Random takes -1 and 1 for the same seed")
+    if min(arguments.layers, arguments.width, arguments.mlp, arguments.threads) < 1 or min(arguments.steps, arguments.rate) <= 0:
+        parser.error("--layers, --width, --mlp, --threads, --steps and --rate must be above 0")
+    if arguments.width % HEAD:
+        parser.error(f"--width {arguments.width} is no multiple of {HEAD}, the width of a head")
+    return arguments
 
+
+def main() -> None:
+    """Train, score on held-out texts, and write the checkpoint with its scores."""
+    arguments = read_arguments()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    stages = tuple(replace(stage, steps=max(1, round(stage.steps * arguments.steps))) for stage in STAGES)
+    sizes = Sizes(arguments.family, arguments.layers, arguments.width, arguments.mlp)
+    model = build_model(tokenizer, STAGES[-1].tokens, sizes)
+    chosen = HARDER_STAGES if arguments.harder else STAGES
+    stages = tuple(replace(stage, steps=max(1, round(stage.steps * arguments.steps))) for stage in chosen)
     print(f"{model.num_parameters()} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
 
-    start = time.perf_counter()
-    seen, steps, training_loss = train(model, tokenizer, arguments.seed, stages)
-    training_seconds = time.perf_counter() - start
-    held_out = texts_from(arguments.seed, FIRST_HELD_OUT, FINAL_SAMPLES, stages[-1].tokens, stages[-1].pairs)
-    scores = score(model, tokenizer, held_out, stages[-1].pairs)
+    settings = {"seed": arguments.seed, "rate": arguments.rate, "harder": arguments.harder, "threads": arguments.threads}
+    settings |= {"sizes": asdict(sizes), "stages": [asdict(stage) for stage in stages]}
+    file = arguments.output.with_name(f"{arguments.output.name}.progress")
+    try:
+        now = train(model, tokenizer, stages, settings, file)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    last = stages[-1]
+    held_out = texts_from(arguments.seed, FIRST_HELD_OUT, FINAL_SAMPLES, last.tokens, last.pairs, arguments.harder)
+    scores = score(model, tokenizer, held_out, last.pairs)
     for kind, texts in held_out.items():
-        scores[kind]["texts_also_seen_in_training"] = sum(hash(text) in seen for text in texts)
+        scores[kind]["texts_also_seen_in_training"] = sum(text_hash(text) in now.seen for text in texts)
     print(f"held out: {summary(scores)}", flush=True)
 
-    report = {
+    model.generation_config = GenerationConfig(
+        bos_token_id=token_id(tokenizer, "<bos>"),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=token_id(tokenizer, "<pad>"),
+    )
+    model.save_pretrained(arguments.output)
+    tokenizer.save_pretrained(arguments.output)
+    found = {
         "held_out": scores,
+        "final_training_loss": now.mean,
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tokenizer),
+        "training_seconds": round(now.seconds, 1),
+    }
+    report = json.dumps(found | told(settings, stages, now), indent=2)
+    (arguments.output / "scores.json").write_text(report + "\n", encoding="utf-8")
+    file.unlink()
+
+
+def told(settings: dict[str, Any], stages: tuple[Stage, ...], now: Progress) -> dict[str, Any]:
+    """What scores.json says of how the model was trained and scored."""
+    return {
         "held_out_tokens": stages[-1].tokens,
         "held_out_recall_pairs": stages[-1].pairs,
         "held_out_seeds": f"seed * {SEED_STRIDE} + {FIRST_HELD_OUT} and up; training stays below",
-        "final_training_loss": training_loss,
-        "seed": arguments.seed,
-        "parameters": model.num_parameters(),
-        "vocabulary": len(tokenizer),
-        "steps": sum(steps),
-        "steps_of_each_stage": steps,
-        "tokens": sum(taken * stage.batch * stage.tokens for taken, stage in zip(steps, stages, strict=True)),
-        "training_seconds": round(training_seconds, 1),
-        "threads": arguments.threads,
+        "seed": settings["seed"],
+        "steps": sum(now.taken),
+        "steps_of_each_stage": now.taken,
+        "tokens": sum(taken * stage.batch * stage.tokens for taken, stage in zip(now.taken, stages, strict=True)),
+        "threads": settings["threads"],
         "settings": {
-            "stages": [asdict(stage) for stage in stages],
+            "sizes": settings["sizes"],
+            "stages": settings["stages"],
             "good_enough": GOOD_ENOUGH,
-            "learning_rate": LEARNING_RATE,
+            "learning_rate": settings["rate"],
             "warm_up_steps": WARM_UP,
             "weights": {
                 "story": STORY_WEIGHT,
                 "recall_value": VALUE_WEIGHT,
-                "passkey_digit": DIGIT_WEIGHT,
-                "passkey_filler": FILLER_WEIGHT,
+                "digit_of_an_answer": DIGIT_WEIGHT,
+                "filler": FILLER_WEIGHT,
             },
         },
         "versions": {
@@ -239,14 +271,6 @@ def main() -> None:
             "tokenizers": tokenizers.__version__,
         },
     }
-    model.generation_config = GenerationConfig(
-        bos_token_id=token_id(tokenizer, "<bos>"),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=token_id(tokenizer, "<pad>"),
-    )
-    model.save_pretrained(arguments.output)
-    tokenizer.save_pretrained(arguments.output)
-    (arguments.output / "scores.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+import composer
 from composer import devices
 from composer.devices import check_memory, free_memory
-from composer.errors import BuildError
+from composer.errors import BuildError, ComposerError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
@@ -20,6 +23,17 @@ def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
     ):
         check_memory(2**60, "all of it")
     assert 0 < free_memory() <= psutil.virtual_memory().total + psutil.swap_memory().total
+
+
+def test_what_would_run_elsewhere_is_described_for_there() -> None:
+    """Of a device that need not be here; one that nobody has is refused."""
+    teacher = ROOT / "examples" / "teacher"
+    of_one, of_any = (composer.explain("lolcats", teacher, sequence=512, device=device) for device in ("cuda:1", "cuda"))
+    assert of_one == of_any != composer.explain("lolcats", teacher, sequence=512)
+    assert composer.code("lolcats", teacher, device="cuda:0").text == composer.code("lolcats", teacher, device="cuda").text
+    for told in (composer.explain, composer.code):
+        with pytest.raises(ComposerError, match="a model runs on cpu or cuda, not on 'tpu'"):
+            told("lolcats", teacher, device="tpu")
 
 
 def test_a_processes_own_limit_counts() -> None:

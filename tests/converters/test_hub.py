@@ -73,6 +73,8 @@ def test_only_what_a_build_needs_is_fetched(asked: dict, file: str, wanted: bool
         ({"model_type": "composed", "adapter": "adapter"}, {"composition.json", "adapter/adapter_config.json", ADAPTER}),
         ({"model_type": "composed", "adapter": "a*"}, {"composition.json"}),
         ({"model_type": "composed"}, {"composition.json"}),
+        ({"model_type": "composed_qwen3", "adapter": "adapter"}, {"composition.json", "adapter/adapter_config.json", ADAPTER}),
+        ({"model_type": ["composed"]}, set()),
         ({"model_type": "llama", "adapter": "adapter"}, set()),
         ([], set()),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,10 @@ from composer.ablation.plan import read_variants
 from composer.ablation.report import TITLES, Column
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
-from evidence import speed
+from evidence import second, selecting, speed
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
-from evidence.experiments import EXPERIMENTS, Experiment
+from evidence.experiments import EXPERIMENTS, SCORED, Experiment
 from evidence.kept import all_runs
 from evidence.page import FOUR, OURS, PAGE, page
 from evidence.running import missing_runs
@@ -38,7 +40,12 @@ def variants(experiment: Experiment) -> set[str]:
     return {variant.name for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
-KNOWN = {name: (variants(one), columns(one)) for name, one in EXPERIMENTS.items()}
+ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
+KNOWN = {name: (variants(one), columns(one)) for name, one in ABLATIONS.items()}
+SETTING = selecting.SETTING
+CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORED, tasks=SETTING.tasks, lengths=SETTING.lengths))
+KNOWN[selecting.NAME] = (set(SETTING.names), {selecting.BEFORE, selecting.BEATEN, selecting.STATE})
+KNOWN[selecting.TRAINED] = (set(SETTING.names), columns(CHOICES))
 KNOWN[speed.NAME] = ({speed.FIRST, *speed.STUDENTS}, speed.titles())
 
 
@@ -75,15 +82,20 @@ def test_the_last_table_is_of_runs_that_exist() -> None:
         assert variant in KNOWN[experiment][0], run
 
 
-def test_kept_runs_are_of_what_is_asked() -> None:
+def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
     """A run of another spec, recipe, task or teacher than the page speaks of must not stand there."""
     kept = [run for run in all_runs() if run.experiment != speed.NAME]
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in ABLATIONS.items():
         own = {(run.variant, run.seed): run for run in kept if run.experiment == name}
         stale = set(own) & set(missing_runs(experiment))
         assert not stale, f"{name}: {stale}"
         assert {variant for variant, _ in own} <= KNOWN[name][0]
         assert all(set(run.figures) <= columns(experiment) for run in own.values())
+    choices = [run for run in all_runs() if run.experiment == selecting.NAME]
+    assert all(run.identity == selecting.identity(SETTING, run.seed) for run in choices)
+    for seed in {run.seed for run in kept if run.experiment == selecting.TRAINED}:
+        wanted = missing_runs(selecting.trained(SETTING, seed, tmp_path))
+        assert not {(run.variant, seed) for run in kept if (run.experiment, run.seed) == (selecting.TRAINED, seed)} & set(wanted)
     benches = [run for run in all_runs() if run.experiment == speed.NAME]
     assert all(run.identity == speed.identity(run.seed) for run in benches)
     assert kept

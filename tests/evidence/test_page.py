@@ -11,6 +11,7 @@ from evidence import page
 from evidence.__main__ import main
 from evidence.kept import Run
 from evidence.verdict import Kept
+from tests.composer.legible import assert_legible, kept_open
 
 
 def kept(**scores: list[float]) -> Kept:
@@ -60,6 +61,16 @@ def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = kept_open(monkeypatch)
+    page.draw(kept(**{name: [1.0, 0.9, 0.6] for name in (*page.FOUR, "delta")}), tmp_path / "all.png")
+    assert_legible(figures["all.png"])
+    shares = figures["all.png"].axes[:2]
+    ends = [segment[:, 1] for axis in shares for bars in axis.collections for segment in bars.get_segments()]
+    assert len(ends) == 2 * 6 * len(page.TIMES)
+    assert all(0 <= low < high <= 1 for low, high in ends)
+
+
 def test_an_unknown_experiment() -> None:
-    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students'):
+    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are full, lola-full, teacher, students'):
         main(only=["nothing"])

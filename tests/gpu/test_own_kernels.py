@@ -102,6 +102,20 @@ def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype)
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
+@pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
+def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
+    head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
+    assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
+    for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
+        (expected, held, slopes), (found, kept, others) = answers(head, shape, data, kind, bounds, True)
+        close(found, expected, CLOSE[kind])
+        for name, one in held.items():
+            close(kept[name], one, CLOSE[kind])
+        for one, other in zip(others, slopes, strict=True):
+            close(one, other, 5 * CLOSE[kind])
+
+
+@pytest.mark.parametrize("kind", CLOSE, ids=str)
 @pytest.mark.parametrize("head", [LOLCATS, {**LOLCATS, "memory": [TERRACED, {"kind": "state"}], "read": ROW_MAX}, LOLA])
 def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
     if head is LOLA and kind is torch.bfloat16:

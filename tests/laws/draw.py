@@ -126,14 +126,18 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
         head["read"] = draw(_part("read", reads))
         if len({part.exact for part in parts}) == 1:
             head["read"].pop("scale", None)
+    pairs = any(part.reads is not Kind.HIDDEN for part in parts)
     if draw(st.booleans()):
         mixer = draw(_part("mix input"))
         looks = inputs or any(memory.get("weight") == "token" for memory in memories)
-        pairs = any(part.reads is not Kind.HIDDEN for part in parts)
         mixer["feeds"] = draw(st.sampled_from(["inputs"] * looks + ["qk"] * pairs))
         if "blocks" in mixer and size.hidden_size % mixer["blocks"]:
             mixer["blocks"] = size.hidden_size
         head["mix_input"] = mixer
+    if draw(st.booleans()):
+        head["unshare"] = draw(_part("unshare"))
+        if not pairs or head.get("mix_input", {}).get("feeds") == "qk":
+            head["unshare"] = {"kind": "copies", "inputs": ["v"]}
     for field, role in (("output", "output"), ("qk_norm", "qk norm"), ("value_position", "value position")):
         if draw(st.booleans()):
             head[field] = draw(_part(role))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import attention, parts, states
 from composer.inspection.pictures.picture import Picture
-from composer.inspection.pictures.style import plotting
+from composer.plotting import plotting, titled
 
 
 def drawn(found: Findings) -> Iterator[Picture]:
@@ -15,5 +15,6 @@ def drawn(found: Findings) -> Iterator[Picture]:
     with plotting() as pyplot:
         for room in (attention, states, parts):
             for picture in room.pictures(pyplot, found):
+                titled(picture.figure, f"{picture.title} ({found.model})")
                 yield picture
                 pyplot.close(picture.figure)

@@ -9,7 +9,8 @@ import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, Numbers
 from composer.inspection.pictures.picture import Picture
-from composer.inspection.pictures.style import MAP, MARK, STUDENT, TEACHER, colour, legend, panels, ticks
+from composer.inspection.pictures.style import memory_colours, panels, ticks
+from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, legend, named_ticks, whole_ticks
 
 LEAST = 1e-4
 """The darkest weight that is told from 0."""
@@ -62,9 +63,9 @@ def answers(pyplot: Any, found: Findings) -> Picture:
     asked = len(every[0][0].found[0]) if every else 0
     chance = np.mean([len(places) / answer for answer, places in zip(found.answers, found.found_at, strict=True) if places])
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
-    axis.set_xticks(places, [f"{head.layer}.{head.first + index}" for head, index in every], rotation=90 if len(every) > 16 else 0)
+    named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}", loc="left")
+    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
@@ -94,7 +95,7 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
     across = min(4, len(every))
     down = -(-len(every) // across)
     figure, axes = pyplot.subplots(
-        rows * down, across, figsize=(8.8, 2.1 * rows * down + 0.4), squeeze=False, layout="constrained", sharex=True, sharey=True
+        rows * down, across, figsize=(WIDTH, 2.1 * rows * down + 0.7), squeeze=False, layout="constrained", sharex=True, sharey=True
     )
     mesh = None
     for axis in axes.flat:
@@ -116,16 +117,19 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
                 cmap=MAP,
                 rasterized=True,
             )
-            axis.set_title(f"{who}head {layer}.{head.first + index}", loc="left")
+            axis.set_title(f"{who}head {layer}.{head.first + index}")
             axis.invert_yaxis() if place == 0 and row == 0 else None
             ticks(axis, found.queries)
             for column in {column for places in found.found_at for column in places}:
                 axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=3, clip_on=False)
             if place % across == 0:
                 axis.set_ylabel("query at token")
+            whole_ticks(axis, most=4)
             if place // across == down - 1 and row == rows - 1:
                 axis.set_xlabel("token")
-    figure.colorbar(mesh, ax=axes, label="weight", shrink=0.6, aspect=30)
+    of = "a token" if found.bin == 1 else f"{found.bin} tokens"
+    bar = figure.colorbar(mesh, ax=axes, label=f"weight of {of}", shrink=0.6, aspect=30, pad=0.01)
+    bar.ax.yaxis.set_major_formatter(lambda weight, _: f"{weight:g}")
     says = (
         "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "
         f"states imply.{_of_answers(found)}"
@@ -152,17 +156,18 @@ def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
     """Which memory answers, over positions."""
     every = each(heads)[:MOST_HEADS]
     figure, axes = panels(pyplot, len(every), height=1.9, sharex=True, sharey=True)
-    names = list(dict.fromkeys(name for head in heads for name in head.shares))
+    names, colours = list(dict.fromkeys(name for head in heads for name in head.shares)), memory_colours(found)
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
         stacked = [head.shares[name][index] for name in names if name in head.shares]
         shown = [name for name in names if name in head.shares]
-        axis.stackplot(found.queries, stacked, labels=shown, colors=[colour(names.index(name)) for name in shown], step="mid")
+        axis.stackplot(found.queries, stacked, labels=shown, colors=[colours[name] for name in shown], step="mid")
         axis.set(ylim=(0, 1), xlim=(found.queries[0], found.queries[-1]))
-        axis.set_title(f"head {layer}.{head.first + index}", loc="left")
+        axis.set_title(f"head {layer}.{head.first + index}")
         if place % 4 == 0:
             axis.set_ylabel("share of the weight")
         axis.set_xlabel("query at token")
-    legend(figure, axes[0])
+        whole_ticks(axis, most=4)
+    legend(figure, *axes)
     data = {
         "layer": layer,
         "queries": found.queries,
@@ -180,8 +185,8 @@ def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
     every = [(head, index) for head, index in each(heads) if len(head.memories) > 1][:4]
     names = list(dict.fromkeys(name for head, _ in every for name in head.memories))
     figure, axes = panels(pyplot, len(every), height=2.2, sharex=True, sharey=True)
-    length = len(found.tokens)
-    palette = ListedColormap(["#FFFFFF", *(colour(index) for index in range(len(names)))])
+    length, colours = len(found.tokens), memory_colours(found)
+    palette = ListedColormap(["#FFFFFF", *(colours[name] for name in names)])
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
         held = np.zeros((len(found.queries), length), dtype=int)
         by_size = sorted(head.memories, key=lambda name: -_columns(head.stands[name][index]))  # the fewest are seen above others
@@ -196,9 +201,10 @@ def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
             axis.invert_yaxis()
             axis.set_ylabel("query at token")
         ticks(axis, found.queries)
+        whole_ticks(axis, most=4)
         axis.set_xlabel("token")
-        axis.set_title(f"head {layer}.{head.first + index}", loc="left")
-    patches = [Patch(color=colour(index), label=name) for index, name in enumerate(names)]
+        axis.set_title(f"head {layer}.{head.first + index}")
+    patches = [Patch(color=colours[name], label=name) for name in names]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
     held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
     data = {"layer": layer, "queries": found.queries, "heads": held_by}

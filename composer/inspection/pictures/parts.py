@@ -9,7 +9,11 @@ import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, ShownNumbers
 from composer.inspection.pictures.picture import Picture
-from composer.inspection.pictures.style import MAP, colour, finite, legend, line, panels
+from composer.inspection.pictures.style import finite, from_zero, panels
+from composer.plotting import FAINT, MAP, STUDENT, WIDTH, colour, legend, line, named_ticks, whole_ticks
+
+MOST_NAMED = 16
+"""Heads of a map that are named; of more, every so many."""
 
 
 def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
@@ -23,30 +27,39 @@ def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
 
 
 def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> Picture:
-    """A map over the text, and entropies below it."""
+    """A map over the text, head by head, and entropies below it."""
     figure, axes = pyplot.subplots(
-        2 * len(places), 1, figsize=(8.8, 3.6 * len(places)), squeeze=False, layout="constrained", sharex=True,
+        2 * len(places), 1, figsize=(WIDTH, 3.8 * len(places) + 0.6), squeeze=False, layout="constrained", sharex=True,
         height_ratios=[2.2, 1] * len(places),
     )  # fmt: skip
     columns = np.arange(places[0][1].numbers.shape[0]) * found.bin
     for index, (head, shown) in enumerate(places):
         above, below = axes[2 * index, 0], axes[2 * index + 1, 0]
+        heads = shown.numbers.shape[1]
         wide = shown.numbers.reshape(len(columns), -1).T
-        edges = np.append(columns, columns[-1] + found.bin)
+        edges, each = np.append(columns, columns[-1] + found.bin), wide.shape[0] / heads
         mesh = above.pcolormesh(edges, np.arange(wide.shape[0] + 1), wide, cmap=MAP, vmin=0, rasterized=True)
         figure.colorbar(mesh, ax=above, label=name.rpartition(": ")[2])
-        above.set_ylabel(", ".join(shown.axes[1:]))
-        above.set_title(f"layer {head.layer}, {head.name}: {name}", loc="left")
+        for border in range(1, heads):
+            above.axhline(border * each, color="white", linewidth=1)
+        every = -(-heads // MOST_NAMED)
+        above.set_yticks(each * (np.arange(heads)[::every] + 0.5), [f"head {head.first + one}" for one in range(0, heads, every)])
+        above.tick_params(axis="y", length=0)
+        above.invert_yaxis()
+        above.set_ylabel(" and ".join(f"{axis}s" for axis in shown.axes[1:]))
+        above.set_title(f"layer {head.layer}, {head.name}: {_said(name)}")
         assert shown.entropy is not None, "of tokens"
         for one in range(shown.entropy.shape[1]):
             below.plot(columns, shown.entropy[:, one], color=colour(one), linestyle=line(one), label=f"head {one}")
-        below.axhline(np.log(shown.numbers.shape[-1]), color="#888888", linestyle=":", linewidth=1)
-        below.set(ylabel="entropy (nats)", xlabel="token")
+        below.axhline(np.log(shown.numbers.shape[-1]), color=FAINT, linestyle=":", linewidth=1)
+        below.set(ylabel="entropy (nats)", xlim=(0, edges[-1]))
         below.set_ylim(bottom=0)
+        whole_ticks(below)
+    axes[-1, 0].set_xlabel("token")
     legend(figure, axes[1, 0])
     data = [{"layer": head.layer, "head": head.name, "bin": found.bin, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}, and the entropy of each head's; dotted: all alike."
-    return Picture(_file(name), f"Over the text: {name}", says, figure, data)
+    return Picture(_file(name), f"{_said(name)} over the text", says, figure, data)
 
 
 def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> Picture:
@@ -63,56 +76,63 @@ def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, Show
                 linestyle=line(index),
                 label=f"head {index}",
             )
-        axis.set(xlabel=f"{shown.axes[-1]} (0 is the last)", ylabel="mean size")
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"layer {head.layer}, {head.name}: {name}", loc="left")
+        axis.set(xlabel=f"{shown.axes[-1]} (0 is the last)", ylabel=f"mean size of the {shown.axes[-1]}")
+        axis.set_title(f"layer {head.layer}, {head.name}: {_said(name)}")
+        whole_ticks(axis)
+    from_zero(axes)
     legend(figure, axes[0])
     data = [{"layer": head.layer, "head": head.name, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}; means of sizes over channels."
-    return Picture(_file(name), name[0].upper() + name[1:], says, figure, data)
+    return Picture(_file(name), _said(name), says, figure, data)
 
 
 def likeness(pyplot: Any, found: Findings) -> Picture:
-    """To the teacher, head by head, and layer by layer."""
+    """To the teacher, head by head, and layer by layer; of the weights only where they are compared at all."""
     every = [(head, head.likeness, index) for head in found.heads if head.likeness for index in range(head.heads)]
     names = [f"{head.layer}.{head.first + index}" for head, _, index in every]
-    figure, axes = panels(pyplot, 4, height=2.4, across=2)
-    for axis, (label, numbers) in zip(
-        axes,
-        (
-            ("MSE of the answers", [like.mse[index] for _, like, index in every]),
-            ("cosine of the answers", [like.cosine[index] for _, like, index in every]),
-            (
-                "KL of the weights (nats)",
-                [np.nan if like.divergence is None else like.divergence[index] for _, like, index in every],
-            ),
-        ),
-        strict=False,
-    ):
-        layers = sorted({head.layer for head, *_ in every})
-        axis.bar(
-            np.arange(len(every)),
-            finite(np.asarray(numbers, dtype=float)),
-            color=[colour(layers.index(head.layer) % 2) for head, *_ in every],
-        )
-        axis.set_xticks(np.arange(len(every)), names, rotation=90 if len(every) > 8 else 0)
+    nothing = [like.divergence is None for _, like, _ in every]
+    drawn = [
+        ("MSE of the answers", [like.mse[index] for _, like, index in every]),
+        ("cosine of the answers", [like.cosine[index] for _, like, index in every]),
+    ]
+    if not all(nothing):
+        divergence = [np.nan if like.divergence is None else like.divergence[index] for _, like, index in every]
+        drawn.append(("KL of the weights (nats)", divergence))
+    figure, axes = panels(pyplot, len(drawn) + 1, height=2.4, across=2)
+    for axis, (label, numbers) in zip(axes, drawn, strict=False):
+        axis.bar(np.arange(len(every)), finite(np.asarray(numbers, dtype=float)), color=STUDENT)
+        for place in range(1, len(every)):
+            if every[place][0].layer != every[place - 1][0].layer:
+                axis.axvline(place - 0.5, color=FAINT, linewidth=0.8)
+        for place in np.flatnonzero(nothing) if numbers is drawn[-1][1] and len(drawn) > 2 else ():
+            axis.text(place, 0, "–", ha="center", va="bottom", color=FAINT)
+        named_ticks(axis, names, upright=8, most=24)
         axis.set(ylabel=label, xlabel="layer.head")
-    stream, axis = found.stream, axes[3]
+    stream, axis = found.stream, axes[-1]
     assert stream is not None, "there is a teacher"
-    axis.plot(stream.cosine, marker="o", color=colour(0), label="cosine")
-    axis.plot(stream.error, marker="s", linestyle="--", color=colour(5), label="error ‖x - y‖ / ‖y‖")
-    axis.set(xlabel="hidden states behind so many layers", ylabel="to the teacher's")
-    axis.set_xticks(range(len(stream.cosine)))
-    axis.legend()
+    axis.plot(stream.cosine, marker="o", color=colour(0), label="cosine", clip_on=False)
+    axis.plot(stream.error, marker="s", linestyle="--", color=colour(5), label="error ‖x - y‖ / ‖y‖", clip_on=False)
+    axis.set(xlabel="hidden states behind so many layers", ylabel="beside the teacher's")
+    axis.set_ylim(0, max(1.05, 1.1 * max(stream.error)))
+    whole_ticks(axis)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     data = {
         "heads": [{"layer": head.layer, "head": head.name, "first": head.first, "likeness": head.likeness} for head in found.heads],
         "stream": stream,
     }
     says = (
-        "Where the conversion hurts: each layer's heads on the teacher's hidden states against the teacher's own, and, below on "
-        "the right, the hidden states of the student's own run, in which errors add up. Both on this text alone."
+        "Where the conversion hurts: each layer's heads on the teacher's hidden states against the teacher's own, and, in the last "
+        "panel, the hidden states of the student's own run, in which errors add up. Both on this text alone."
     )
+    if any(nothing):
+        says += " Weights that may be negative have no KL."
     return Picture("likeness", "How like the teacher", says, figure, data)
+
+
+def _said(name: str) -> str:
+    """A part and what it shows: ``conv: taps: key`` is taps, key of conv."""
+    part, _, what = name.partition(": ")
+    return f"{what.replace(': ', ', ')} of {part}"
 
 
 def _file(name: str) -> str:

@@ -9,10 +9,13 @@ import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings
 from composer.inspection.pictures.picture import Picture
-from composer.inspection.pictures.style import colour, finite, legend, line, panels
+from composer.inspection.pictures.style import finite, from_zero, panels
+from composer.plotting import FAINT, WIDTH, by_powers, colour, legend, line, whole_ticks
 
 WIDE = 100
 """Norms further apart than by this factor are drawn on a logarithmic scale."""
+LEAST = 1e-4
+"""The smallest share of a spectrum that is drawn; the JSON has all."""
 
 
 def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
@@ -39,7 +42,7 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     """Over how much is stored, and over age."""
     places = _places(heads, lambda head: head.recalled)
     figure, axes = pyplot.subplots(
-        len(places), 2, figsize=(8.8, 2.1 * len(places) + 0.6), squeeze=False, layout="constrained", sharey=True
+        len(places), 2, figsize=(WIDTH, 2.1 * len(places) + 0.9), squeeze=False, layout="constrained", sharey=True
     )
     for row, (head, name, one) in zip(axes, places, strict=True):
         for index in range(one.error.shape[1]):
@@ -47,13 +50,14 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
             row[0].plot(one.stored, finite(one.error[:, index]), marker=".", **look)
             row[1].plot(one.ages, finite(one.error_by_age[:, index]), marker=".", **look)
         for axis in row:
-            axis.axhline(1, color="#888888", linewidth=1, linestyle=":")
-            axis.set_ylim(bottom=0)
-        row[0].set_title(_title(head, name), loc="left")
+            axis.axhline(1, color=FAINT, linewidth=1, linestyle=":")
+        whole_ticks(row[0])
+        row[0].set_title(_title(head, name))
         row[0].set(xlabel="pairs stored", ylabel="error ‖v̂ - v‖ / ‖v‖")
         row[1].set(xlabel="tokens since the pair was read, bins up to", xscale="log")
         row[1].set_xticks(one.ages[::3], [f"{age:,}" for age in one.ages[::3]])
         row[1].minorticks_off()
+    from_zero(axes.flat)
     legend(figure, axes[0][0])
     data = [{"layer": head.layer, "head": head.name, "memory": name, "recall": one} for head, name, one in places]
     says = (
@@ -64,30 +68,34 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
 
 
 def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
-    """Eigenvalues of Gram matrices before and after maps and convolutions."""
-    figure, axes = panels(pyplot, len(heads), height=3.6, across=2, sharey=True)
+    """Eigenvalues of Gram matrices before and after maps and convolutions: a colour a stage, solid keys and dashed queries."""
+    figure, axes = panels(pyplot, len(heads), height=3.4, across=2, sharey=True)
+    stages = list(dict.fromkeys(_stage(name) for head in heads for name in head.spectra))
     for place, (axis, head) in enumerate(zip(axes, heads, strict=True)):
-        for index, (name, one) in enumerate(head.spectra.items()):
+        for name, one in head.spectra.items():
             shares = one.shares.mean(0)
             rank = f"{name} (rank {one.effective_rank.mean():.1f} of {shares.shape[0]})"
-            axis.plot(
-                1 + np.arange(len(shares)),
-                np.where(shares > 0, shares, np.nan),
-                color=colour(index),
-                linestyle=line(index),
-                label=rank,
-            )
-        axis.set(yscale="log", xlabel="eigenvalue, the largest first", ylim=(1e-8, 1.5))
-        axis.set_title(f"layer {head.layer}, {head.name}", loc="left")
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+            at = np.where(shares >= LEAST, shares, np.nan)
+            dash = "--" if name.startswith("query") else "-"
+            axis.plot(1 + np.arange(len(shares)), at, color=colour(stages.index(_stage(name))), linestyle=dash, label=rank)
+        by_powers(axis)
+        axis.set(xlabel="eigenvalue, the largest first", ylim=(LEAST, 1.5))
+        whole_ticks(axis)
+        axis.set_title(f"layer {head.layer}, {head.name}")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         if place % 2 == 0:
-            axis.set_ylabel("share of the whole")
+            axis.set_ylabel("share of their sum")
     data = [{"layer": head.layer, "head": head.name, "spectra": head.spectra} for head in heads]
     says = (
         "Spectra of the Gram matrices of queries, keys and their features, means over heads, with their effective rank: what falls "
-        "steeply leaves a state few directions to tell its keys apart by."
+        f"steeply leaves a state few directions to tell its keys apart by. Shares from {LEAST:g} on."
     )
     return Picture("spectra", "How many directions keys and features have", says, figure, data)
+
+
+def _stage(name: str) -> str:
+    """What the queries and the keys of a head have been through: ``after conv`` of ``key after conv``."""
+    return name.removeprefix("query").removeprefix("key").strip()
 
 
 def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
@@ -101,9 +109,10 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
             sizes = finite(one[:, index])
             look = {"color": colour(index), "linestyle": line(index), "label": f"head {index}"}
             axis.plot(head.norm_columns, np.where(sizes > 0, sizes, np.nan) if wide else sizes, marker=".", **look)
-        axis.set(xlabel="tokens", ylabel="norm of the state")
-        axis.set_yscale("log") if wide else axis.set_ylim(bottom=0)
-        axis.set_title(_title(head, name), loc="left")
+        axis.set(xlabel="tokens read", ylabel="norm of the state")
+        by_powers(axis) if wide else axis.set_ylim(bottom=0)
+        whole_ticks(axis)
+        axis.set_title(_title(head, name))
     legend(figure, axes[0])
     data = [
         {"layer": head.layer, "head": head.name, "state": name, "tokens": head.norm_columns, "norm": one}
@@ -121,15 +130,20 @@ def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     places = _places(heads, lambda head: head.half_lives)
     figure, axes = panels(pyplot, len(places), height=2.2, across=2, sharey=True)
     for axis, (head, name, one) in zip(axes, places, strict=True):
-        for index, lives in enumerate(one):
-            ordered = np.sort(finite(np.atleast_1d(lives)))
-            at = np.arange(len(ordered)) + (index if ordered.size == 1 else 0)
-            mark = "o" if ordered.size == 1 else None
-            axis.plot(at, ordered, color=colour(index), linestyle=line(index), marker=mark, label=f"head {index}")
         single = one.ndim == 1 or one.shape[-1] == 1
-        axis.set(yscale="log", xlabel="head" if single else "channel, the fastest first", ylabel="half-life (tokens)")
-        axis.set_title(_title(head, name), loc="left")
-    legend(figure, axes[0])
+        for index, lives in enumerate(one):
+            look = {"color": colour(index), "label": f"head {index}"}
+            if single:
+                axis.plot([index], finite(np.atleast_1d(lives)), marker="o", linestyle="none", **look)
+            else:
+                axis.plot(np.sort(finite(lives)), linestyle=line(index), **look)
+        by_powers(axis)
+        axis.set(xlabel="head" if single else "channel, the fastest first", ylabel="half-life (tokens)")
+        axis.set_title(_title(head, name))
+        whole_ticks(axis)
+        if single:
+            axis.set_xlim(-0.5, len(one) - 0.5)
+    legend(figure, *axes)
     data = [{"layer": head.layer, "head": head.name, "gate": name, "half_lives": one} for head, name, one in places]
     says = "Tokens after which half of what a channel holds is left, at its mean decay over the text."
     return Picture("half-lives", "How fast gates forget", says, figure, data)

@@ -1,45 +1,19 @@
-"""What all pictures share: colours that the colour-blind can tell, sizes for the width of a page, and panels side by side."""
+"""What the pictures of an inspection share: panels side by side, a colour for each memory, and rows of queries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from composer.inspection.findings import Numbers
+from blocks.memories import MEMORIES
+from composer.inspection.findings import Findings, Numbers
+from composer.plotting import COLOURS, FAINT, WIDTH
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe & Ito's."""
-TEACHER, STUDENT, MARK = "#000000", "#0072B2", "#D55E00"
-MAP = "cividis"
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "axes.grid": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.4,
-}
-WIDTH, ACROSS = 8.8, 4
-LINES = ("-", "--", ":", "-.")
-
-
-@contextmanager
-def plotting() -> Iterator[Any]:
-    """matplotlib's pyplot, drawing on no screen, in this style."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    with mpl.rc_context(STYLE):
-        yield pyplot
+ACROSS = 4
+OF_MEMORIES = tuple(COLOURS[index] for index in (3, 4, 6, 0, 1, 2, 5))
+"""In the order of the catalogue, so that a kind has the same colour in every picture, of whatever model."""
 
 
 def panels(pyplot: Any, count: int, *, height: float = 2.2, across: int = ACROSS, **shared: Any) -> tuple[Any, list[Any]]:
@@ -47,7 +21,7 @@ def panels(pyplot: Any, count: int, *, height: float = 2.2, across: int = ACROSS
     across = max(1, min(across, count))
     down = -(-count // across)
     figure, axes = pyplot.subplots(
-        down, across, figsize=(WIDTH, height * down + 0.5), squeeze=False, layout="constrained", **shared
+        down, across, figsize=(WIDTH, height * down + 0.8), squeeze=False, layout="constrained", **shared
     )
     flat = list(axes.flat)
     for axis in flat[count:]:
@@ -55,20 +29,24 @@ def panels(pyplot: Any, count: int, *, height: float = 2.2, across: int = ACROSS
     return figure, flat[:count]
 
 
-def colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
+def memory_colours(found: Findings) -> dict[str, str]:
+    """Of each memory by its name; grey for what is none, as attention sinks. Where two memories of a model would have the same one,
+    the second takes the next that is free."""
+    order = list(MEMORIES)
+    kinds = dict(pair for head in found.heads for pair in zip(head.memories, head.kinds, strict=True))
+    taken: dict[str, str] = {}
+    for name, kind in sorted(kinds.items(), key=lambda item: (order.index(item[1]), item[0])):
+        place = order.index(kind)
+        turned = [OF_MEMORIES[(place + step) % len(OF_MEMORIES)] for step in range(len(OF_MEMORIES))]
+        taken[name] = next((one for one in turned if one not in taken.values()), turned[0])
+    others = dict.fromkeys(name for head in found.heads for name in head.shares if name not in taken)
+    return taken | dict.fromkeys(others, FAINT)
 
 
-def line(index: int) -> str:
-    """Beyond as many lines as there are colours, dashes tell them apart."""
-    return LINES[index // len(COLOURS) % len(LINES)]
-
-
-def legend(figure: Any, axis: Any, *, most: int = 16) -> None:
-    """One for all panels, below them."""
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles[:most], labels[:most], loc="outside lower center", ncols=min(8, len(handles)))
+def from_zero(axes: Iterable[Any]) -> None:
+    """Once all is drawn: panels that share an axis have room for the largest of all."""
+    for axis in axes:
+        axis.set_ylim(bottom=0)
 
 
 def ticks(axis: Any, queries: Sequence[int], *, count: int = 5) -> None:

@@ -22,6 +22,7 @@ from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
 from composer.ablation.steps import Figures
 from composer.errors import AblationError
+from composer.evaluation import EvaluationOptions, evaluate
 from composer.training import checkpoint
 from composer.training import distill as distilling
 from composer.training.distill import distill
@@ -65,6 +66,10 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
     assert Counter(told) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
     assert sorted(path.name for path in out.iterdir()) == sorted([PLOT, REPORT, STEPS, TABLE, VARIANTS])
     assert AblationReport.model_validate_json((out / REPORT).read_text()) == report
+    options = EvaluationOptions(samples=report.request["samples"])
+    (cell,) = evaluate([teacher], report.request["tasks"], report.request["lengths"], options).cells
+    assert report.teacher == {"mqar,pairs=2 12": pytest.approx(cell.mean)}
+    assert "The teacher's own scores: mqar,pairs=2 12 " in (out / TABLE).read_text()
     assert [variant.name for variant in report.variants] == ["tiny-slow", "tiny-fast"]
     titles = ["perplexity before stage 2", "perplexity", "attention MSE", "attention KL", "mqar,pairs=2 12"]
     assert [column.title for column in report.columns] == titles

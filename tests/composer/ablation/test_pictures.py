@@ -10,10 +10,10 @@ import matplotlib as mpl
 import pytest
 
 mpl.use("Agg")
-from matplotlib import pyplot
 
 from composer.ablation.pictures import GRID, PLOT, STATE, draw_all, grid_of
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
+from tests.composer.legible import assert_legible, kept_open
 
 COLUMNS = (Column(kind="after"), Column(kind="score", task="recall", length=64))
 SIZES, MAPS = (8, 16, 32), ("elu", "relu")
@@ -45,15 +45,24 @@ def report(*variants: VariantReport) -> AblationReport:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by the names of their files, kept open."""
-    kept: dict[str, Any] = {}
+    return kept_open(monkeypatch)
 
-    def savefig(figure: Any, path: Path, **_: Any) -> None:
-        kept[path.name.removeprefix(".").removesuffix(".partial")] = figure
-        path.touch()
 
-    monkeypatch.setattr(mpl.figure.Figure, "savefig", savefig)
-    monkeypatch.setattr(pyplot, "close", lambda _: None)
-    return kept
+@pytest.mark.parametrize("count", [3, 7])
+def test_all_are_legible(tmp_path: Path, figures: dict[str, Any], count: int) -> None:
+    sizes = [8 * 2**place for place in range(count)]
+    draw_all(report(*(variant(*pair) for pair in itertools.product(sizes, ("elu", "relu", "hedgehog")))), tmp_path)
+    assert set(figures) == {GRID, PLOT, STATE}
+    for figure in figures.values():
+        assert_legible(figure)
+
+
+def test_a_share_has_no_spread_beyond_what_shares_can_be(tmp_path: Path, figures: dict[str, Any]) -> None:
+    wide = {"recall 64": Figure(mean=0.9, spread=0.4, values={})}
+    draw_all(report(variant(8, "elu", figures=wide), variant(16, "elu", figures=wide)), tmp_path)
+    for name, place in ((PLOT, 0), (STATE, 1)):
+        (segment, *_) = figures[name].axes[1].collections[0].get_segments()
+        assert segment[:, place].tolist() == pytest.approx([0.5, 1.0])
 
 
 def test_a_two_way_grid_is_a_heat_map(tmp_path: Path, figures: dict[str, Any]) -> None:
@@ -63,7 +72,7 @@ def test_a_two_way_grid_is_a_heat_map(tmp_path: Path, figures: dict[str, Any]) -
     assert [label.get_text() for label in first.get_yticklabels()] == ["8", "16", "32"]
     assert [label.get_text() for label in first.get_xticklabels()] == ["elu", "relu"]
     assert (first.get_ylabel(), first.get_xlabel()) == ("head.memory.0.size", "head.feature_map")
-    assert first.get_title() == "perplexity (teacher 2)"
+    assert first.get_title("left") == "perplexity (teacher 2)"
     assert second.images[0].get_clim() == (0, 1)
     assert [text.get_text() for text in second.texts] == ["0.25 ± 0.1"] * 6
 
@@ -92,6 +101,13 @@ def test_the_teacher_is_a_line(tmp_path: Path, figures: dict[str, Any]) -> None:
     lines = [line for line in perplexity.lines if line.get_label() == "teacher, 2"]
     assert [set(line.get_xdata()) for line in lines] == [{2.0}]
     assert not [line for line in recall.lines if str(line.get_label()).startswith("teacher")]
+    scored = report().model_copy(update={"teacher": {"recall 64": 0.75}})
+    draw_all(scored, tmp_path)
+    (line,) = [line for line in figures[PLOT].axes[1].lines if line.get_label() == "teacher, 0.75"]
+    assert set(line.get_xdata()) == {0.75}
+    (line,) = [line for line in figures[STATE].axes[1].lines if line.get_label() == "teacher, 0.75"]
+    assert set(line.get_ydata()) == {0.75}
+    assert figures[GRID].axes[1].get_title() == "recall 64, share right (teacher 0.75)"
     draw_all(report(variant(8, "elu"), variant(16, "elu", teacher_perplexity=3.0)), tmp_path)
     assert not [line for line in figures[PLOT].axes[0].lines if str(line.get_label()).startswith("teacher")]
 

@@ -9,11 +9,11 @@ import matplotlib as mpl
 import pytest
 
 mpl.use("Agg")
-from matplotlib import pyplot
 
 from composer.benching.plots import draw
 from composer.benching.report import BenchReport
 from tests.composer.benching.made_up import report
+from tests.composer.legible import assert_legible, kept_open
 
 pytestmark = pytest.mark.drawn
 
@@ -21,15 +21,7 @@ pytestmark = pytest.mark.drawn
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by the names of their files, kept open."""
-    kept: dict[str, Any] = {}
-
-    def keep(figure: Any, path: Path, **_: Any) -> None:
-        path.touch()
-        kept[path.name] = figure
-
-    monkeypatch.setattr(mpl.figure.Figure, "savefig", keep)
-    monkeypatch.setattr(pyplot, "close", lambda _: None)
-    return kept
+    return kept_open(monkeypatch)
 
 
 def drawn(axis: Any) -> list[list[list[float]]]:
@@ -39,22 +31,24 @@ def drawn(axis: Any) -> list[list[list[float]]]:
 def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
     draw(report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.png", "prefill.png"]
-    time, rate, _, rate_of_eight = figures[".prefill.png.partial"].axes
+    time, rate, _, rate_of_eight = figures["prefill.png"].axes
     assert drawn(time) == [[[64, 500], [128, 500]], [[64, 250], [128, 250]]]
     assert drawn(rate) == [[[64, 128], [128, 256]], [[64, 256], [128, 512]]]
     assert drawn(rate_of_eight)[0] == [[64, 1024]], "the teacher had no room at 128"
-    rate, state, rate_by_batch, state_by_batch = figures[".decode.png.partial"].axes
+    rate, state, rate_by_batch, state_by_batch = figures["decode.png"].axes
     assert drawn(rate) == [[[2048, 2]], [[2048, 4]]]
     assert drawn(state) == [[[2048, 4096 / 2**20]], [[2048, 512 / 2**20]]]
     assert drawn(rate_by_batch) == [[[1, 2], [8, 16]], [[1, 4], [8, 32]]]
     assert drawn(state_by_batch)[0] == [[1, 4096 / 2**20], [8, 8 * 4096 / 2**20]]
     assert [line.get_label() for line in rate.lines] == ["teacher", "a|b"]
     assert (state.get_ylabel(), rate.get_ylim()[0]) == ("state, MiB", 0)
+    for figure in figures.values():
+        assert_legible(figure)
 
 
 def test_a_peak_stands_on_the_weights(tmp_path: Path, figures: dict[str, Any]) -> None:
     draw(report(taken=2**20, peak="allocated", batches=(1,)), tmp_path)
-    _, memory = figures[".decode.png.partial"].axes
+    _, memory = figures["decode.png"].axes
     assert drawn(memory) == [[[2048, 1 + 4000 / 2**20]]] * 2
     assert memory.get_ylabel() == "weights and peak, MiB"
 

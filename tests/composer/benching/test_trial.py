@@ -16,6 +16,7 @@ from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, w
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from tests.composer.model.models import llama, student, tokens
+from tests.composer.model.recording import on_a_cpu
 from tests.shipped import SHIPPED
 
 CAUSAL = [name for name in SHIPPED if "/" not in name and load_spec(name).direction == "causal"]
@@ -166,3 +167,26 @@ def test_nothing_keeps_a_gradient() -> None:
     one = Contestant("it", model)
     list(run_trial([one], trial(decode=(8,))))
     assert not any(tensor.requires_grad for tensor in one.cache.state(0).tensors.values())
+
+
+def test_steps_are_recorded_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of each position and batch; what has been recorded goes with the cache."""
+    on_a_cpu(monkeypatch, trial_module)
+    model, made = student("lolcats"), []
+    whole = model.recording
+    monkeypatch.setattr(model, "recording", lambda cache: made.append(whole(cache)) or made[-1])
+    contestant = Contestant("it", model, graph=True)
+    for _, found in run_trial([contestant], trial(decode=(5, 70), batches=(1, 2), steps=3)):
+        assert len(found["it"].seconds) == 3
+        assert made[-1].replays
+        assert made[-1].cache is contestant.cache
+    assert len(made) == 2
+    contestant.clear()
+    assert model.recorder is None
+
+
+def test_no_steps_are_recorded_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_cpu(monkeypatch, trial_module)
+    contestant = Contestant("it", student("lolcats"))
+    assert len(list(run_trial([contestant], trial(decode=(5,))))) == 1
+    assert contestant.model.recorder is None

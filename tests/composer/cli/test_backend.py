@@ -93,5 +93,5 @@ def test_a_run_of_training_does_too(tmp_path: Path) -> None:
 
     (tmp_path / IDENTITY).write_text(json.dumps({"seed": 0}))
     check_same(tmp_path, {"seed": 0, "--backend": "auto"})
-    with pytest.raises(TrainingError, match="was begun with another --backend"):
+    with pytest.raises(TrainingError, match="--backend: was auto, now torch"):
         check_same(tmp_path, {"seed": 0, "--backend": "torch"})

@@ -142,3 +142,13 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
         assert message in result.stderr
         assert not Path("out").exists()
     assert compose("build", whole, "--from", teacher, "--set", "trunk=null", "-o", "out").exit_code == 0
+
+
+def test_quiet_leaves_the_plan_out(compose: Compose, teacher: Path) -> None:
+    """Where it was built, and what to know of it, are said; a dry run has nothing but the plan."""
+    result = compose("build", "lawcat", "--from", teacher, "-o", "out", "--quiet")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Built out\n")
+    assert "untrained" in result.stdout
+    assert not any(word in result.stdout for word in ("Plan", "inherited", "model.safetensors"))
+    assert "inherited" in compose("build", "lawcat", "--from", teacher, "--dry-run", "--quiet").stdout

@@ -61,6 +61,64 @@ def test_layers_are_checked_on_a_source(compose: Compose, teacher: Path) -> None
     assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
 
 
+EVERYWHERE = {
+    "an unknown head": (
+        "extends: lolcats\nlayers: [{at: 0, use: haed}]",
+        'layers[0].use: there is no head "haed"; did you mean "head"?',
+    ),
+    "a head twice": (
+        "extends: lolcats\nlayers: [{at: 0, use: [{head: head, heads: 2}, {head: head, heads: 2}]}]",
+        "names a head twice",
+    ),
+    "shares": (
+        "extends: lolcats\nheads: {exact: {memory: [full]}}\n"
+        "layers: [{at: 0, use: [{head: exact, heads: 1/4}, {head: head, heads: 1/2}]}]",
+        "layers[0].use: these groups are 3/4 of the query heads together, and have to be all of them",
+    ),
+    "a step": ("extends: lolcats\nlayers: [{at: '0:2:0', use: head}]", "layers[0].at: a step of 0 never arrives"),
+    "a name": ("heads: {half: {memory: [full]}}\nlayers: [{at: all, use: half}]", "heads.half: PyTorch's modules have"),
+    "no head": ("paper: nothing", "layers: no layer has a head: say a `head:`"),
+    "a head that no layer of a source takes": (
+        "head: {memory: [window]}\nheads: {exact: {memory: [full]}}\nlayers: [{at: all, use: exact}]",
+        "head.memory[0]: pairs beyond the 64 that it holds",
+    ),
+    "both ways": (
+        "direction: bidirectional\nhead: {memory: [{kind: window, size: 4, shape: terraced, evict: drop}]}",
+        "head.memory[0]: a terraced window falls by chunks, which only looks back",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EVERYWHERE)
+def test_what_no_source_mends_is_told_with_a_source_and_without(compose: Compose, teacher: Path, case: str) -> None:
+    text, message = EVERYWHERE[case]
+    Path("wrong.yaml").write_text(BEFORE + text + "\n")
+    alone, on_source = compose("check", "wrong.yaml"), compose("check", "wrong.yaml", "--from", teacher)
+    assert (alone.exit_code, on_source.exit_code) == (2, 2)
+    assert message in alone.stderr
+    assert alone.stderr == on_source.stderr
+
+
+def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) -> None:
+    """Two heads that no source mends, two rules that this one's sizes do not allow, each once."""
+    Path("wrong.yaml").write_text(
+        BEFORE + "head: {memory: [window]}\n"
+        "heads:\n  one: {memory: [{kind: state}]}\n  two: {memory: [{kind: latents, size: 6}]}\n"
+        "layers:\n  - {at: 7, use: one}\n  - {at: 1, use: [{head: one, heads: 1}, {head: two, heads: 3}]}\n  - {at: 0, use: two}\n"
+    )
+    alone = [line.partition("  ")[2].partition(": ")[0] for line in compose("check", "wrong.yaml").stderr.splitlines()[:-1]]
+    assert alone == ["head.memory[0]", "heads.one.memory[0]"]
+    on_source = compose("check", "wrong.yaml", "--from", teacher).stderr.splitlines()[:-1]
+    told = [line.partition("  ")[2].partition(": ")[0] for line in on_source]
+    assert told == [*alone, "layers[0].at", "layers[1].use"]
+
+
+def test_what_heads_share_out_needs_their_number(compose: Compose, teacher: Path) -> None:
+    Path("x.yaml").write_text(BEFORE + "head: {memory: [{kind: latents, size: 6}]}\n")
+    assert compose("check", "x.yaml").exit_code == 0
+    assert "6 latents do not split evenly over 4 heads" in compose("check", "x.yaml", "--from", teacher).stderr
+
+
 def test_edges_are_shown_as_such(compose: Compose) -> None:
     window, graph = "{kind: window, size: 4}", "[pairs -> window, window->old, pairs -> fading]"
     states = "{kind: state, name: old}, {kind: state, name: fading, gate: head}"
@@ -198,3 +256,13 @@ def test_what_settings_complete_is_good(compose: Compose) -> None:
     result = compose("check", "x.yaml", "y.yaml")
     assert result.exit_code == 2
     assert "trunk.vocabulary: missing" in result.stdout + result.stderr
+
+
+def test_quiet_prints_mistakes_alone(compose: Compose) -> None:
+    Path("wrong.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
+    good = compose("check", "lolcats", "lawcat", "--quiet")
+    assert (good.exit_code, good.output) == (0, "")
+    result = compose("check", "lolcats", "wrong.yaml", "-q")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("wrong.yaml:3:24  head.colour: ")
+    assert len(result.stderr.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,6 +41,32 @@ def test_tables(compose: Compose) -> None:
     assert "Loading weights" not in result.stderr
     assert "maximum" not in result.stderr, "lengths beyond the source's are what is asked for"
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize("making", [True, False])
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(compose: Compose, monkeypatch: pytest.MonkeyPatch, making: bool) -> None:
+    """As samples are made, which has a line of its own, and as they are scored."""
+    told: list[EvaluationProgress] = []
+    asked = ("eval", TEACHER, *QUICK, "--batch-tokens", "1")
+
+    def interrupt(progress: EvaluationProgress) -> None:
+        told.append(progress)
+        if progress.making is making and progress.done == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(eval_module, "watching", lambda *, quiet: contextlib.nullcontext(interrupt))
+        alone, kept = compose(*asked), compose(*asked, "-o", "out")
+    assert {one.making for one in told} == {True, making}
+    assert (alone.exit_code, kept.exit_code) == (130, 130)
+    assert alone.stderr == "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored.\n"
+    nothing = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew.\n"
+    assert kept.stderr == (nothing if making else "Interrupted: out keeps 2 scored samples. Say the same again to go on.\n")
+    again = compose(*asked, "-o", "out")
+    assert again.exit_code == 0, again.output
+    assert again.stderr.splitlines()[0] == "Making the samples …"
+    assert len((Path("out") / SAMPLES).read_text().splitlines()) == 12
+    assert "Making" not in compose(*asked, "-o", "out", "--quiet").stderr
 
 
 def test_json_is_the_report(compose: Compose) -> None:

@@ -85,3 +85,38 @@ def test_the_summary_of_an_inspection_is_what_the_page_says(compose: Compose, st
         assert all(f"`{key}`" in words for key in own)
         assert own == {key: whole[key] for key in own} != whole
         assert whole.keys() == HeadFindings.model_fields.keys()
+
+
+REFUSED = {
+    "a source": ("explain", "lolcats", "--from", "nowhere"),
+    "a spec": ("show", "wrong.yaml"),
+    "a model": ("verify", "nowhere"),
+    "an option": ("explain", "lolcats", "--form", "x"),
+    "a value": ("eval", "x", "--samples", "many"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_json_too(compose: Compose, case: str) -> None:
+    Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
+    plain, told = compose(*REFUSED[case]), compose(*REFUSED[case], "--json")
+    assert (plain.exit_code, told.exit_code) == (2, 2)
+    assert plain.stdout == ""
+    assert told.stderr == plain.stderr
+    (mistake,) = json.loads(told.stdout)["mistakes"]
+    assert mistake.keys() == {"message", "file", "line", "column", "path"}
+    assert mistake["message"].split("\n")[0] in told.stderr
+    if case == "a spec":
+        assert (mistake["file"], mistake["line"], mistake["column"], mistake["path"]) == ("wrong.yaml", 3, 24, "head.colour")
+
+
+def test_check_with_a_source_that_is_not_there(compose: Compose) -> None:
+    """Of each spec, beside what is wrong with itself."""
+    Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
+    result = compose("check", "lolcats", "wrong.yaml", "--from", "nowhere/at/all", "--json")
+    assert result.exit_code == 2
+    good, wrong = json.loads(result.stdout)
+    assert (good["spec"], good["ok"], good["hash"]) == ("lolcats", False, None)
+    (mistake,) = good["mistakes"]
+    assert "neither a folder here nor" in mistake["message"]
+    assert [one["path"] for one in wrong["mistakes"]] == ["head.colour", None]

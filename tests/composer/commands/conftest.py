@@ -1,7 +1,7 @@
-"""The teacher and the student of the command line's tests."""
+"""The command, the teacher and the student of the command line's tests."""
 
 from __future__ import annotations
 
-from tests.composer.cli.conftest import student, teacher
+from tests.composer.cli.conftest import compose, student, teacher
 
-__all__ = ["student", "teacher"]
+__all__ = ["compose", "student", "teacher"]

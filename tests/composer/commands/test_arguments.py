@@ -1,11 +1,15 @@
-"""Numbers between commas are read as they are meant, or refused with the option that they stand in."""
+"""Numbers are read as they are meant, or refused with the option that they stand in; so are numbers of tokens in every command."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from composer.commands.arguments import read_numbers
-from composer.errors import BenchError, EvaluationError
+import composer
+from composer.errors import BenchError, ComposerError, EvaluationError
+from composer.numbers import read_numbers, tokens_of
+from tests.composer.cli.conftest import Compose
 
 NONE = ["", "1q", "1,,2", "-1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]
 
@@ -27,3 +31,49 @@ def test_what_is_no_number(said: str) -> None:
 def test_what_is_no_seed(said: str) -> None:
     with pytest.raises(EvaluationError, match=r'^--seeds: ".*is no number; expected such as 0,1,2\.$'):
         read_numbers(said, "--seeds", EvaluationError, thousands=False)
+
+
+def test_tokens() -> None:
+    assert [tokens_of(said, "length", BenchError) for said in ("4k", " 128K ", "512", 7)] == [4096, 131072, 512, 7]
+
+
+@pytest.mark.parametrize("said", [*NONE, "512,1k", True, 4.5, None])
+def test_what_is_no_number_of_tokens(said: object) -> None:
+    with pytest.raises(BenchError, match=r"^length: .* is no number.*; expected such as 4096, or 4k, which is the same\.$"):
+        tokens_of(said, "length", BenchError)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("said", ["0", 0, -3])
+def test_too_few_tokens(said: str | int) -> None:
+    with pytest.raises(BenchError, match=r"^length: -?\d tokens; say at least 1\.$"):
+        tokens_of(said, "length", BenchError)
+
+
+def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path) -> None:
+    assert composer.explain("softmax", teacher, sequence="4k") == composer.explain("softmax", teacher, sequence=4096)
+    assert composer.draw("softmax", teacher, sequence="128k").svg == composer.draw("softmax", teacher, sequence=131072).svg
+    said = compose("explain", "softmax", "--from", teacher, "--seq", "128k")
+    assert said.exit_code == 0
+    assert "131,072 tokens" in said.stdout
+    assert compose("draw", "softmax", "--seq", "128k").stdout == compose("draw", "softmax", "--seq", "131072").stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "softmax", "--from", "TEACHER", "--seq", "4q"),
+        ("draw", "softmax", "--seq", "4q"),
+        ("generate", "TEACHER", "--prompt", "a", "--max-new-tokens", "4q"),
+        ("sample", "TEACHER", "-o", "t.jsonl", "--length", "4q"),
+        ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--sequence", "4q"),
+        ("eval", "TEACHER", "--tasks", "passkey", "--lengths", "128", "--batch-tokens", "4q"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Path, command: tuple[str, ...]) -> None:
+    result = compose(*(teacher if word == "TEACHER" else word for word in command))
+    assert result.exit_code == 2
+    assert f"{command[-2]}" in result.stderr
+    assert '"4q" is no number; expected such as 4096, or 4k, which is the same.' in result.stderr
+    with pytest.raises(ComposerError, match="sequence"):
+        composer.explain("softmax", teacher, sequence="4q")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,20 @@ def test_a_bench_of_which_cells_failed() -> None:
     assert "out of memory" in looked_at(made_up.report())
 
 
-def test_messages_are_warnings_at_the_callers_line(student: Path, tmp_path: Path) -> None:
+def test_messages_are_those_of_a_log(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What makes one doubt a run is a warning, how it goes is not; and neither where somebody else listens."""
+    caplog.set_level(logging.INFO, "composer")
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "once upon a time there was a cat and it slept"}\n' * 8)
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=400", "recipe.transfer.batch=1"]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        report = composer.distil(student, str(texts), tmp_path / "out", share=0.25, stage="transfer", overrides=few)
-    (told, *_) = [one for one in caught if "by heart" in str(one.message)]
-    assert told.filename == __file__
+    report = composer.distil(student, str(texts), tmp_path / "out", share=0.25, stage="transfer", overrides=few)
+    (doubted,) = [one for one in caplog.records if "by heart" in one.message]
+    assert doubted.levelno == logging.WARNING
+    assert all(one.levelno == logging.INFO for one in caplog.records if "Evaluating on" in one.message)
+    caplog.clear()
+    told: list[str] = []
+    composer.distil(student, str(texts), tmp_path / "again", share=0.25, stage="transfer", overrides=few, tell=told.append)
+    assert any("by heart" in one for one in told)
+    assert not [one for one in caplog.records if one.name == "composer"]
     assert "transfer" in looked_at(report)
     assert report.stages[0].steps == 400

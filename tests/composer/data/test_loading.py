@@ -53,10 +53,14 @@ def documents(rows: PackedRows) -> list[tuple[int, ...]]:
 @given(st.integers(1, 500), st.floats(0.01, 0.5))
 def test_the_share_that_is_held_out(count: int, share: float) -> None:
     held = [held_out(index, share) for index in range(count)]
-    every = round(1 / share)
     assert held[0]
-    assert count // every <= sum(held) <= -(-count // every)
+    assert abs(sum(held) - count * share) < 1.1
     assert not any(held_out(index, 0) for index in range(count))
+
+
+def test_a_known_split_stays_as_it_is() -> None:
+    assert [index for index in range(120) if held_out(index, 0.05)] == [0, 31, 55, 70, 95, 117]
+    assert [index for index in range(40) if held_out(index, 1 / 11)] == [0, 17, 23, 38]
 
 
 def test_what_is_held_out_is_spread() -> None:

@@ -13,6 +13,7 @@ from composer.data.packing import How, PackedRows, pack
 from composer.errors import DataError
 
 HOWS: tuple[How, ...] = ("packed", "whole", "padded")
+"""Where documents stay apart."""
 Drawn = list[list[bool]]
 drawn_documents = st.lists(st.lists(st.booleans(), min_size=1, max_size=23), max_size=12)
 
@@ -107,6 +108,34 @@ def test_packed_and_whole(how: How, ids: list[list[int]], position: list[list[in
     assert rows.dropped == (1 if how == "packed" else 0)
     assert rows.ids.tolist() == ids[:last]
     assert rows.position.tolist() == position[:last]
+
+
+@given(drawn_documents, st.integers(2, 12))
+@settings(max_examples=300, deadline=None)
+def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
+    """The tokens of all documents that teach something, end to end; all but a row's first are learned as their document says."""
+    documents = made(drawn)
+    kept = [document for document in documents if document.learned[1:].any()]
+    line = [(int(token), bool(flag)) for document in kept for token, flag in zip(document.ids, document.learned, strict=True)]
+    rows = pack(documents, sequence, how="joined")
+    wanted = [line[start : start + sequence] for start in range(0, len(line), sequence)]
+    wanted = [row for row in wanted if any(flag for _, flag in row[1:])]
+    assert [ids[valid].tolist() for ids, valid in zip(rows.ids, rows.valid, strict=True)] == [
+        [token for token, _ in row] for row in wanted
+    ]
+    for row, labels in zip(wanted, rows.labels.tolist(), strict=True):
+        asked = [-100, *(token if flag else -100 for token, flag in row[1:])]
+        assert labels == asked + [-100] * (sequence - len(row))
+    assert (rows.position == np.arange(sequence)).all()
+    assert rows.tokens + rows.dropped == sum(map(len, documents))
+
+
+def test_joined_and_packed_differ_in_what_is_seen_alone() -> None:
+    packed, joined = (pack(made([[True] * 3, [False, True, True]]), 6, how=how) for how in ("packed", "joined"))
+    assert packed.ids.tolist() == joined.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert packed.position.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert joined.position.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert packed.labels.tolist() == joined.labels.tolist() == [[-100, 2, 3, -100, 5, 6]]
 
 
 def test_padded_rows_are_cut_from_long_documents() -> None:

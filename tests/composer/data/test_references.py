@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from composer.data.references import FileData, HubData, Reference, TaskData, parse_reference
+import composer
+from composer.data.references import FileData, HubData, Reference, Slice, TaskData, parse_reference
 from composer.errors import DataError
 
 
@@ -77,3 +79,11 @@ def test_what_is_told(text: str, told: str) -> None:
 def test_a_misspelt_task_with_options_of_its_own_is_told_as_one() -> None:
     with pytest.raises(DataError, match='qoute,samples=10: no file, folder or task "qoute"; did you mean "quote"'):
         parse_reference("qoute,samples=10")
+
+
+def test_the_pages_name_every_option_of_a_reference() -> None:
+    docs = Path(composer.__file__).parents[1] / "docs"
+    page, tasks_page = ((docs / name).read_text(encoding="utf-8") for name in ("distil.md", "tasks.md"))
+    options = {name for kind in (FileData, HubData) for name in kind.model_fields} - {"kind", "path", "name"}
+    assert [name for name in sorted(options) if not re.search(rf"`{name}[`=]|{name}=", page)] == []
+    assert [name for name in Slice.model_fields if f"`{name}=N`" not in tasks_page] == []

@@ -15,6 +15,8 @@ from matplotlib.ft2font import FT2Font
 from composer.drawing.picture import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
+POINTS = 8
+"""Of the smallest letters."""
 SLACK = 0.11
 """Coordinates are written to a tenth."""
 Point = tuple[float, float]
@@ -131,6 +133,7 @@ def assert_legible(picture: Picture) -> None:
     no line runs through a box or a label."""
     root = ElementTree.fromstring(picture.svg)
     assert panels(root)
+    assert min(float(one.get("font-size", "0")) for one in root.iter(f"{SVG}text")) * 72 / 96 >= POINTS
     for panel in panels(root):
         found = seen(panel)
         boxes = [around(corners) for corners in found.outlines]

@@ -13,6 +13,7 @@ import pytest
 from composer.drawing.beside import beside
 from composer.drawing.contents import WORDS
 from composer.drawing.picture import TYPICAL, Picture, picture
+from composer.errors import ComposerError
 from composer.graph.graph import build_graph
 from composer.spec.document import Spec
 from composer.spec.explain import explain_resolved
@@ -151,6 +152,31 @@ def test_what_differs_is_marked_in_both() -> None:
     assert "sparse" in found
     assert found.count("window") == found.count("state") == 2
     assert "state_features" not in found
+
+
+def test_a_head_of_one_spec_alone_is_marked_as_a_whole() -> None:
+    one = on("lolcats")
+    more = resolve(
+        Spec.model_validate(
+            {
+                **load_spec("lolcats").model_dump(mode="json", exclude_unset=True),
+                "heads": {"exact": {"memory": [{"kind": "window", "size": 8, "evict": "drop"}]}},
+                "layers": [{"at": [1], "use": "exact"}],
+            }
+        ),
+        SMALL,
+    )
+    kinds = more.kinds()
+    (exact,) = (build_graph(head, shape) for (name, _), (head, shape, _) in kinds.items() if name == "exact")
+    assert marked(beside(one, more)) == [node.name for node in exact.parts if node.name != "read"]  # one memory: it is not drawn
+    assert marked(beside(more, one)) == marked(beside(one, more)) != []
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.pdf", "picture"])
+def test_a_picture_is_saved_as_svg_alone(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ComposerError, match=rf"{name}: pictures are SVG; name a file that ends in \.svg$"):
+        picture(on("window")).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_looking_finds_what_is_wrong() -> None:

@@ -11,7 +11,6 @@ import matplotlib as mpl
 import pytest
 
 mpl.use("Agg")
-from matplotlib import pyplot
 
 from composer.errors import EvaluationError
 from composer.evaluation.plots import draw
@@ -19,6 +18,7 @@ from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskFac
 from composer.evaluation.table import markdown, tables
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
+from tests.composer.legible import assert_legible, kept_open
 
 pytestmark = pytest.mark.drawn
 
@@ -51,15 +51,7 @@ def report() -> EvaluationReport:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by the names of their files, kept open."""
-    kept: dict[str, Any] = {}
-
-    def savefig(figure: Any, path: Path, **_: Any) -> None:
-        kept[path.name.removeprefix(".").removesuffix(".partial")] = figure
-        path.touch()
-
-    monkeypatch.setattr(mpl.figure.Figure, "savefig", savefig)
-    monkeypatch.setattr(pyplot, "close", lambda _: None)
-    return kept
+    return kept_open(monkeypatch)
 
 
 def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
@@ -75,12 +67,14 @@ def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None
     assert [line.get_xydata().tolist() for line in lines] == [[[64, 0.5]], [[64, 0.5], [128, 0.5]]]
     first, second, _ = figures["depth-passkey_form_original.png"].axes
     (one,), (two,) = first.images, second.images
-    assert one.get_array().shape == (10, 1)
-    assert two.get_array().shape == (10, 2)
+    assert one.get_array().shape == two.get_array().shape == (10, 2)
+    assert one.get_array().filled(-1)[:, 1].tolist() == [-1.0] * 10  # its cell failed; the column stays in its place
     assert two.get_array().filled(-1)[:, 1].tolist() == [0.0, *[-1.0] * 8, 1.0]
     (axis,) = figures["position-stories.png"].axes
     assert [line.get_xydata().tolist() for line in axis.lines] == [[[0.5, 2.0], [2.5, 3.0]]] * 2
     assert [line.get_label() for line in axis.lines] == ["one, 128 tokens", "two|three, 128 tokens"]
+    for figure in figures.values():
+        assert_legible(figure)
 
 
 def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,10 @@ def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: 
 def test_progress(folders: dict[str, Path]) -> None:
     seen: list[EvaluationProgress] = []
     run(folders, watch=seen.append)
+    made = [one for one in seen if one.making]
+    assert seen[: len(made)] == made, "first all samples are made"
+    assert all(1 <= one.done <= one.total for one in made)
+    seen = seen[len(made) :]
     assert [one.done for one in seen] == sorted(one.done for one in seen)
     assert (seen[0].done, seen[-1].done, {one.total for one in seen}) == (0, 60, {60})
     assert [(one.model, one.task, one.length) for one in (seen[0], seen[-1])] == [

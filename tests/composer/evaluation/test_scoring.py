@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
-from composer.evaluation import score_cell
+from composer.evaluation import score_cell, scoring
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, write
@@ -23,7 +24,9 @@ from composer.tasks.passkey import Passkey
 from composer.tasks.recall import Recall
 from composer.tasks.stories import Stories
 from composer.tasks.writer import Writer
+from tests.composer.hosts.families import PASSED, small
 
+FEW = ("qwen3", "gemma2", "granite", "cohere2")
 LENGTH = 300  # more than the teacher's 256: some passkeys are lost, so that scores differ
 FULL = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
@@ -72,6 +75,23 @@ def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, ta
         with torch.no_grad():
             loss = plain(ids, labels=ids.where(ids != tokenizer.bos_token_id, -100)).loss.item()
         assert one.score == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", PASSED)
+@torch.no_grad()
+def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its scales, soft caps and prediction heads, a few tokens at a time."""
+    if family not in CONFIG_MAPPING:
+        pytest.skip("not in this version of transformers")
+    monkeypatch.setattr(scoring, "LOGITS", 500)
+    source = small(family)
+    texts = [torch.randint(3, 90, (length,)).tolist() for length in (14, 9)]
+    for model in (source, composer.build("softmax", source)) if family in FEW else (source,):
+        for text, (right, nats) in zip(texts, judge_tokens(model, texts, [[True] * len(text) for text in texts]), strict=True):
+            logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, :-1].double()
+            expected = torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:]), reduction="none")
+            torch.testing.assert_close(nats, expected, rtol=1e-5, atol=1e-5)
+            assert torch.equal(right, (logits.argmax(-1) == torch.tensor(text[1:])).float())
 
 
 def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
@@ -206,9 +226,7 @@ def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
     """Batches are those of a run without an interruption; one that is known is not computed again."""
     task, told, sizes = Stories(samples=7), [], []
     expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
-    hook = plain.model.register_forward_pre_hook(
-        lambda _module, _inputs, named: sizes.append(len(named["input_ids"])), with_kwargs=True
-    )
+    hook = plain.model.layers[0].register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
     try:
         found = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, known={0, 1, 2}, tell=told.append)
     finally:

@@ -23,7 +23,7 @@ CASES: dict[str, Case] = {
     "two of a name": (
         {**LOLCATS, "memory": [WINDOW, WINDOW, STATE]},
         (1,),
-        "give this memory a `name:` of its own",
+        'two memories of this head are called "window"; give this one a `name:` of its own, such as `name: window2`',
         {**LOLCATS, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE]},
     ),
     "a name that a gate has": (

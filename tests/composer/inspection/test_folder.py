@@ -14,6 +14,7 @@ import composer
 from composer.errors import InspectionError
 from composer.inspection.folder import PAGE, SUMMARY
 from tests.composer.inspection.conftest import TEACHER
+from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, opened
 
 pytestmark = pytest.mark.drawn
 
@@ -47,6 +48,15 @@ def test_the_page_is_one_file(report: Path) -> None:
     assert not re.findall(r'(?:src|href)="(?!data:|#)|url\(|@import|<script', page)
     assert "Inside lola" in page
     assert "<mark>" in page
+
+
+def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
+    for wide, least in ((1280, 900), (NARROW, 700)):
+        with opened((report / PAGE).as_uri(), wide=wide) as watched:
+            watched.page.wait_for_function("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
+            assert watched.page.evaluate(NOTHING_HANGS_OUT)
+            assert watched.page.evaluate(f"[...document.images].every(one => one.width >= {least})")
+            assert watched.words == []
 
 
 def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:

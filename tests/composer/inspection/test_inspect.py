@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import composer
-from composer.errors import InspectionError, TaskError
+from composer.errors import ComposerError, InspectionError, TaskError
 from composer.inspection.findings import Findings, plain
 from tests.checkpoints import llama
 from tests.composer.inspection.conftest import TEACHER, student
@@ -144,6 +144,23 @@ def test_a_source_is_looked_at_as_it_is() -> None:
     assert found._repr_html_().count("<tr>") == 9
 
 
+def test_a_source_is_compared_with_the_teacher_that_is_named(tokenizer: Any, lola: Path) -> None:
+    found = composer.inspect(TEACHER, teacher=lola, length=80, queries=4)
+    assert found.teacher == "lola"
+    assert found.teacher_answered is not None
+    with pytest.raises(ComposerError, match="nowhere"):
+        composer.inspect(TEACHER, teacher="./nowhere", length=80, queries=4)
+
+
+def test_a_model_in_memory_is_left_as_it_is(tokenizer: Any) -> None:
+    model = student("lolcats").train()
+    composer.inspect(model, tokenizer=tokenizer, length=80, queries=4)
+    assert all(module.training for module in model.modules())
+    for options in ({"backend": "reference"}, {"device": "cuda"}):
+        with pytest.raises(ComposerError):
+            composer.inspect(model, tokenizer=tokenizer, length=80, queries=4, **options)
+
+
 def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
     found = composer.inspect(student("lawcat"), tokenizer=tokenizer, text="a b c d " * 600, length=1500, queries=2, layers=[0])
     assert found.bin == 2
@@ -159,6 +176,7 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
         ({"text": ""}, "tokens; give one of at least 2"),
         ({"tasks": "perplexity,text=x"}, "name one task"),
         ({"tasks": "passkey,recall"}, "name one task"),
+        ({"teacher": "./nowhere"}, "nowhere.*To look at the student alone: --alone"),
         ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
         ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
         ({"queries": 1}, "say at least 2"),

@@ -33,6 +33,23 @@ HEAD = "compose: 1\nname: x\nhead:\n"
             'x.yaml:7:5  not YAML: "memory" is indented deeper than "position" in line 4',
         ),
         (
+            HEAD + "  memory:\n  - {kind: window, size: 4}\n - {kind: state}\n",
+            "x.yaml:6:2  not YAML: this item is indented less than the one before it, in line 5: begin its - in column 3, too",
+        ),
+        (
+            HEAD + "  memory:\n    - kind: window\n      size: 4\n   - kind: state\n",
+            "x.yaml:7:4  not YAML: this item is indented less than the one before it, in line 5: begin its - in column 5, too",
+        ),
+        (
+            HEAD + "  memory:\n   - kind: window\n     size: 4\n    - kind: state\n",
+            "x.yaml:7:5  not YAML: this item is indented deeper than the one before it, in line 5: begin its - in column 4, too",
+        ),
+        (
+            HEAD + "    memory:\n  - full\n",
+            'x.yaml:5:3  not YAML: this item is indented less than "memory" in line 4, whose list it is in: begin its - in column '
+            "5, or further to the right",
+        ),
+        (
             HEAD + "    position: rope\n  memory: [full]\n",
             'x.yaml:5:3  not YAML: "memory" is indented like no key that it could stand beside: begin it in column 5, as "posi'
             'tion" or 1, as "head"',

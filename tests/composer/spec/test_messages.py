@@ -41,7 +41,10 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
             HEAD + "position: {kind: 3}\n  memory: [full]",
             "x.yaml:4:20  head.position.kind: unknown kind 3. Known kinds: none, rope",
         ),
-        (HEAD + "position: {theta: 3}\n  memory: [full]", "x.yaml:4:13  head.position.kind: missing. Known kinds: none, rope"),
+        (
+            HEAD + "position: {theta: 3}\n  memory: [full]",
+            "x.yaml:4:13  head.position.kind: missing. Those with theta: rope. Known",
+        ),
         (
             HEAD + "position: 3\n  memory: [full]",
             "x.yaml:4:13  head.position: expected a part (none, rope) or a mapping with its `kind`, got 3",
@@ -66,6 +69,31 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
         (HEAD + "memory: [full]\n  conv: {kernel: 4.5}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got 4.5"),
         (HEAD + "memory: [full]\n  conv: {kernel: true}", "x.yaml:5:18  head.conv.kernel: expected a whole number, got true"),
         (HEAD + "memory: [full]\n  conv: {kernel: 0}", "x.yaml:5:18  head.conv.kernel: expected a number greater than 0, got 0"),
+        (
+            HEAD + "feature_map: elu\n  memory:\n    kind: state",
+            "x.yaml:5:3  head.memory: expected a list, got a mapping; begin each of its items with a dash, as in `- kind: …`",
+        ),
+        (HEAD + "memory: full", 'x.yaml:4:11  head.memory: expected a list, got "full"; write [full]'),
+        (
+            HEAD + "feature_map: elu\n  memory: [{kind: state, gate: {channel: {rank: 4}}}]",
+            "x.yaml:5:32  head.memory[0].gate.kind: missing; write {kind: channel, rank: 4}",
+        ),
+        (
+            HEAD + "memory: [{window: {size: 4}, evict: drop}]",
+            "x.yaml:4:12  head.memory[0].kind: missing; write {kind: window, size: 4, evict: drop}",
+        ),
+        (
+            HEAD + "feature_map: elu\n  memory: [{kind: state, gate: {channel: ...}}]",
+            "x.yaml:5:32  head.memory[0].gate.kind: missing; write {kind: channel}",
+        ),
+        (
+            HEAD + "feature_map: elu\n  memory: [{kind: state, gate: {rank: 4}}]",
+            "x.yaml:5:32  head.memory[0].gate.kind: missing. Those with rank: channel",
+        ),
+        (
+            HEAD + "memory: [{kind: window, size: 4, weight: 1}]",
+            'x.yaml:4:44  head.memory[0].weight: expected "learned", "token" or a number greater than 0 and less than 1, got 1',
+        ),
         (HEAD + "memory: [full]\n  conv: {inputs: q}", 'x.yaml:5:18  head.conv.inputs: expected a list, got "q"'),
         (
             HEAD + "memory: [full]\n  conv: {inputs: []}",

@@ -26,6 +26,9 @@ def test_the_papers_recipes() -> None:
     assert lolcats["transfer"].items() >= {"mse": 1000, "cross_entropy": 0, "lr": 1e-2, "epochs": 2}.items()
     assert lolcats["finetune"].items() >= {"lr": 1e-4, "trunk": False, "epochs": 2}.items()
     assert lolcats["finetune"]["lora"] == {"rank": 8, "alpha": 16, "targets": ("q", "k", "v", "o")}
+    for name in ("lolcats", "lolcats-workshop", "lolcats-terraced", "published/lolcats-llama", "ablations/lolcats-transfer:exp"):
+        assert recipe(name)["finetune"]["fresh"] is False, "section 3: all but the projections are frozen"
+    assert lawcat["finetune"]["fresh"] is True
     assert recipe("lolcats-workshop")["transfer"].items() >= {"mse": 0, "cross_entropy": 1, "lr": 1e-2}.items()
     assert lawcat["transfer"].items() >= {"lr": 0.1, "schedule": "cosine", "epochs": 4}.items()
     assert (macchiato["transfer"], macchiato["finetune"]["lora"], macchiato["finetune"]["fresh"]) == (None, None, True)

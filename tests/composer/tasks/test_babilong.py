@@ -115,6 +115,14 @@ def test_each_split_has_its_file(letters: Writer, babi: Path) -> None:
     assert all("Sandra" in sample.text for sample in made.drawn(letters, 700, "evaluation"))
 
 
+def test_a_file_that_is_written_anew_is_read_anew(letters: Writer, babi: Path) -> None:
+    made = BabilongQa1(babi=babi, samples=1)
+    for name in ("Sandra", "Daniel Brown"):
+        (babi / "qa1_some-words_test.txt").write_text(f"1 {name} went to the garden.\n2 Where is {name}? \tgarden\t1\n")
+        (sample,) = made.drawn(letters, 700, "evaluation")
+        assert name in sample.text
+
+
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> None:
     for path in babi.glob("qa1_*"):

@@ -119,6 +119,14 @@ def test_a_file_is_read_once(letters: Writer, tmp_path: Path) -> None:
             samples("niah-single-2", letters, 1000, split, haystack=book)
 
 
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path, found = tmp_path / "text.txt", []
+    for word in ("one", "other"):
+        path.write_text(f"This is {word} sentence. " * 50)
+        found.append(Haystack(path, random.Random(0), "evaluation").take(4))
+    assert found == [["This is one sentence."], ["This is other sentence."]]
+
+
 def test_haystacks_are_taken_by_the_word(book: Path) -> None:
     haystack = Haystack(book, random.Random(0), "evaluation")
     assert haystack.take(0) == []

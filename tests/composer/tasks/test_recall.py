@@ -33,6 +33,21 @@ def test_recall(pairs: int, words: Writer) -> None:
         assert list(sample.answer) == [False] * (1 + 2 * pairs) + [False, True] * (len(keys) - pairs)
 
 
+def test_all_64_pairs(words: Writer) -> None:
+    """At 256 tokens there is room to ask for all but one of them once, at 512 for each more than once."""
+    for length, queries in ((256, 63), (512, 191)):
+        for sample in Recall(pairs=64, samples=5).drawn(words, length, "evaluation"):
+            said = sample.text.split()
+            value_of = dict(zip(said[:128:2], said[1:128:2], strict=True))
+            assert set(value_of) == set(KEYS)
+            assert set(value_of.values()) == set(VALUES)
+            assert [value_of[key] for key in said[128::2]] == said[129::2]
+            assert len(set(said[128::2])) == min(queries, 64)
+            assert sum(sample.answer) == queries
+    with pytest.raises(TaskError, match="recall of 64 pairs needs at least 131 tokens, not 130"):
+        list(Recall(pairs=64).drawn(words, 130, "train"))
+
+
 def test_recall_in_any_tokens(any_text: Writer) -> None:
     for sample in Recall(pairs=4, samples=5).drawn(any_text, 300, "evaluation"):
         answers = [token for token, wanted in zip(sample.ids, sample.answer, strict=True) if wanted]

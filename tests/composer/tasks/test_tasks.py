@@ -19,20 +19,31 @@ from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
 from docs.write import TASK_TABLE, tasks
 
-SINGLE = {"passkey", "niah-single-1", "niah-single-2", "niah-single-3", "niah-multikey-1", "niah-multikey-2", "niah-multikey-3"} | {
+SINGLE = {
+    "passkey",
+    "multikey",
+    "niah-single-1",
+    "niah-single-2",
+    "niah-single-3",
+    "niah-multikey-1",
+    "niah-multikey-2",
+    "niah-multikey-3",
+} | {
     "babilong-qa1",
     "babilong-qa2",
     "babilong-qa5",
 }
 """One answer, which lies somewhere in the prompt."""
-SEVERAL = {"niah-multivalue", "niah-multiquery", "variable-tracking", "common-words", "frequent-words"}
+SEVERAL = {"multivalue", "two-needles", "niah-multivalue", "niah-multiquery", "variable-tracking", "common-words", "frequent-words"}
 WRITTEN = SINGLE | SEVERAL | {"listops"}
 OTHERS = {"recall", "mqar", "stories"}
-IN_WORDS = ["passkey", "recall", "mqar", "stories"]
+IN_WORDS = ["passkey", "multikey", "multivalue", "two-needles", "recall", "mqar", "stories"]
 """What the shipped teacher's words can say."""
 SLACK = {"niah-single-1": 120, "niah-multikey-2": 90, "niah-multikey-3": 150, "variable-tracking": 120, "stories": 0}
 """Tokens of a line of filler; those of a word or a short sentence are 30 at most."""
 OPTIONS: dict[str, dict[str, Any]] = {
+    "multikey": {"keys": 2},
+    "multivalue": {"values": 2},
     "recall": {"pairs": 4},
     "mqar": {"pairs": 4},
     "variable-tracking": {"example": False},
@@ -74,7 +85,7 @@ def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
         else:
             with pytest.raises(TaskError, match="The tokenizer cannot write"):
                 list(drawn)
-    said = "can write `passkey`, `recall`, `mqar` and `stories`"
+    said = "can write `passkey`, `multikey`, `multivalue`, `two-needles`, `recall`, `mqar` and `stories`"
     assert said in TASK_TABLE.read_text(encoding="utf-8")
 
 
@@ -138,15 +149,17 @@ def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
     assert len({sample.text for sample in (*first, *reseeded, *training)}) == 9
 
 
-@pytest.mark.parametrize("name", ["passkey", "recall", "stories", "mqar"])
+@pytest.mark.parametrize("name", IN_WORDS)
 def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So few texts that both would draw the same ones.
     monkeypatch.setattr("composer.tasks.passkey.five_digits", lambda rng: f"0000{rng.randrange(10)}{rng.randrange(10)}"[-5:])
+    monkeypatch.setattr("composer.tasks.needles.five_digits", lambda rng: f"0000{rng.randrange(5)}")
+    monkeypatch.setattr("composer.tasks.needles.KEYS", ["otter", "heron", "lion"])
     monkeypatch.setattr("composer.tasks.recall.KEYS", ["otter", "heron", "lion"])
     monkeypatch.setattr("composer.tasks.recall.VALUES", ["velvet", "copper", "marble", "cotton"])
     monkeypatch.setattr("composer.tasks.stories.story", lambda rng: f"{rng.randrange(10)} {rng.randrange(10)}.")
     options = {"recall": {"pairs": 2}, "mqar": {"pairs": 1, "vocabulary": 40, "random_non_queries": False}}.get(name, {})
-    length = {"passkey": 68, "recall": 7, "stories": 5, "mqar": 5}[name]
+    length = {"recall": 7, "stories": 5, "mqar": 5}.get(name, 90)
     found: dict[Split, set[str]] = {
         split: {sample.text for sample in task(name, babi, samples=200, **options).drawn(words, length, split)} for split in SPLITS
     }
@@ -194,6 +207,10 @@ def test_options_are_closed(babi: Path) -> None:
         ("passkey", {"depht": 0.5}),
         ("passkey", {"depth": 1.5}),
         ("recall", {"pairs": 65}),
+        ("multikey", {"keys": 1}),
+        ("multikey", {"keys": 65}),
+        ("multivalue", {"values": 1}),
+        ("two-needles", {"depth": 0.5}),
         ("mqar", {"samples": 0}),
         ("listops", {"above": 500, "below": 501}),
         ("frequent-words", {"alpha": 1}),
@@ -219,7 +236,19 @@ def test_the_catalogue_is_light() -> None:
 
 
 def test_what_is_not_made_here_is_recorded(babi: Path, book: Path) -> None:
-    for name in ("passkey", "mqar", "recall", "stories", "listops", "variable-tracking", "frequent-words", "niah-multikey-3"):
+    for name in (
+        "passkey",
+        "multikey",
+        "multivalue",
+        "two-needles",
+        "mqar",
+        "recall",
+        "stories",
+        "listops",
+        "variable-tracking",
+        "frequent-words",
+        "niah-multikey-3",
+    ):
         assert task(name, babi).provenance == {}
     words = f"wonderwords {metadata.version('wonderwords')}"
     assert task("common-words", babi).provenance == {"words": words}

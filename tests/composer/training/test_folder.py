@@ -47,7 +47,7 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     (folder / "checkpoint").touch()
     with pytest.raises(TrainingError, match=r"A run has stopped at .*\. Go on with --resume, or begin anew with --force"):
         take(folder, 2)
-    with pytest.raises(TrainingError, match="was begun with another seed"):
+    with pytest.raises(TrainingError, match="seed: was 1, now 2"):
         take(folder, 2, resume=True)
     take(folder, 1, resume=True)
     assert (folder / "checkpoint").exists()

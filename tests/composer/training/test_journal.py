@@ -11,6 +11,7 @@ import pytest
 
 from composer.errors import TrainingError
 from composer.training.journal import BOARD, LOG, Journal, draw
+from tests.composer.legible import assert_legible, kept_open
 from tests.composer.training.stages import StoppedError, log
 
 pytestmark = pytest.mark.drawn
@@ -76,6 +77,23 @@ def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
     journal.write("three", 1, loss={"layer 0": 0.0, "layer 1": 3.0})
     draw(tmp_path / LOG, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("count", [2, 7, 8, 40])
+def test_the_curve_is_legible(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    figures = kept_open(monkeypatch)
+    journal.rewind("three", -1)
+    for step in range(3):
+        losses = {f"layer {layer}": 10.0 ** (layer - step) for layer in range(count)}
+        journal.write("three", step, loss=losses, held_out=losses)
+    draw(tmp_path / LOG, tmp_path / "curve.png")
+    figure = figures["curve.png"]
+    assert_legible(figure)
+    *_, last = figure.axes
+    assert len({str(line.get_color()) for line in last.lines}) == count
+    named = [text.get_text() for text in last.get_legend().get_texts()]
+    assert named[0] == "layer 0"
+    assert len(named) == min(count, 10 if count == 40 else 12)
 
 
 def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

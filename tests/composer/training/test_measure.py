@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ import pytest
 
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Transfer
-from composer.training.loop import every, length_of
-from composer.training.measure import hardly_written, rows_to_evaluate, some
+from composer.training.loop import Outcome, every, length_of
+from composer.training.measure import learned_nothing, rows_to_evaluate, some, too_few
 from tests.composer.training.runs import rows_of, run
 
 
@@ -59,16 +59,49 @@ def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -
 def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:6]))
-    with pytest.raises(TrainingError, match=r"transfer goes through the \d+ tokens of its data \d+ times.*as --strict was said"):
+    with pytest.raises(
+        TrainingError, match=r"transfer has data of \d+ tokens in \d rows?, and goes through them \d+ times.*as --strict was said"
+    ):
         run(student, tmp_path / "out", few, "recipe.transfer.steps=200", which="transfer", strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]
 
 
-def test_texts_that_the_tokenizer_cannot_write_are_told() -> None:
-    rows = rows_of(lengths=(16,) * 4)
-    assert not list(hardly_written(rows, None))
-    assert not list(hardly_written(rows, 1_000_000))
-    ids = rows.ids.copy()
-    ids[:2] = 499
-    (said,) = hardly_written(replace(rows, ids=ids), 499)
-    assert said.startswith("50% of the tokens")
+@pytest.mark.parametrize(
+    ("lengths", "batch", "steps", "told"),
+    [
+        (
+            (10,),
+            8,
+            1,
+            "transfer has data of 10 tokens in 1 row. 1 step of 8 rows of 16 tokens need data of 8 rows, about 128 tokens, or "
+            "more. Give it more.",
+        ),
+        (
+            (16,) * 10,
+            8,
+            100,
+            "transfer has data of 160 tokens in 10 rows, and goes through them 80 times: it may learn them by heart. 100 steps of "
+            "8 rows of 16 tokens need data of 40 rows, about 640 tokens, or more. Give it more, or at most 25 steps: "
+            "--set recipe.transfer.steps=25.",
+        ),
+        ((16,) * 8, 8, 20, None),
+    ],
+)
+def test_how_many_tokens_there_are_and_how_many_are_needed(
+    lengths: tuple[int, ...], batch: int, steps: int, told: str | None
+) -> None:
+    """What is advised is enough."""
+    stages = {"transfer": Transfer(lr=1e-2, steps=steps, batch=batch)}
+    assert list(too_few(stages, rows_of(lengths=lengths, sequence=16))) == ([told] if told else [])
+    if told and (enough := re.search(r"data of (\d+) rows, about", told)):
+        assert not list(too_few(stages, rows_of(lengths=(16,) * int(enough[1]), sequence=16)))
+    if told and (fewer := re.search(r"steps=(\d+)", told)):
+        stages = {"transfer": Transfer(lr=1e-2, steps=int(fewer[1]), batch=batch)}
+        assert not list(too_few(stages, rows_of(lengths=lengths, sequence=16)))
+
+
+def test_few_tokens_that_nothing_is_learned_from() -> None:
+    stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
+    outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
+    (said,) = learned_nothing([outcome], {"transfer": stage}, rows)
+    assert said.endswith("Its data are 10 tokens, and do not fill a step: give it more.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,19 +35,26 @@ def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
     """To train on, or to choose the best parameters by."""
     stopped(student, tmp_path / "out", texts)
     other = write_texts(tmp_path / "other.jsonl", seed=4)
-    changes: list[tuple[Path, dict[str, Any]]] = [(other, {}), (texts, {"share": 0.5}), (texts, {"held_out": [str(other)]})]
-    for data, options in changes:
-        with pytest.raises(ComposerError, match="another data"):
+    changes: list[tuple[Path, dict[str, Any], str]] = [
+        (other, {}, f"--data: was {texts}, now {other}"),
+        (texts, {"share": 0.5}, "--share: was 0.2, now 0.5"),
+        (texts, {"held_out": [str(other)]}, f"--held-out: was none, now {other}"),
+    ]
+    for data, options, told in changes:
+        with pytest.raises(ComposerError, match=rf"other settings:\n  {re.escape(told)}\nSay the same as then"):
             run(student, tmp_path / "out", data, resume=True, **options)
 
 
 CHANGES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
-    "teacher": ("teacher", [("teacher", "OTHER")]),
-    "autocast": ("--bfloat16", [("autocast", True)]),
-    "held_out": ("held-out data", [("held_out", "SECOND")]),
-    "stage": ("stage", [("which", "finetune")]),
-    "stream": ("stage and another --stream", [("which", "transfer"), ("stream", True)]),
-    "weights": ("model", [("teacher", "TEACHER")]),
+    "teacher": (r"teacher: was \S+, now \S+other", [("teacher", "OTHER")]),
+    "autocast": ("--bfloat16: was false, now true", [("autocast", True)]),
+    "held_out": (r"--held-out: was \S+-5.jsonl, now \S+-6.jsonl", [("held_out", "SECOND")]),
+    "stage": ("stage: was transfer, finetune, now finetune", [("which", "finetune")]),
+    "stream": (
+        r"stage: was transfer, finetune, now transfer\n  --stream: was false, now true",
+        [("which", "transfer"), ("stream", True)],
+    ),
+    "weights": ("model: its files are others than then", [("teacher", "TEACHER")]),
 }
 
 
@@ -60,7 +68,7 @@ def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path
     if change == "weights":
         begun, model = {"teacher": str(teacher)}, make_student(tmp_path / "same-spec", other)
     stopped(student, tmp_path / "out", texts, **begun)
-    with pytest.raises(ComposerError, match=f"was begun with another {differs}. Say the same as then"):
+    with pytest.raises(ComposerError, match=rf"other settings:\n  {differs}\nSay the same as then"):
         run(model, tmp_path / "out", texts, resume=True, **options)
 
 
@@ -77,7 +85,7 @@ def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: 
     if change == "teacher":
         options = {"teacher": str(make_teacher(tmp_path / "other", seed=9))}
     data = write_texts(tmp_path / "other.jsonl", seed=4) if change == "data" else texts
-    with pytest.raises(ComposerError, match=f"another {'teacher' if change == 'teacher' else 'data'}"):
+    with pytest.raises(ComposerError, match=rf"other settings:\n  (--)?{change}: was \S+, now \S+\nSay the same"):
         run(student, tmp_path / "out", data, resume=True, **streamed, **options)
 
 

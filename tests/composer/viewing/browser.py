@@ -13,6 +13,10 @@ from composer.errors import ComposerError
 from composer.viewing.page import made_with
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NARROW = 420
+"""Dots across: a telephone."""
+NOTHING_HANGS_OUT = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+"""On no side of the page is there more to scroll to."""
 PATIENCE = 20_000
 """Milliseconds that a page may take on a busy machine."""
 

@@ -18,7 +18,7 @@ from composer.viewing import page as page_module
 from composer.viewing.page import launch, made_with, page
 from composer.viewing.reading import Place
 from tests.composer.cli.conftest import Compose, compose  # noqa: F401
-from tests.composer.viewing.browser import Watched, gradio_or_skip, opened
+from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, Watched, gradio_or_skip, opened
 
 ROOT = Path(__file__).parents[3]
 SPACE, GALLERY = ROOT / "examples" / "space", ROOT / "docs" / "gallery"
@@ -97,15 +97,32 @@ def test_typed_sizes_and_shipped_specs_show_at_once(address: str) -> None:
 
 
 def test_the_gallery_opens_without_a_word() -> None:
-    for dark in (False, True):
-        with opened((GALLERY / "index.html").as_uri(), dark=dark) as watched:
+    for wide, dark in ((1280, False), (1280, True), (NARROW, False)):
+        with opened((GALLERY / "index.html").as_uri(), wide=wide, dark=dark) as watched:
             until(watched, "[...document.images].every(one => one.complete && one.naturalWidth > 0)")
             assert watched.page.locator("img").count() == len(list(GALLERY.glob("*.svg")))
-            assert watched.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            assert watched.page.evaluate(NOTHING_HANGS_OUT)
+            assert watched.page.evaluate("[...document.images].every(one => one.width === Number(one.getAttribute('width')))")
             watched.page.locator("details").first.locator("summary").click()
             assert "compose: 1" in watched.page.locator("details pre").first.inner_text()
             assert watched.words == []
             assert watched.asked == {""}
+
+
+def test_the_page_on_a_narrow_screen_scrolls_its_picture_alone(address: str) -> None:
+    with opened(address, wide=NARROW) as watched:
+        watched.page.wait_for_selector("#picture svg")
+        assert watched.page.evaluate(NOTHING_HANGS_OUT)
+        picture, frame = watched.page.locator("#picture svg"), watched.page.locator("#picture")
+        assert picture.bounding_box()["width"] == float(picture.get_attribute("width")) > NARROW
+        assert frame.bounding_box()["width"] < NARROW
+        frame.evaluate("one => one.scrollLeft = 10000")
+        right = picture.bounding_box()["x"] + picture.bounding_box()["width"]
+        assert right <= frame.bounding_box()["x"] + frame.bounding_box()["width"], "its right side can be scrolled to"
+        watched.page.get_by_role("tab", name="Costs").click()
+        watched.page.wait_for_selector("#costs td")
+        assert watched.page.locator("#costs").bounding_box()["width"] < NARROW
+        assert watched.page.locator("#costs").evaluate("one => getComputedStyle(one).overflowX") == "auto"
 
 
 def test_text_stays_in_its_box_in_a_browsers_own_font() -> None:

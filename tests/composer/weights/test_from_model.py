@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import composer
 from composer.errors import BuildError, SourceError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
@@ -92,6 +95,24 @@ def test_a_student_is_a_source_and_keeps_its_heads():
                 parameter.add_(1.0)
     again = student_of(first, LOLCATS)
     assert all(torch.equal(first.state_dict()[name], tensor) for name, tensor in again.state_dict().items())
+
+
+def test_in_another_dtype_it_is_what_a_folder_gives_in_that(tmp_path: Path):
+    """Weights alone are turned: the angles of positions stay in float32, and the source as it is."""
+    model = llama_model()
+    model.save_pretrained(tmp_path / "source")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    there = composer.build(LOLCATS, tmp_path / "source", dtype="bfloat16")
+    here = composer.build(LOLCATS, model, dtype="bfloat16")
+    for (name, expected), (_, buffer) in zip(there.named_buffers(), here.named_buffers(), strict=True):
+        assert (buffer.dtype, buffer.tolist()) == (expected.dtype, expected.tolist()), name
+    expected = there.state_dict()
+    for name, tensor in here.state_dict().items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(BuildError, match="cannot be shared with a model of float32 and be bfloat16"):
+        composer.build(LOLCATS, model, dtype="bfloat16", share=True)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

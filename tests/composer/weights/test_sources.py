@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from composer.errors import SourceError
@@ -38,9 +39,52 @@ def test_a_revision_of_a_folder_is_a_mistake(tmp_path: Path):
 @pytest.mark.parametrize("reader", [open_model, describe_model])
 def test_what_is_wrong_with_a_source_is_told_to_the_user(tmp_path: Path, reader):
     with pytest.raises(SourceError, match="neither a folder here nor"):
-        reader(tmp_path / "nowhere")
+        reader(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(SourceError, match=r"no config\.json"):
         reader(tmp_path)
+
+
+SLIPS = {
+    "beside it": (
+        "examples/teahcer",
+        r'^there is no folder "examples/teahcer"; did you mean "examples/teacher"\? A model of the Hub ',
+    ),
+    "in its parent": ("exampels/teacher", r'"exampels/teacher"; did you mean "examples/teacher"\?'),
+    "here": ("studnet", r'"studnet"; did you mean "student"\? A model of the Hub of that name is hub:studnet\.$'),
+    "a path": ("./examples/teahcer", r'"\./examples/teahcer"; did you mean "examples/teacher"\?$'),
+    "nothing near": ("examples/other", r'there is no folder "examples/other" in examples\. .* is hub:examples/other\.$'),
+    "a path to nothing": ("./nothing", "neither a folder here nor"),
+    "no model": ("examples/empyt", r'there is no folder "examples/empyt" in examples\.'),
+    "many slashes": ("a/b/c", "neither a folder here nor"),
+}
+
+
+@pytest.mark.parametrize("reader", [open_model, describe_model])
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_misspelt_folder_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str, reader):
+    llama(tmp_path / "examples" / "teacher")
+    llama(tmp_path / "student")
+    (tmp_path / "examples" / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    said, told = SLIPS[slip]
+    with pytest.raises(SourceError, match=told):
+        reader(said)
+
+
+def test_the_hub_is_asked_for_what_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, asked = llama(tmp_path / "owner" / "model"), []
+    monkeypatch.chdir(tmp_path)
+
+    def fetch(repo_id: str, *_: object, **__: object) -> tuple[Path, None]:
+        asked.append(repo_id)
+        return folder, None
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    for said in ("hub:owner/modle", "hub:owner/model", "other/model"):
+        assert open_model(said).repo_id == said.removeprefix("hub:")
+    assert describe_model("hub:owner/modle")
+    assert asked == ["owner/modle", "owner/model", "other/model", "owner/modle"]
 
 
 def test_a_description_needs_no_weights(tmp_path: Path):

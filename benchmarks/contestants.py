@@ -1,0 +1,143 @@
+"""Random models at the sizes of known ones, made where they run, and what each of them can be timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import composer
+from composer.benching.trial import RECORDED
+from composer.model.cache import SEEN, ComposedCache
+from composer.model.recorded import may_record
+
+TEACHER = "teacher"
+STUDENTS = ("lolcats", "lawcat", "lola", "gated-delta")
+BEFORE = 512
+"""Tokens that a student reads in front of a position, so that its windows and caches are as full as they get."""
+
+
+class Size(NamedTuple):
+    """A Llama's config, without what all of them have in common; positions are Llama 3's where ``scaled``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    factor: float
+
+    def config(self) -> LlamaConfig:
+        rope = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": self.factor, "low_freq_factor": 1.0}
+        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        said = {name: value for name, value in self._asdict().items() if name != "factor"}
+        return LlamaConfig(**said, rope_parameters=rope, max_position_embeddings=131_072, attn_implementation="sdpa")
+
+
+SIZES = {
+    "llama-3.2-1b": Size(2048, 8192, 16, 32, 8, 64, 128_256, True, 32.0),
+    "llama-3.1-8b": Size(4096, 14_336, 32, 32, 8, 128, 128_256, False, 8.0),
+    "tiny": Size(64, 128, 2, 4, 2, 16, 256, True, 32.0),
+}
+
+
+class Contestant:
+    """A model, and its runs. growth: the power of a prompt's length that its time is expected to grow with."""
+
+    def __init__(self, name: str, model: Any, growth: float = 1.0) -> None:
+        self.name, self.model, self.growth = name, model, growth
+
+    def prefill(self, ids: Tensor) -> Any:
+        """One pass over ``B T`` with an empty cache, and the logits of the last token."""
+        return self.model(ids, use_cache=True, logits_to_keep=1)
+
+    def train(self, ids: Tensor) -> None:
+        """The loss on each next token of ``B T`` and the gradients of all weights, which are dropped."""
+        try:
+            self.model(ids, labels=ids, use_cache=False).loss.backward()
+        finally:
+            self.model.zero_grad(set_to_none=True)
+
+    def at(self, position: int, batch: int) -> Any:
+        """A cache as it is after so many tokens of each row."""
+        cache = self.model(self._ids(batch, BEFORE), position_ids=_last(position, batch, self._device), use_cache=True,
+                           logits_to_keep=1).past_key_values  # fmt: skip
+        assert isinstance(cache, ComposedCache)
+        cache.state(0).tensors[SEEN] = torch.full((batch,), position, device=self._device)
+        for layer in range(len(cache.layers)):
+            cache.state(layer).columns = position
+        return cache
+
+    def decoding(self, cache: Any, batch: int) -> Callable[[], Any]:
+        """What adds a token to each row of the cache, and gives the outputs."""
+        ids = self._ids(batch, 1)
+        return lambda: self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def record(self, cache: Any, run: Callable[[], Any]) -> bool:
+        """Have the runs on this cache replayed from here on, where they can be."""
+        if not may_record(self.model):
+            return False
+        recorder = self.model.recording(cache)
+        for _ in range(RECORDED):
+            run()
+        return recorder.replays
+
+    def forget(self) -> None:
+        """Free what has been recorded."""
+        self.model.recorder = None
+
+    def ids(self, batch: int, length: int) -> Tensor:
+        """Random tokens ``B T``."""
+        return self._ids(batch, length)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.device
+
+    def _ids(self, batch: int, length: int) -> Tensor:
+        generator = torch.Generator(self._device).manual_seed(length)
+        return torch.randint(self.model.config.vocab_size, (batch, length), generator=generator, device=self._device)
+
+
+class Teacher(Contestant):
+    """transformers' model with SDPA and its own cache of keys and values, which is filled with random numbers."""
+
+    def record(self, cache: Any, run: Callable[[], Any]) -> bool:
+        """transformers records no step with a cache that grows."""
+        return False
+
+    def forget(self) -> None:
+        pass
+
+    def at(self, position: int, batch: int) -> Any:
+        config, cache = self.model.config, DynamicCache()
+        shape = batch, config.num_key_value_heads, position, config.head_dim
+        for layer in range(config.num_hidden_layers):
+            keys, values = (torch.randn(shape, device=self._device, dtype=self.model.dtype) for _ in range(2))
+            cache.update(keys, values, layer)
+        return cache
+
+
+def _last(position: int, batch: int, device: torch.device) -> Tensor:
+    """The positions of the tokens in front of one; none is 0, where a document would start."""
+    return torch.arange(position - BEFORE, position, device=device).expand(batch, -1)
+
+
+def make(size: Size, device: str, dtype: torch.dtype, backend: str = "auto", seed: int = 0) -> list[Contestant]:
+    """The teacher and its students, which share its weights."""
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            source = LlamaForCausalLM(size.config()).eval()
+    finally:
+        torch.set_default_dtype(before)
+    students = [Contestant(spec, composer.build(spec, source, share=True, backend=backend)) for spec in STUDENTS]
+    return [Teacher(TEACHER, source, growth=2.0), *students]

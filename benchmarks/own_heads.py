@@ -1,0 +1,131 @@
+"""Heads of shipped specs, and the maps in front of them, to be timed in turn: what ``own_kernels.py`` measures with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Budget, Figures, rounds, settle_of
+from blocks.convolution import Convolution
+from blocks.feature_maps.hedgehog import Hedgehog
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from blocks.taps import filtered, filtered_by_kernel
+from composer.model.head import Head
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+
+SIZE = Dimensions(hidden_size=4096, layers=1, heads=32, key_heads=8, head_dim=128, rope_theta=500_000.0)
+SMALL = Dimensions(hidden_size=32, layers=1, heads=2, key_heads=1, head_dim=16, rope_theta=10_000.0)
+HEADS = {
+    "lolcats": ("lolcats", ("head.feature_map.dim=128",)),
+    "lolcats-terraced": ("lolcats-terraced", ("head.feature_map.dim=128",)),
+    "lola": ("lola", ("head.feature_map.dim=128", "head.memory.1.size=128")),
+}
+Run = Callable[[], Any]
+
+
+class Bench:
+    """Where it runs, how often, and for how long. waiting: how many measurements the time that is left is for."""
+
+    def __init__(self, device: str, quick: bool, seconds: float = 100.0) -> None:
+        self.device, self.quick = device, quick
+        self.size = SMALL if quick else SIZE
+        self.kind = torch.float32 if device == "cpu" else torch.bfloat16
+        self.budget, self.waiting = Budget(seconds), 1
+
+    def in_turn(self, runs: dict[str, Run]) -> dict[str, Figures | None]:
+        """Seconds of each, taken in turn after one warm-up, for its share of the time that is left."""
+        for run in runs.values():
+            run()
+        settle_of(self.device)()
+        share = max(self.budget.left, 0.0) / self.waiting
+        return rounds(runs, share, self.device, most=1 if self.quick else 100)
+
+    def head(self, name: str) -> tuple[Head, Shape]:
+        """With small windows where all is small."""
+        spec, overrides = HEADS[name]
+        small = ["head.memory.0.size=8", *(["head.memory.1.size=8"] if name == "lola" else []), "head.feature_map.dim=16"]
+        resolved = resolve(load_spec(spec, small if self.quick else list(overrides)), self.size)
+        (head,), shape = resolved.heads.values(), self.size.shape(self.size.heads)
+        made, generator = Head(head, shape), torch.Generator().manual_seed(0)
+        for module in made.modules():
+            if hasattr(module, "fill"):
+                module.fill(generator)  # pyright: ignore[reportCallIssue]
+        return made.to(self.device, self.kind), shape
+
+    def inputs(self, shape: Shape, batch: int, length: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        sizes = ((shape.hidden_size,), (shape.heads, shape.head_dim), *[(shape.key_heads, shape.head_dim)] * 2)
+        return [torch.randn(batch, length, *size, generator=generator).to(self.device, self.kind) for size in sizes]
+
+
+def apart(found: Tensor, other: Tensor) -> float:
+    """The largest difference, as a share of the largest number."""
+    return ((found.double() - other.double()).abs().max() / other.double().abs().max()).item()
+
+
+def maps(bench: Bench, length: int) -> dict[str, Any]:
+    """Hedgehog's features of queries, forward and backward."""
+    _, shape = bench.head("lolcats")
+    part = Hedgehog().resolved(shape)
+    weight = torch.randn(part.parameters(shape)["query_weight"].shape, generator=torch.Generator().manual_seed(2))
+    weight = (weight / shape.head_dim**0.5).to(bench.device, bench.kind).requires_grad_()
+    query = bench.inputs(shape, 1, length)[1].requires_grad_()
+
+    def fused() -> Tensor:
+        from blocks.fused.shares import shares
+
+        features = shares(query, weight, None, skip=False, sides=2, floor=part.floor)
+        features.square().sum().backward()
+        return features.detach()
+
+    def composed() -> Tensor:
+        features = part.map_query({"query_weight": weight}, query)
+        features.square().sum().backward()
+        return features.detach()
+
+    return {"apart": apart(fused(), composed())} | bench.in_turn({"triton": fused, "torch": composed})
+
+
+def taps_and_map(bench: Bench, length: int) -> dict[str, Any]:
+    """LAWCAT's convolution and features of queries, forward and backward: in one launch, in two, and composed."""
+    _, shape = bench.head("lolcats")
+    part, taps = Hedgehog().resolved(shape), Convolution()
+    generator = torch.Generator().manual_seed(2)
+    sizes = (shape.heads, shape.head_dim, taps.kernel), (shape.heads, shape.head_dim, part.dim or shape.head_dim)
+    filters, weight = (torch.randn(size, generator=generator) / shape.head_dim**0.5 for size in sizes)
+    leaves = [one.to(bench.device, bench.kind).requires_grad_() for one in (bench.inputs(shape, 1, length)[1], filters, weight)]
+    earlier = torch.zeros(1, taps.kernel - 1, shape.heads, shape.head_dim, device=bench.device, dtype=bench.kind)
+    tokens = Tokens(torch.arange(length, device=bench.device)[None])
+
+    def differentiated(features: Tensor) -> Tensor:
+        torch.autograd.grad(features.square().sum(), leaves)
+        return features.detach()
+
+    def fused() -> Tensor:
+        from blocks.fused.convolved_shares import convolved_shares
+
+        query, own, matrix = leaves
+        return differentiated(convolved_shares(query, earlier, own, None, matrix, None, skip=False, sides=2, floor=part.floor)[1])
+
+    def composed(filtering: Callable[..., Any], mapping: Callable[..., Tensor]) -> Tensor:
+        return differentiated(mapping(filtering(leaves[0], leaves[1], tokens, earlier)[0], leaves[2]))
+
+    def apart_from_taps(inputs: Tensor, matrix: Tensor) -> Tensor:
+        from blocks.fused.shares import shares
+
+        return shares(inputs, matrix, None, skip=False, sides=2, floor=part.floor)
+
+    def defined(inputs: Tensor, matrix: Tensor) -> Tensor:
+        return part.map_query({"query_weight": matrix}, inputs)
+
+    runs: dict[str, Run] = {
+        "triton": fused,
+        "torch": lambda: composed(filtered, defined),
+        "fla": lambda: composed(filtered_by_kernel, apart_from_taps),
+    }
+    return {"apart": apart(fused(), runs["torch"]())} | bench.in_turn(runs)

@@ -1,0 +1,135 @@
+"""A convolution and the Hedgehog map behind it, as one step: what is filtered is multiplied and made shares of where it is.
+
+Keys are mapped as they are filtered, too; whoever asks for the features of other pairs, such as those that have fallen out of a
+window, has them mapped by themselves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from blocks.convolution import Convolution
+from blocks.feature_maps.base import Plain
+from blocks.feature_maps.hedgehog import SHARES, WIDEST, Hedgehog
+from blocks.flow import Mapped, Pairs, Tokens
+from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, needs_gpu
+from blocks.legend import Tensor, torch
+from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
+from blocks.part import Parameters, Part, State
+from blocks.taps import MOST_TAPS
+
+CONVOLVED_SHARES = Kernel("blocks.fused.convolved_shares", "convolved_shares", TRITON_PACKAGE)
+
+
+def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    return bound["conv"].compute(_with_filters, bound["conv"], bound["features"], inputs)
+
+
+def _with_filters(
+    filters: Parameters, conv: Bound, features: Bound, inputs: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[Any, State]]:
+    return features.compute(_joined, features, filters, conv, inputs)
+
+
+def _joined(
+    parameters: Parameters, features: Bound, filters: Parameters, conv: Bound, inputs: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[Any, State]]:
+    """What the convolution gives, queries and keys, and what the map gives."""
+    part, options, tokens = _map(features), inputs["features"], conv.call.tokens
+    sides = {"skip": part.skip, "sides": 2 if part.two_sided else 1, "floor": part.floor}
+    scale, start = options["scale"], _start(tokens, conv.call.state["query"].shape[1])
+    filtered: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for name in ("query", "key"):
+        own, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
+
+        def at_once(
+            x: Tensor, matrix: Tensor, bias: Tensor | None, name: str = name, own: Tensor = own, earlier: Tensor = earlier
+        ) -> Tensor:
+            filtered[name], shares = CONVOLVED_SHARES(x, earlier, own, start, matrix, bias, **sides)
+            return shares
+
+        found[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
+    plain = partial(SHARES, **sides)
+
+    def map_key(pairs: Pairs) -> Tensor:
+        keys = pairs.mappable(options["position"])
+        return found["key"] if keys is filtered["key"] else _others(part, parameters, keys, scale, plain)
+
+    carried = {name: _last(conv.call.state[name], inputs["conv"][name], tokens) for name in ("query", "key")}
+    mapped = Mapped(found["query"], map_key, scale == "logarithm")
+    return [((filtered["query"], filtered["key"]), carried), ((mapped,), {})]
+
+
+def _others(part: Hedgehog, parameters: Parameters, keys: Tensor, scale: Any, plain: Plain) -> Tensor:
+    """The features of keys that are not the call's own."""
+    try:
+        return part.mapped(parameters, "key_", keys, scale, plain)
+    except Refused as refusal:  # in the midst of another step
+        warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
+        return part.mapped(parameters, "key_", keys, scale)
+
+
+def _start(tokens: Tokens, past: int) -> Tensor | None:
+    """The first entry of each token's document, of ``past`` earlier entries and the call's; None: all are of one."""
+    segment = tokens.extended_segment(past)
+    if segment is None:
+        return None
+    return tokens.once(
+        ("first entry", past),
+        lambda: torch.searchsorted(segment.contiguous(), segment.contiguous())[:, past:].to(torch.int32).contiguous(),
+    )
+
+
+def _last(earlier: Tensor, inputs: Tensor, tokens: Tokens) -> Tensor:
+    """What the next call's first tokens see of these."""
+    past, length = earlier.shape[1], inputs.shape[1]
+    if tokens.valid is None and length >= past:
+        carried = inputs[:, length - past :].clone()
+    else:
+        carried = tokens.tail(torch.cat((earlier, inputs), dim=1), past)
+    current = tokens.tail_is_current(past)
+    return carried if current is None else carried * current[..., None, None]
+
+
+def _map(bound: Bound) -> Hedgehog:
+    assert isinstance(bound.part, Hedgehog)
+    return bound.part
+
+
+def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
+    conv, features = parts["conv"], parts["features"]
+    assert isinstance(conv, Convolution)
+    assert isinstance(features, Hedgehog)
+    says = "taps, a product and its softmaxes, in one pass"
+    missing = CONVOLVED_SHARES.missing
+    return (Form(TRITON, says, _run, partial(_fits, conv=conv, features=features), missing=missing, refuses=True),)
+
+
+def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:
+    if conv.inputs != ("q", "k"):
+        return "it filters queries and keys, and nothing else"
+    if conv.activation != "none":
+        return "it takes what is filtered as it is"
+    if conv.kernel > MOST_TAPS:
+        return f"it unrolls its taps, of which there are {conv.kernel}"
+    if not features.linear:
+        return "there is no product for it to take in"
+    largest = 0 if setting.shape is None else max(setting.shape.head_dim, features.dim or 0)
+    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
+
+
+def _does_not_turn(options: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Nothing stands between the two."""
+    return options["features"]["position"].base == ()
+
+
+CONVOLVED_MAP = Pattern(
+    nodes={"conv": lambda part: isinstance(part, Convolution), "features": lambda part: isinstance(part, Hedgehog)},
+    edges=(("conv", "features", Kind.QUERY),),
+    forms=_forms,
+    where=_does_not_turn,
+)

@@ -1,0 +1,78 @@
+"""Keys and values of each query head's own, where a group of query heads shares a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from blocks import initialise
+from blocks.flow import repeat_heads
+from blocks.legend import Float, Shape, Tensor, torch
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
+from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+
+Input = Literal["k", "v"]
+NAMES: Mapping[Input, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("value", Kind.VALUE)}
+
+
+class Copies(Part):
+    """A copy of the shared projection for each query head, kept as its difference from the shared one, which is 0 at the start.
+
+    So the head starts as the function that it was, on every model: nothing of the trunk is copied, and the shared projection still
+    learns with adapters on it. Where a model norms or clips its keys, the difference comes after that. All that follows, states
+    too, has as many key heads as query heads.
+    """
+
+    role: ClassVar[str] = "unshare"
+    equation: ClassVar[str] = "k_h = k_{g(h)} + x_t Δ_h, Δ_h = W_h - W_{g(h)}: C × D (v likewise)"
+    source: ClassVar[str] = "Ainslie et al. 2023, arXiv:2305.13245, section 2.1, the other way round"
+    kind: Literal["copies"] = "copies"
+    inputs: Annotated[tuple[Input, ...], Field(min_length=1)] = ("k", "v")
+    """What each query head has of its own; of the other it has the shared one's, as many times."""
+
+    @field_validator("inputs")
+    @classmethod
+    def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+        if len(set(inputs)) < len(inputs):
+            raise ValueError("names an input twice")
+        return tuple(sorted(inputs, key=list(NAMES).index))
+
+    def operation(self, shape: Shape) -> Operation:
+        """shape: as the model around has it, with the key heads that are shared."""
+        named = list(NAMES.values())
+        return Operation(
+            reads=(
+                Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),
+                *(Port(name, kind, shape.key_heads, shape.head_dim) for name, kind in named),
+            ),
+            gives=tuple(Port(name, kind, shape.heads, shape.head_dim) for name, kind in named),
+            forms=(Form(EVERY, "one product", self._run),),
+        )
+
+    def _run(
+        self, parameters: Parameters, call: Call, *, hidden: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], State]:
+        heads, wanted = call.shape.heads, {NAMES[name][0] for name in self.inputs}
+        given = {"key": repeat_heads(key, heads), "value": repeat_heads(value, heads)}
+        own = {name: self.own(parameters[name], hidden, one) if name in wanted else one for name, one in given.items()}
+        return (own["key"], own["value"]), {}
+
+    def own(
+        self, difference: Float[Tensor, "H D C"], hidden: Float[Tensor, "B T C"], shared: Float[Tensor, "B T H D"]
+    ) -> Float[Tensor, "B T H D"]:
+        """Of each query head."""
+        added = torch.nn.functional.linear(hidden.to(difference.dtype), difference.flatten(0, 1))
+        return shared + added.view(shared.shape).to(shared.dtype)
+
+    def parameters(self, shape: Shape) -> dict[str, Fresh]:
+        size = (shape.heads, shape.head_dim, shape.hidden_size)
+        return {NAMES[name][0]: Fresh(size, initialise.constant(0.0)) for name in self.inputs}
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        return 2 * len(self.inputs) * shape.hidden_size * shape.heads * shape.head_dim
+
+
+UnshareConfig = Annotated[Copies, BeforeValidator(bare)]
+UNSHARES = kinds(UnshareConfig)

@@ -1,0 +1,46 @@
+"""The teacher's own scores on the tasks that variants are scored on: what they are held against."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from composer.ablation.identity import files_for, model_identity
+from composer.ablation.plan import Request
+from composer.ablation.report import scores_in
+from composer.ablation.steps import Figures
+from composer.devices import ran_out_of_memory
+from composer.errors import ComposerError
+from composer.notices import inform
+from composer.versions import versions_of
+from composer.weights.sources import open_model
+
+TEACHER = "teacher"
+PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers")
+
+
+def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str | None]:
+    """Its figures by the titles of columns, and why there are none, where that is. They are kept in ``steps``, and taken from there
+    by later calls."""
+    reference = request.teacher or request.source
+    if reference is None or not request.tasks:
+        return {}, None
+    from composer.evaluation import EvaluationOptions, evaluate
+
+    inform(f"Scoring the teacher, {reference}")
+    try:
+        decides = {"teacher": model_identity(open_model(reference)), "device": request.device, "samples": request.samples}
+        text = json.dumps({**decides, "versions": versions_of(PACKAGES), "files": {k: str(v) for k, v in request.files.items()}})
+        out = steps / f"{TEACHER}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))
+        report = evaluate({TEACHER: reference}, request.tasks, request.lengths, options)
+    except ComposerError as error:
+        return {}, str(error)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        return {}, f"out of memory on {request.device}"
+    figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
+    failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
+    return {column.title: score for column, score in scores_in(figures).items()}, "; ".join(failed) or None

@@ -1,0 +1,36 @@
+"""Where the adapters stand that belong to a model's weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.utils.hub import cached_file
+
+from composer.trust import code_in_adapter
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
+WHERE = ("revision", "token", "cache_dir", "local_files_only")
+"""Options of ``from_pretrained`` that say where a model is, and so its adapters."""
+
+
+def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those among the options of ``from_pretrained``."""
+    return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
+
+
+def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
+    """The folder on this machine with a model's adapters, which are safetensors.
+
+    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
+    """
+    path = cached_file(reference, ADAPTER_CONFIG, **where)
+    cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
+    assert path is not None, "it raises where there is none"
+    with open(path, encoding="utf-8") as stream:
+        problem = code_in_adapter(json.load(stream))
+    if problem is not None:
+        raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
+    return os.path.dirname(path)

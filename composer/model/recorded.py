@@ -1,0 +1,171 @@
+"""Decode steps that are recorded once and replayed: on a GPU the hundreds of launches of a token become one, a CUDA graph.
+
+A step of decode waits for nothing on the host, and what it hands on has the size of what it was given. So the tensors of the cache,
+and those of the token and its logits, stay where they are: a step writes what it does not write over itself back to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from composer.graph.program import tell
+from composer.model.cache import SEEN, ComposedCache
+
+Step = Callable[[], Tensor]
+"""Runs, and gives the tensor of the logits, always the same one once it is recorded."""
+Recording = Callable[[Step], Step]
+"""Takes a step without running it, and gives what runs it from then on."""
+ANSWERED = frozenset({"use_cache", "return_dict", "logits_to_keep", "past_key_values", "input_ids"})
+"""What a step may be called with and still be the same step."""
+FOLLOWING = frozenset({"attention_mask", "position_ids"})
+"""What generation calls it with, and what follows from the cache."""
+
+
+def captured(step: Step) -> Step:
+    """As a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on using the device.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        logits = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
+
+
+class Recorder:
+    """The steps of one cache: the first runs as ever, and warms up what it calls; the second is recorded, and replayed from then.
+
+    model: what runs a step, called as a model is. record: how a step is recorded, left out as a CUDA
+    graph. What cannot be recorded runs as ever.
+    """
+
+    def __init__(self, model: Callable[..., Any], cache: ComposedCache, record: Recording | None = None) -> None:
+        self._model, self.cache, self._record = model, cache, record or captured
+        self._ids: Tensor | None = None
+        self._replay: Step | None = None
+        self._warm = self._off = False
+        self._fixed: list[dict[str, Tensor]] = []
+
+    @property
+    def replays(self) -> bool:
+        """Whether a step has been recorded."""
+        return self._replay is not None and not self._off
+
+    def serves(self, options: Mapping[str, Any]) -> bool:
+        """Whether a call is a step of this cache: one token a row, no gradients, and the last logits alone or all, which is one."""
+        ids = options.get("input_ids")
+        if self._off or ids is None or options.get("past_key_values") is not self.cache or torch.is_grad_enabled():
+            return False
+        more = {name for name, said in options.items() if said is not None and said is not False} - ANSWERED - FOLLOWING
+        return ids.shape[1] == 1 and self.cache.get_seq_length() > 0 and not more and _one(options.get("logits_to_keep"))
+
+    def step(self, options: Mapping[str, Any]) -> CausalLMOutputWithPast:
+        """The call, by the step that is recorded as soon as there is one."""
+        ids: Tensor = options["input_ids"]
+        if not self._warm:
+            return self._first(options)
+        if self._ids is None:
+            self._begin(ids)
+        if self._off or self._ids is None or self._ids.shape != ids.shape:
+            return self._model(**{name: said for name, said in options.items() if name not in FOLLOWING})
+        self._ids.copy_(ids)
+        self._hold()
+        assert self._replay is not None
+        with _on(ids):
+            logits = self._replay().clone()  # the next step writes over it
+        for layer in range(len(self.cache.layers)):
+            self.cache.state(layer).columns += 1
+        return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
+
+    def _first(self, options: Mapping[str, Any]) -> Any:
+        """As ever; then it is known whether the steps that follow are alike."""
+        plain = self._follows(options)
+        before = self._shapes()
+        answer = self._model(**options)
+        self._warm, self._off = True, not plain or self._shapes() != before
+        return answer
+
+    def _follows(self, options: Mapping[str, Any]) -> bool:
+        """Whether mask and positions say what the cache says; then those of the steps that follow do, too."""
+        mask, position = options.get("attention_mask"), options.get("position_ids")
+        if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
+            return False
+        seen = self.cache.state(0).tensors[SEEN]
+        return position is None or bool((position[:, -1] == seen).all())
+
+    def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        return [{name: tuple(of.shape) for name, of in held.items()} for held in self._states()]
+
+    def _states(self) -> list[dict[str, Tensor]]:
+        return [self.cache.state(layer).tensors for layer in range(len(self.cache.layers))]
+
+    def _begin(self, ids: Tensor) -> None:
+        """Record a step; where that fails, there is none, and a warning says so."""
+        self._ids = ids.clone()
+        for layer in range(len(self.cache.layers)):
+            held = self.cache.state(layer)
+            self._fixed.append({name: tensor.clone() for name, tensor in held.tensors.items()})
+            held.tensors = dict(self._fixed[layer])  # layer by layer, so that what they were is free
+        try:
+            with _on(ids):
+                self._replay = self._record(self._written)
+        except RuntimeError as error:
+            self._off = True
+            tell(f"a step of decode cannot be recorded, and runs launch by launch: {str(error).partition(chr(10))[0]}")
+            self._settle()
+
+    def _hold(self) -> None:
+        """Have the cache's tensors be those of the recorded step, whoever has put others in their place."""
+        for layer, fixed in enumerate(self._fixed):
+            held = self.cache.state(layer)
+            for name, tensor in fixed.items():
+                if held.tensors[name] is not tensor:
+                    tensor.copy_(held.tensors[name])
+            held.tensors = dict(fixed)
+
+    def _written(self) -> Tensor:
+        """The step that is recorded: what it does not write over itself is copied back."""
+        columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
+        try:
+            answer = self._model(input_ids=self._ids, past_key_values=self.cache, use_cache=True)
+            for fixed, new in zip(self._fixed, self._states(), strict=True):
+                for name, tensor in fixed.items():
+                    if new[name] is not tensor:
+                        tensor.copy_(new[name])
+        finally:
+            self._settle()
+            for layer, count in enumerate(columns):
+                self.cache.state(layer).columns = count
+        return answer.logits
+
+    def _settle(self) -> None:
+        for layer, fixed in enumerate(self._fixed):
+            self.cache.state(layer).tensors = dict(fixed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A graph belongs to the tensors that it was recorded with: a copy has none."""
+        return type(None), ()
+
+
+def _on(ids: Tensor) -> AbstractContextManager[Any]:
+    """Within, the device of the tokens is the one at hand."""
+    return torch.cuda.device(ids.device) if ids.is_cuda else nullcontext()
+
+
+def _one(kept: Any) -> bool:
+    return kept is None or (isinstance(kept, int) and kept in (0, 1))
+
+
+def may_record(model: Any) -> bool:
+    """Whether all of a model is on one GPU."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return len(devices) == 1 and next(iter(devices)).type == "cuda"

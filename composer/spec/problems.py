@@ -1,0 +1,130 @@
+"""Everything that is wrong with a spec's meaning, in one go: what no source could mend, and what its sizes do not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from composer.errors import GraphError, Path
+from composer.graph.composition import HeadSpec
+from composer.graph.rules import RESERVED, checked_graph
+from composer.spec.dimensions import Dimensions
+from composer.spec.document import HeadsOf, LayerRule, Spec
+from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused
+from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved, resolve
+
+ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
+"""Stands in for a source that is not named: no rule that a head breaks here depends on these sizes. What is shared out over heads
+is so over one."""
+
+
+def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
+    """What no source could mend first, then what is wrong on this one, or on the spec's own trunk; each mistake once.
+
+    size: of the source; None where there is none.
+    """
+    found = list(without_source(spec))
+    if size is not None or spec.trunk is not None:
+        told = {error.path for error in found}
+        found += [error for error in _on_sizes(spec, size, told) if error.path not in told]
+    return found
+
+
+def without_source(spec: Spec) -> Iterator[GraphError]:
+    """Of each head by itself, and of the rules for layers."""
+    try:
+        heads = heads_of(spec)
+    except GraphError as error:
+        yield error
+        heads = {**spec.heads, "head": spec.head} if spec.head is not None else dict(spec.heads)
+    for path, head in heads_said(spec):
+        yield from _of_head(spec, path, head)
+    for number, rule in enumerate(spec.layers):
+        yield from _of_rule(rule, ("layers", number), heads)
+    for name in spec.heads:
+        if not any(name in named(rule.use) for rule in spec.layers):
+            yield unused(spec, name, 0)
+    if not heads:
+        yield GraphError("no layer has a head: say a `head:`, or `heads:` and rules that give them to layers", ("layers",))
+
+
+def heads_said(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
+    """All heads, and where the spec says them."""
+    if spec.head is not None:
+        yield ("head",), spec.head
+    yield from ((("heads", name), head) for name, head in spec.heads.items())
+
+
+def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
+    kept = head.feature_map.dim if head.feature_map is not None and head.feature_map.skip else None
+    size = ANY if kept is None else ANY.model_copy(update={"head_dim": kept})
+    try:
+        if path[0] == "heads" and path[-1] in RESERVED:
+            raise reserved(str(path[-1]), path)
+        resolve(Spec(compose=spec.compose, name=spec.name, direction=spec.direction, head=head), size)
+    except GraphError as error:
+        yield GraphError(str(error), (*path, *error.path[1:]) if error.path[:1] == ("head",) else error.path)
+
+
+def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
+    if isinstance(rule.at, str):
+        try:
+            layers_at(rule.at, ANY.layers, (*path, "at"))  # of what is said as text, a step alone can be wrong
+        except GraphError as error:
+            yield error
+    groups = (HeadsOf(head=rule.use, heads="1/1"),) if isinstance(rule.use, str) else rule.use
+    missing = [group.head for group in groups if group.head not in heads]
+    if missing:
+        yield unknown(missing[0], heads, (*path, "use"))
+    elif len({group.head for group in groups}) < len(groups):
+        yield GraphError(TWICE, (*path, "use"))
+    elif all(isinstance(group.heads, str) for group in groups) and (whole := sum(Fraction(group.heads) for group in groups)) != 1:
+        yield GraphError(f"these groups are {whole} of the query heads together, and have to be all of them", (*path, "use"))
+
+
+def _on_sizes(spec: Spec, source: Dimensions | None, told: set[Path]) -> Iterator[GraphError]:
+    """told: where something is wrong on every source."""
+    try:
+        dimensions, trunk = dimensions_and_trunk(spec, source)
+        heads = heads_of(spec)
+    except GraphError as error:
+        yield error
+        return
+    wrong = [error for number in range(len(spec.layers)) for error in _of_rule_on(spec, number, dimensions, heads)]
+    yield from wrong
+    used: dict[str, set[int]] = {}
+    if not wrong and not any(path[:1] == ("layers",) for path in told):
+        try:
+            for layer in layers_of(spec, dimensions, heads):
+                for group in layer:
+                    used.setdefault(group.head, set()).add(group.heads)
+        except GraphError as error:
+            yield error
+        else:
+            yield from (unused(spec, name, dimensions.layers) for name in spec.heads if name not in used)
+    for path, head in heads_said(spec):
+        if any(other[: len(path)] == path for other in told):
+            continue
+        try:
+            complete = complete_head(head, dimensions)
+            if trunk is not None and spec.trunk is not None:
+                refuse_odd(complete, trunk, spec.trunk)
+            for count in sorted(used.get(str(path[-1]), ())):
+                shape = replace(dimensions.shape(count), both_ways=spec.direction == "bidirectional")
+                checked_graph(complete, shape, path)
+        except GraphError as error:
+            yield error
+
+
+def _of_rule_on(spec: Spec, number: int, dimensions: Dimensions, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
+    rule, path = spec.layers[number], ("layers", number)
+    try:
+        if not layers_at(rule.at, dimensions.layers, (*path, "at")):
+            raise GraphError(f"this names none of the model's {dimensions.layers} layers", (*path, "at"))
+    except GraphError as error:
+        yield error
+    try:
+        groups_of(rule.use, dimensions, heads, (*path, "use"))
+    except GraphError as error:
+        yield error

@@ -1,0 +1,124 @@
+"""Pass keys that have names, hidden in the filler of ``passkey``: what is shared by the tasks that ask for some of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from composer.tasks.base import Sample, Scored, Split, Task, answered, apart
+from composer.tasks.passkey import FILLER, five_digits, in_filler
+from composer.tasks.recall import KEYS
+from composer.tasks.ruler import distinct
+from composer.tasks.writer import Writer, fullest
+
+NEEDLE = "The pass key of {name} is {key}."
+QUESTION = "What is the pass key of {names}? The pass key of {names} is"
+DIGITS = 5
+"""Of each pass key."""
+Needle = tuple[str, str]
+"""A name and its pass key."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a sample is about. needles: names, each with its pass key; asked: which of them, in the order of the question."""
+
+    needles: tuple[Needle, ...]
+    asked: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A text up to its answers. depths: share of the filler before each needle, in the order of ``Hidden.needles``."""
+
+    prompt: str
+    answers: tuple[str, ...]
+    depths: tuple[float, ...]
+
+
+class Needles(Task):
+    """Base of the tasks whose pass keys have names. As much filler as fits; each needle stands anywhere in it, each place as likely
+    as any other."""
+
+    source: ClassVar[str] = "after Hsieh et al. 2024 (RULER), arXiv:2404.06654, in the words of `passkey`"
+    scored: ClassVar[Scored] = "written"
+    question: ClassVar[str] = QUESTION
+    in_order: ClassVar[bool] = False
+    """Whether the answers stand in the order of the text; in that of the question otherwise."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The score of one who knows what a text looks like, and draws pass keys where it would have to remember them."""
+
+    @abstractmethod
+    def needles(self, rng: random.Random) -> list[Needle]:
+        """What is hidden in a sample."""
+
+    @abstractmethod
+    def asked(self, rng: random.Random) -> list[int]:
+        """Which of them are asked for."""
+
+    def hide(self, rng: random.Random, split: Split) -> Hidden:
+        """Evaluation and training never hide the same needles, in whatever order."""
+        needles = list(apart(rng, split, lambda draws: tuple(sorted(self.needles(draws)))))
+        rng.shuffle(needles)
+        return Hidden(tuple(needles), tuple(self.asked(rng)))
+
+    def place(self, hidden: Hidden, filler: int, drawn: Sequence[int]) -> Sequence[int]:
+        """Sentences of filler before each needle. drawn: at random, from 0 to ``filler``."""
+        return drawn
+
+    def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
+        hidden = self.hide(rng, split)
+        for name, key in hidden.needles:
+            writer.check(NEEDLE.format(name=name, key=key))
+        for sentence in (*FILLER, self.question.format(names=spoken(hidden))):
+            writer.check(sentence)
+        laid = self.fill(rng, hidden, length, writer.count)
+        depth = laid.depths[hidden.asked[0]] if len(hidden.asked) == 1 else None
+        return answered(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
+
+    def fill(self, rng: random.Random, hidden: Hidden, tokens: int, count: Callable[[str], int]) -> Laid:
+        """The longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` where that is too short."""
+        question = self.question.format(names=spoken(hidden))
+
+        def lay(filler: int) -> Laid:
+            places = self.place(hidden, filler, [rng.randint(0, filler) for _ in hidden.needles])
+            order = sorted(range(len(places)), key=lambda needle: places[needle])
+            needles = [(places[one], NEEDLE.format(name=hidden.needles[one][0], key=hidden.needles[one][1])) for one in order]
+            asked = [one for one in order if one in hidden.asked] if self.in_order else hidden.asked
+            answers = tuple(hidden.needles[one][1] for one in asked)
+            depths = tuple(place / filler if filler else 0.0 for place in places)
+            return Laid(in_filler(needles, filler, question), answers, depths)
+
+        return fullest(rng, lay, lambda laid: count(f"{laid.prompt} {' '.join(laid.answers)}"), tokens, self.name)
+
+    def score(self, sample: Sample, written: str) -> float:
+        """1 where the numbers of five digits that are written first are all answers, in order."""
+        assert sample.answers
+        return float(self.told(sample, written) == list(sample.answers))
+
+    @staticmethod
+    def told(sample: Sample, written: str) -> list[str]:
+        """As many numbers of five digits as there are answers, at most: the first ones."""
+        return re.findall(rf"[0-9]{{{DIGITS}}}", written)[: len(sample.answers or ())]
+
+
+def names_of(rng: random.Random, count: int) -> list[str]:
+    """Different ones, of the keys of ``recall``."""
+    return rng.sample(KEYS, count)
+
+
+def keys_of(rng: random.Random, count: int) -> list[str]:
+    """Different pass keys."""
+    return distinct(count, lambda: five_digits(rng))
+
+
+def spoken(hidden: Hidden) -> str:
+    """The names that are asked for, each once, as the question says them."""
+    return " and of ".join(dict.fromkeys(hidden.needles[one][0] for one in hidden.asked))

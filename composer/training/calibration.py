@@ -1,0 +1,184 @@
+"""Starts by what the teacher attends to: before attention is transferred, parts that can are given values of their own making.
+
+A few rows go through the teacher once. As soon as a layer has answered, the student's layer is calibrated and all that was measured
+is forgotten, so that no more is in memory than one layer's weights of some tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from blocks.calibration import Attended
+from blocks.flow import repeat_heads
+from blocks.operation import Kind
+from composer.data.order import rows_of_step
+from composer.data.packing import PackedRows
+from composer.graph.graph import Node, takers_of
+from composer.model.attention import ComposedAttention
+from composer.model.head import Anatomy, Head, anatomy
+from composer.model.hosts import attentions
+from composer.model.implied import Implied, implied_weights
+from composer.model.modeling import ComposedForCausalLM
+from composer.model.overheard import overheard
+from composer.model.watched import Given, pieces
+from composer.spec.recipe import Transfer
+from composer.training.loop import length_of
+from composer.training.transfer import Lesson, answers, teach
+from composer.weights.record import Start
+
+ROWS, TOKENS = 32, 8192
+"""That are looked at, at most: the first that the stage takes."""
+QUERIES = 32
+"""Tokens of each row whose attention is looked at, evenly spaced."""
+
+
+def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
+    """Their indices: the same for whoever trains by the stage."""
+    most = min(ROWS, max(1, TOKENS // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
+    return rows_of_step(0, most, len(rows), seed)
+
+
+def calibrate(
+    student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer, rows: PackedRows, seed: int
+) -> Start | None:
+    """Give the parts of all layers their start, in place. Both models are whole, on one device."""
+    batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
+    own, starts = dict(enumerate(attentions(student))), list[Start]()
+
+    def visit(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
+        name, learner = own[index]
+        starts.append(calibrate_layer(name, learner, attention, lesson, student.base.backend))
+
+    teach(teacher, batch, visit)
+    return joined(starts)
+
+
+def joined(starts: Sequence[Start]) -> Start | None:
+    """Of several layers; None where none was calibrated."""
+    if not starts:
+        return None
+    calibrated = tuple(name for start in starts for name in start.calibrated)
+    kept = tuple(name for start in starts for name in start.kept)
+    return Start(calibrated=calibrated, kept=kept, seconds=sum(start.seconds for start in starts))
+
+
+@torch.no_grad()
+def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Start:
+    """The same for one layer, whose attention has this full name, by one batch."""
+    began, length = time.monotonic(), lesson.hidden.shape[1]
+    queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
+    asked = ((head, given) for _, head, given in _asked(teacher, lesson, backend))
+    wanted = torch.cat([implied_weights(head, given, queries, backend).total().clamp(min=0) for head, given in asked], dim=2)
+    valid = lesson.tokens.valid
+    if valid is not None:
+        wanted = wanted * valid[:, queries, None, None]
+    calibrated, kept, first = list[str](), list[str](), 0
+    for own, head, given in _asked(student, lesson, backend):
+        heads = given.query.shape[2]
+        done = _Calibration(head, given, queries, wanted[:, :, first : first + heads], backend).run()
+        first += heads
+        for part, module in head.named_children():
+            if next(module.parameters(), None) is not None:
+                (calibrated if part in done else kept).append(f"{name}.composed.{own}.{part}")
+    return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
+
+
+def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, Given]]:
+    """What each group of heads of a layer is asked where the layer is asked this."""
+    found = list[tuple[str, Head, Given]]()
+
+    def heard(_: int, name: str, head: Head, given: Given) -> None:
+        found.append((name, head, given))
+
+    with overheard(attention, heard):
+        answers(attention, lesson, backend)
+    return found
+
+
+class _Calibration:
+    """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first, as what a map has to make
+    up for depends on them; then maps, then the weights of memories, which depend on both."""
+
+    def __init__(self, head: Head, given: Given, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
+        self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend
+        self._of: Anatomy = anatomy(head)
+        self._done = set[str]()
+
+    def run(self) -> set[str]:
+        """Calibrate what can be; the names of those parts."""
+        graph = self._of.graph
+        for memory, _ in graph.memories:
+            for edge in graph.into(memory.name, "decay"):
+                self._calibrate(graph.nodes[edge.start], memory)
+        mapped = [(memory, part.has_mass()) for memory, part in graph.memories if part.reads is Kind.FEATURES]
+        if len(mapped) == 1 and mapped[0][1]:  # a map above several memories would have to serve them all
+            (memory, _), *_ = mapped
+            for edge in graph.into(memory.name, "features"):
+                self._calibrate(graph.nodes[edge.start], memory, maps=True)
+        for memory, _ in graph.memories:
+            self._calibrate(memory, memory)
+        return self._done
+
+    def _calibrate(self, node: Node, memory: Node, *, maps: bool = False) -> None:
+        """Ask a part of the head for its start, beside the memory that it serves."""
+        assert node.part is not None
+        module = self._of.parts[node.module]
+        if next(module.parameters(), None) is None:
+            return
+        attended = self._attended(memory)
+        if not bool(attended.held.any()):
+            return  # these rows are too short for it to hold anything
+        if maps:
+            query, key, decay = self._mapped(node, memory)
+            attended = replace(attended, query=query, key=key, decay=decay)
+        found = module(node.part.calibrated, attended, node.shape)
+        for name, values in found.items():
+            module.get_parameter(name).copy_(values)
+        if found:
+            self._done.add(node.module)
+
+    def _attended(self, memory: Node) -> Attended:
+        """What there is to know of a memory, with all parts as they are now."""
+        implied: Implied = implied_weights(self._head, self._given, self._queries, self._backend)
+        tokens, wanted = self._given.tokens, self._wanted
+        held = implied.own[memory.name] != 0
+        distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
+        nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
+        weights = wanted * held
+        return Attended(
+            held=held,
+            weights=weights,
+            outside=(wanted.sum(-1) - weights.sum(-1)).clamp(min=0),
+            age=(distance - nearest).clamp(min=0).to(wanted.dtype),
+            share=implied.parts[memory.name],
+            balanced=self._balanced(memory),
+        )
+
+    def _balanced(self, memory: Node) -> bool | None:
+        memories = self._of.graph.memories
+        apart = any(taker.leaves_masses_out for taker in takers_of(self._of.graph, memory.name))
+        if len(memories) == 1 or apart or not all(one.has_mass() for _, one in memories):
+            return None
+        return any(one.weight == "learned" for _, one in memories)
+
+    def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What a map is given of queries and of the keys of all tokens, and how much its memory forgets a token, on average."""
+        graph, position = self._of.graph, features.options["position"]
+        (above,) = graph.into(features.name, "query")
+        queries, keys, decays = [], [], []
+        for piece in pieces(self._head, self._given, self._backend):
+            queries.append(position.turn(piece.values[above.start, above.output], piece.tokens))
+            keys.append(piece.values["pairs", "pairs"].mappable(position))
+            decays += [piece.values[edge.start, edge.output] for edge in graph.into(memory.name, "decay")]
+        query, key, decay = torch.cat(queries, dim=1)[:, list(self._queries)], torch.cat(keys, dim=1), None
+        if decays:
+            valid, decay = self._given.tokens.valid, torch.cat(decays, dim=1)
+            decay = decay.mean(-1) if decay.dim() == 4 else decay
+            decay = (decay.mean((0, 1)) if valid is None else decay[valid].mean(0)).to(query.dtype)
+            decay = repeat_heads(decay, query.shape[2], dim=0)
+        return query, key, decay

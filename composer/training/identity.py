@@ -1,0 +1,89 @@
+"""What a run that is gone on with has otherwise than it was begun with, setting by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from composer.spec.places import brief
+
+RunIdentity = Mapping[str, Any]
+"""All that decides a run's numbers, by the names that a user knows, as JSON holds it."""
+SAID = "said"
+"""What was said of the data: it decides nothing by itself, and says why the data are others."""
+ROWS = ("recipe.sequence", "recipe.rows")
+"""What decides which rows the same texts make."""
+LONG = 8
+"""Settings that are named, one by one, at most."""
+
+
+def differences(then: RunIdentity, now: RunIdentity) -> list[str]:
+    """A line for each setting that differs, with both values; none for what only follows from another."""
+    found = {name: f"{name}: was {_told(was)}, now {_told(new)}" for name, was, new in _settings(then, now)}
+    recipe = [name for name in found if name.startswith("recipe.")]
+    if then.get("data") != now.get("data"):
+        found.update(_of_data(then, now, ("--data", "--held-out", "--share")))
+        if not found.keys() & {*ROWS, "--data", "--held-out", "--share", "seed"}:
+            found["data"] = "data: the texts are others than then"
+    if then.get("held-out data") != now.get("held-out data"):
+        found.update(_of_data(then, now, ("--data", "--held-out", "--share", "--held-out-rows")))
+        if not recipe and not found.keys() & {"data", "--data", "--held-out", "--share", "--held-out-rows", "seed"}:
+            found["held-out data"] = "held-out data: the texts, or how many of them, are others than then"
+    if then.get("model") != now.get("model"):
+        found["model"] = f"model: {_files(then.get('model'), now.get('model'))}"
+    if "teacher" in now and then.get("teacher") != now["teacher"]:
+        found["teacher"] = f"teacher: {_teacher(then.get('teacher'), now.get('teacher'))}"
+    lines = list(found.values())
+    return lines if len(lines) <= LONG else [*lines[:LONG], f"and {len(lines) - LONG} more"]
+
+
+def _settings(then: RunIdentity, now: RunIdentity) -> Iterator[tuple[str, Any, Any]]:
+    for name, new in now.items():
+        if name == "recipe":
+            yield from _leaves("recipe", then.get(name), new)
+        elif name not in ("data", "held-out data", "model", "teacher", SAID) and then.get(name) != new:
+            yield name, then.get(name), new
+
+
+def _leaves(path: str, was: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Values that differ, as deep as both have mappings."""
+    if isinstance(was, dict) and isinstance(new, dict):
+        for key in {**new, **was}:
+            yield from _leaves(f"{path}.{key}", was.get(key), new.get(key))
+    elif was != new:
+        yield path, was, new
+
+
+def _of_data(then: RunIdentity, now: RunIdentity, options: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Of these options, those that were said otherwise. Runs of earlier versions do not hold them."""
+    was, new = then.get(SAID), now.get(SAID)
+    if isinstance(was, dict) and isinstance(new, dict):
+        for option in options:
+            if was.get(option) != new.get(option):
+                yield option, f"{option}: was {_told(was.get(option))}, now {_told(new.get(option))}"
+
+
+def _files(was: Any, new: Any) -> str:
+    """Which of what identifies a model is another."""
+    if not (isinstance(was, dict) and isinstance(new, dict)):
+        return "another than then"
+    if was.get("spec") != new.get("spec"):
+        return f"was of the spec {_told(was.get('spec'))}, is now of {_told(new.get('spec'))}"
+    return "its " + " and its ".join(key for key in ("config", "files") if was.get(key) != new.get(key)) + " are others than then"
+
+
+def _teacher(was: Any, new: Any) -> str:
+    folders = [one.get("folder") if isinstance(one, dict) else None for one in (was, new)]
+    if folders[0] != folders[1]:
+        return f"was {_told(folders[0])}, now {_told(folders[1])}"
+    return _files(was, new)
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_told(one)}" for key, one in value.items() if one is not None) + "}"
+    return value if isinstance(value, str) else brief(value)

@@ -1,0 +1,105 @@
+"""The tables of docs/measurements.md that follow from files of benchmarks/results: what was measured on a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MEASUREMENTS = ROOT / "docs" / "measurements.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- what the files say -->\n", "<!-- end of what the files say -->\n"
+MODELS = ("llama-3.2-1b", "llama-3.1-8b")
+Result = dict[str, Any]
+
+
+def measurements(text: str, results: Path = RESULTS) -> str:
+    """The page with the tables of those files that are there; all else as it is."""
+    before, begun, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    assert begun, "docs/measurements.md has lost the line where the tables of a GPU begin"
+    assert ended, "docs/measurements.md has lost the line where the tables of a GPU end"
+    return before + begun + "".join(sections(results)) + ended + after
+
+
+def sections(results: Path) -> Iterable[str]:
+    """What each file says, or that it is not there."""
+    files = {"kernels_cuda": forms, "own_kernels_cuda": heads, **{f"whole_models_{size}_cuda": models for size in MODELS}}
+    for name, told in files.items():
+        path = results / f"{name}.json"
+        if path.exists():
+            result = json.loads(path.read_text(encoding="utf-8"))
+            yield f"\n### `{path.name}`\n\n{machine(result)}\n\n{told(result)}\n{aims(result)}"
+        else:
+            yield f"\n`{path.name}` is not there: it has not been run.\n"
+    yield "\n"
+
+
+def machine(result: Result) -> str:
+    """What it ran on, and with which versions."""
+    about = result["about"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return f"{about['device']}, {about['dtype']}, Python {about['python']}, {versions}."
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *lines))
+
+
+def forms(result: Result) -> str:
+    """Of ``benchmarks/kernels.py``."""
+
+    def line(row: Result) -> list[str]:
+        name = [row["form"], f"{row['tokens']:,}", "yes" if row["backward"] else ""]
+        if row["failure"] is not None:
+            return [*name, row["failure"], "", ""]
+        least = {which: of["least"] if of else None for which, of in row["seconds"].items()}
+        return [*name, ms(least["form"]), ratio(least["form"], least["by hand"]), ratio(least["attention"], least["form"])]
+
+    header = ["form", "tokens", "with backward", "ms", "over fla by hand", "attention over it"]
+    return table(header, map(line, result["rows"])) + "\n" + errors((row["form"], row) for row in result["errors"])
+
+
+def heads(result: Result) -> str:
+    """Of ``benchmarks/own_kernels.py``."""
+
+    def line(name: str, row: Result) -> list[str]:
+        least = {which: row[which]["least"] if row.get(which) else None for which in ("triton", "torch", "fla", "softmax")}
+        own = least["triton"]
+        if own is None:
+            return [name, row.get("failure", "out of memory"), "", "", ""]
+        return [name, ms(own), *(ratio(least[other], own) for other in ("torch", "fla", "softmax"))]
+
+    lines = [line(name, row) for name, row in result["rows"].items()]
+    return table(["", "own, ms", "torch / own", "fla / own", "softmax / own"], lines) + "\n" + errors(result["errors"].items())
+
+
+def models(result: Result) -> str:
+    """Of ``benchmarks/whole_models.py``."""
+    from benchmarks.whole_models import columns
+
+    return table(*columns(result["rows"]))
+
+
+def errors(rows: Iterable[tuple[str, Result]]) -> str:
+    lines = [[name, f"{row['error']:.1e}", "yes" if row["finite"] else "no"] for name, row in rows]
+    return table(["", "error against float64", "finite far out"], lines)
+
+
+def aims(result: Result) -> str:
+    """Each goal, and whether it is met."""
+    lines = [
+        [one["goal"], "" if one["found"] is None else f"{one['found']:.3g}", f"{one['way']} {one['bound']:g}", one["verdict"]]
+        for one in result["goals"]
+    ]
+    return "\n" + table(["goal", "found", "asked for", ""], lines)
+
+
+def ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def ratio(one: float | None, other: float | None) -> str:
+    return "" if one is None or other is None else f"{one / other:.2f}"

@@ -1,0 +1,73 @@
+"""What LAWCAT claims, asked again of a second teacher; expected is what was expected of the first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evidence.claims import lawcat
+from evidence.claims.claim import LAWCAT, LOLCATS, TEACHER, TIMES, Claim
+from evidence.second import HARDER
+from evidence.verdict import Expected, Place, above
+
+SAME = {
+    TEACHER: "second-teacher/softmax",
+    "teacher/window": "second-teacher/window",
+    LOLCATS: "second/lolcats-complete",
+    lawcat.NO_WINDOW: "second/lolcats-no-window",
+    LAWCAT: "second/lawcat-convolution-complete",
+    lawcat.WITHOUT_CONV: "second/lawcat-convolution-without",
+    lawcat.WITH_WINDOW: "second/lawcat-window-with",
+}
+"""What stands for each run of the first teacher's students."""
+COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
+REMARK = (
+    "The second teacher has Qwen3's shape, with norms of queries and keys, 4 layers and 942,208 parameters; students learn its "
+)
+REMARK += "harder tasks, too, with the long recipe."
+
+
+def again(claim: Claim) -> Claim:
+    """The same claim of the second teacher."""
+
+    def place(of: Place | float) -> Place | float:
+        return Place(SAME[of.run], of.column) if isinstance(of, Place) else of
+
+    def asked(one: Expected) -> Expected:
+        left = place(one.left)
+        assert isinstance(left, Place)
+        return replace(one, left=left, right=place(one.right))
+
+    return replace(
+        claim,
+        title=f"{claim.title}: a second teacher",
+        rows={name: SAME[run] for name, run in claim.rows.items()},
+        expected=tuple(map(asked, claim.expected)),
+        remark=REMARK,
+    )
+
+
+def harder(task: str) -> Claim:
+    """LAWCAT's convolution and its lead over LoLCATs, where several things are hidden."""
+    rows = {
+        "teacher": SAME[TEACHER],
+        "LoLCATs": SAME[LOLCATS],
+        "LAWCAT": SAME[LAWCAT],
+        "without convolution": SAME[lawcat.WITHOUT_CONV],
+    }
+    pairs = [("LoLCATs", at) for at in COLUMNS[task][1:]] + [("without convolution", at) for at in COLUMNS[task][:2]]
+    return Claim(
+        f"Harder retrieval, {task}: LAWCAT above LoLCATs beyond the training length, and above itself without a convolution",
+        "after LAWCAT, section 5.3, tables 1 and 3",
+        "“LoLCATs only maintain good results around 1K for all S-NIAH tasks”; of the convolution, “its importance becomes evident "
+        "in more complex scenarios”.",
+        rows,
+        COLUMNS[task],
+        tuple(above(f"LAWCAT above {name}, {at}", Place(SAME[LAWCAT], at), Place(rows[name], at)) for name, at in pairs),
+        "Of the second teacher. docs/tasks.md says what is hidden, and what chance is.",
+    )
+
+
+CLAIMS = (
+    *(again(claim) for claim in lawcat.CLAIMS if set(claim.rows.values()) <= set(SAME)),
+    *map(harder, HARDER),
+)

@@ -1,0 +1,28 @@
+"""The main claims on a second teacher, of another family and twice the size, that has learned harder retrieval as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evidence.experiments import FULL, FULL_RECIPE, SCORED, Experiment
+
+SOURCE = "build-output/teachers/second"
+MADE = f"python examples/teacher/train.py -o {SOURCE} --family qwen3 --layers 4 --mlp 400 --rate 2e-3 --harder"
+HARDER = ("multikey", "multivalue", "two-needles", "recall,pairs=64")
+ASKED = replace(SCORED, source=SOURCE, tasks=(*SCORED.tasks, *HARDER))
+LEARNED = tuple(f"{task},samples=1000" for task in ("multikey", "multivalue", "two-needles", "recall,pairs=64"))
+
+SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(ASKED, seeds=(0,)), made=MADE)
+SECOND = Experiment(
+    "second",
+    (
+        "evidence/specs/lolcats.yaml:complete",
+        "evidence/specs/lolcats.yaml:no-window",
+        "ablations/lawcat-convolution",
+        "ablations/lawcat-window:with",
+    ),
+    replace(ASKED, data=(*FULL.request.data, *LEARNED), share=0.0),
+    FULL_RECIPE,
+    made=MADE,
+)
+EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND)}

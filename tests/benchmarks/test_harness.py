@@ -1,0 +1,81 @@
+"""Budgets end, goals are met or not or not measured, and runs without room are left out of later rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Budget, Goal, about, rounds, worst, write
+
+
+def test_a_budget_counts_down() -> None:
+    now = iter([10.0, 12.0, 15.5])
+    budget = Budget(5.0, lambda: next(now))
+    assert budget.left == 3.0
+    assert budget.left == -0.5
+
+
+@pytest.mark.parametrize(
+    ("found", "way", "verdict"),
+    [
+        (1.05, "at most", "met"),
+        (1.06, "at most", "not met"),
+        (1.05, "at least", "met"),
+        (1.04, "at least", "not met"),
+        (math.nan, "at most", "not met"),
+        (math.nan, "at least", "not met"),
+        (None, "at least", "not measured"),
+    ],
+)
+def test_goals(found: float | None, way: str, verdict: str) -> None:
+    goal = Goal("speed", found, way, 1.05)  # pyright: ignore[reportArgumentType]
+    assert goal.verdict == verdict
+    assert goal.document()["verdict"] == verdict
+
+
+def test_the_worst_of_several_decides() -> None:
+    assert worst([1.0, 3.0, 2.0], "at most") == 3.0
+    assert worst([1.0, 3.0, 2.0], "at least") == 1.0
+    assert worst([1.0, None], "at least") is None
+    assert worst([], "at most") is None
+    assert math.isnan(worst([1.0, math.nan, 0.5], "at most") or 0.0)
+
+
+def test_rounds_are_taken_in_turn_and_whoever_has_no_room_leaves() -> None:
+    called: list[str] = []
+
+    def narrow() -> None:
+        called.append("narrow")
+        if called.count("narrow") == 2:
+            raise MemoryError
+
+    found = rounds({"wide": lambda: called.append("wide"), "narrow": narrow}, 100.0, "cpu", most=4)
+    assert called == ["wide", "narrow", "wide", "narrow", "wide", "wide"]
+    assert found["narrow"] is None
+    assert found["wide"] is not None
+    assert found["wide"]["rounds"] == 4
+    assert found["wide"]["least"] <= found["wide"]["median"]
+
+
+def test_there_is_one_round_where_no_time_is_left() -> None:
+    found = rounds({"one": lambda: None}, 0.0, "cpu")
+    assert found["one"] is not None
+    assert found["one"]["rounds"] == 1
+
+
+def test_rounds_end_where_nobody_has_room() -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    assert rounds({"one": fails}, 100.0, "cpu") == {"one": None}
+
+
+def test_a_result_names_machine_and_versions(tmp_path: Path) -> None:
+    path = write("made-up", {"about": about("cpu", dtype="float32"), "rows": []}, tmp_path)
+    found = json.loads(path.read_text())["about"]
+    assert found["device"]
+    assert found["dtype"] == "float32"
+    assert {"torch", "transformers"} <= set(found["versions"])

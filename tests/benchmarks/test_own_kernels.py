@@ -1,0 +1,59 @@
+"""The bench of own kernels in Triton's interpreter: they agree with float64, and its goals follow from its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tests.interpreter  # noqa: F401
+from benchmarks.harness import NO_ROOM, NO_TIME, Budget
+from benchmarks.own_kernels import HEADS, LONG, Bench, errors, goals, measured, tasks
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench("cpu", quick=True)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
+    found = errors(bench, name)
+    assert 0 < found["error"] < 1e-5
+    assert found["finite"]
+
+
+def test_all_take_turns(bench: Bench) -> None:
+    asked = tasks((24,), (1,))
+    assert len(asked) == 8
+    rows = measured(
+        bench,
+        {said: asked[said] for said in ("lolcats with backward 24", "taps and hedgehog with backward 24", "lola decode, batch 1")},
+    )
+    for row in rows.values():
+        assert row["apart"] < 1e-5
+        assert row["triton"]["least"] > 0
+    assert {"triton", "torch", "fla", "softmax"} <= set(rows["lolcats with backward 24"])
+
+
+def test_what_finds_no_time_or_no_room_says_so(bench: Bench) -> None:
+    def full(_: Bench) -> dict[str, Any]:
+        raise MemoryError
+
+    assert measured(bench, {"one": full}) == {"one": {"failure": NO_ROOM}}
+    bench.budget = Budget(-1.0)
+    assert measured(bench, {"one": full}) == {"one": {"failure": NO_TIME}}
+
+
+def test_goals() -> None:
+    """A kernel is measured by whichever composes the same head in the least time."""
+    exact = {"lola": {"error": 1e-3, "finite": True, "long": LONG}}
+    rows: dict[str, Any] = {
+        "lolcats forward 8192": {"triton": {"least": 1.0}, "torch": {"least": 9.0}, "fla": {"least": 2.1}},
+        "lolcats with backward 8192": {"triton": {"least": 1.0}, "torch": {"least": 1.4}, "fla": None},
+        "lola forward 8192": {"failure": NO_TIME},
+    }
+    assert [goal.verdict for goal in goals(rows, exact)] == ["met", "not met", "not measured", "met", "met"]
+    wrong = {"lola": {"error": 0.03, "finite": False, "long": LONG}}
+    assert [goal.verdict for goal in goals(rows, wrong)][3:] == ["not met", "not met"]
+    assert goals(rows, {"lola": {"error": 0.0, "finite": True, "long": 70}})[4].verdict == "not measured"

@@ -1,0 +1,146 @@
+"""A convolution and Hedgehog's map behind it in one launch are the two that they are made of, gradients too, and are built for GPUs
+that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.catalogue import PATTERNS
+from blocks.convolution import Convolution
+from blocks.feature_maps.convolved import CONVOLVED_MAP
+from blocks.feature_maps.hedgehog import Hedgehog
+from blocks.flow import Tokens
+from blocks.fused import convolved_shares
+from blocks.kernels import Kernel, Refused
+from blocks.operation import Setting
+from composer.graph.graph import build_graph
+from composer.graph.lowering import lowered
+from tests.blocks.fused.builds import build
+from tests.blocks.fused.heads import GROUPED, assert_close, assert_defined
+from tests.compiling import built
+from tests.laws.cases import built as built_head
+from tests.laws.cases import complete, inputs, run
+
+SAYS = "taps, a product and its softmaxes"
+PARTS = {"conv": SAYS, "state_features": SAYS}
+LAWCAT: dict[str, Any] = {"position": "none", "conv": {"kernel": 4}, "feature_map": {"kind": "hedgehog"}, "memory": ["state"]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as in LAWCAT": {},
+    "one filter, one map": {"conv": {"kernel": 3, "share": "qk"}, "feature_map": {"kind": "hedgehog", "share": "qk"}},
+    "of the key heads": {
+        "conv": {"per": "key_head"},
+        "feature_map": {"kind": "hedgehog", "per": "key_head", "dim": 5, "bias": True},
+    },
+    "filters of the key heads": {"conv": {"per": "key_head"}},
+    "one tap, a skip, one side, a floor": {
+        "conv": {"kernel": 1},
+        "feature_map": {"kind": "hedgehog", "skip": True, "two_sided": False, "floor": 0.15},
+    },
+    "features of length 1": {"memory": [{"kind": "delta"}]},
+    "fallen out of a window": {"memory": [{"kind": "window", "size": 4}, "state"]},
+}
+
+
+def parts_of(head: dict[str, Any]) -> dict[str, str]:
+    return {"conv": SAYS, "delta_features": SAYS} if head["memory"] == [{"kind": "delta"}] else PARTS
+
+
+def packed(length: int) -> Tokens:
+    """Two rows of two documents each, of which the first begins in the first."""
+    bounds = torch.tensor([[3], [length - 2]])
+    position = torch.arange(length).expand(2, -1)
+    later = position >= bounds
+    return Tokens(torch.where(later, position - bounds, position), later.long())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_are_as_defined(variant: str) -> None:
+    """Over the end of a block, from a state that an earlier call has left."""
+    head = LAWCAT | VARIANTS[variant]
+    assert_defined(head, GROUPED, 69, parts=parts_of(head), bounds=(2,))
+
+
+def test_documents_do_not_see_each_other() -> None:
+    assert_defined(LAWCAT, GROUPED, 11, parts=PARTS, rows=2, tokens=packed(11))
+    assert_defined(LAWCAT, GROUPED, 11, parts=PARTS, rows=2, tokens=packed(11), bounds=(5, 6))
+
+
+def test_padding_is_nobodys_past() -> None:
+    position = torch.arange(9).expand(2, -1)
+    tokens = Tokens(position, valid=position < torch.tensor([[9], [4]]))
+    assert_defined(LAWCAT, GROUPED, 9, parts=PARTS, rows=2, tokens=tokens)
+
+
+def test_tokens_one_by_one() -> None:
+    assert_defined(LAWCAT, GROUPED, 6, parts=PARTS, bounds=tuple(range(1, 6)), one_token=True)
+
+
+def forms(head: dict[str, Any]) -> dict[str, str]:
+    found = lowered(build_graph(complete(head), GROUPED), "triton", Setting(gradients=True))
+    return {one.part: one.form for one in found}
+
+
+def test_what_turns_in_between_keeps_it_away() -> None:
+    assert not forms(LAWCAT | {"position": "rope"})["conv"].startswith(SAYS)
+    assert forms(LAWCAT)["conv"].startswith(SAYS)
+
+
+def test_where_it_does_not_fit_it_says_so() -> None:
+    on_gpu = Setting(device="cuda", shape=GROUPED)
+
+    def said(conv: dict[str, Any], features: dict[str, Any]) -> str:
+        (form,) = CONVOLVED_MAP.forms({"conv": Convolution(**conv), "features": Hedgehog(**features)})
+        return str(form.fits(on_gpu))
+
+    assert CONVOLVED_MAP in PATTERNS
+    assert said({}, {}) == "None"
+    assert "nothing else" in said({"inputs": ("q", "k", "v")}, {})
+    assert "as it is" in said({"activation": "silu"}, {})
+    assert "there are 9" in said({"kernel": 9}, {})
+    assert "no product" in said({}, {"linear": False})
+    assert "256 columns" in said({}, {"dim": 300})
+
+
+def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, data, call = built_head(complete(LAWCAT), GROUPED).float(), inputs(GROUPED, 1, 9).to(torch.float32), Kernel.__call__
+
+    def refused(kernel: Kernel, *given: Any, **options: Any) -> Any:
+        if kernel.name == "convolved_shares":
+            raise Refused("of a test of taps")
+        return call(kernel, *given, **options)
+
+    with torch.no_grad():
+        expected, _ = run(module, data, backend="torch")
+        monkeypatch.setattr(Kernel, "__call__", refused)
+        with pytest.warns(RuntimeWarning, match="of a test of taps"):
+            found, _ = run(module, data, backend="triton")
+    assert_close(found, expected)
+
+
+def test_it_is_built_without_a_gpu() -> None:
+    """At the sizes of Llama 3.2 1B and 3.1 8B."""
+    builds = []
+    for dim in (64, 128):
+        constants = {"H": 32, "M": 32, "N": 8, "OWN": 32, "FILTERS": 32, "D": dim, "C": dim, "R": 4, "DB": dim}
+        constants |= {
+            "CB": dim,
+            "BLOCK": convolved_shares.BLOCKS[dim > 64],
+            "SKIP": False,
+            "SIDES": 2,
+            "PRECISION": "tf32",
+            "bias": None,
+            "start": None,
+        }
+        names = ("forth", "back_through_taps")
+        of_model = dict.fromkeys(("x", "earlier", "filters", "weight", "filtered"), "*bf16")
+        of_model |= {"T": "i32", "E": "i32", "blocks": "i32", "floor": "fp32"}
+        for name in names:
+            one = build(convolved_shares.__name__, name, getattr(convolved_shares, name), torch.bfloat16, constants, 8)
+            one.signature.update({key: kind for key, kind in of_model.items() if key in one.signature})  # pyright: ignore[reportAttributeAccessIssue]
+            builds.append(one)
+    for one in built(builds):
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one

@@ -1,0 +1,148 @@
+"""Starts by what a teacher attends to: each against what it is to bring about, computed by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.calibration import NEAREST, Attended, divergence
+from blocks.feature_maps import FEATURE_MAPS
+from blocks.gates.channel import PerChannel
+from blocks.gates.constant import Constant
+from blocks.gates.head import PerHead
+from blocks.gates.softplus import Softplus
+from blocks.gates.softplus_channel import SoftplusChannel
+from blocks.legend import Shape
+from blocks.memories.window import Window
+from tests.blocks.support import random, started
+
+SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=4)
+ROWS, LENGTH = 3, 12
+
+
+def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
+    """All tokens of some rows, of which a memory holds the pairs that are at most so many tokens old. B T H T."""
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    held = ((distance >= 0) & (distance < most))[None, :, None].expand(ROWS, LENGTH, SHAPE.heads, LENGTH)
+    if weights is None:
+        causal = (distance >= 0)[None, :, None]
+        weights = random(ROWS, LENGTH, SHAPE.heads, LENGTH).masked_fill(~causal, -math.inf).softmax(-1)
+    age = distance.clamp(min=0)[None, :, None].expand_as(held).double()
+    share = random(ROWS, LENGTH, SHAPE.heads).sigmoid()
+    return Attended(held=held, weights=weights * held, outside=(weights * ~held).sum(-1), age=age, share=share)
+
+
+@pytest.mark.parametrize("per", ["query_head", "key_head"])
+@pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel])
+def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: str) -> None:
+    """For hidden states of 0, of which a gate's bias alone is left: log α = -1 / mean age."""
+    gate, given = part(per=per), attended()
+    own = gate.own_heads(SHAPE)
+    parameters = started(gate, SHAPE)
+    found = parameters | gate.calibrated(parameters, given, SHAPE)
+    decay = gate.log_decay(found, torch.zeros(1, 1, SHAPE.hidden_size, dtype=torch.float64), SHAPE)[0, 0]
+    grouped = given.weights.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
+    ages = given.age.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
+    mean = (grouped * ages).sum(1) / grouped.sum(1)
+    wanted = (-1 / mean).repeat_interleave(SHAPE.heads // own)
+    wanted = wanted[:, None].expand_as(decay) if decay.dim() == 2 else wanted
+    torch.testing.assert_close(decay, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_that_attends_to_itself_forgets_at_once_and_one_without_weight_has_an_age_too() -> None:
+    alone = attended(torch.eye(LENGTH, dtype=torch.float64)[None, :, None].repeat(ROWS, 1, SHAPE.heads, 1))
+    assert alone.rate(4).tolist() == pytest.approx([1 / NEAREST] * 4)
+    nothing = replace(alone, weights=torch.zeros_like(alone.weights))
+    assert nothing.mean_age(4).tolist() == pytest.approx([float(alone.age[alone.held].mean())] * 4)
+
+
+def test_a_gate_without_parameters_keeps_its_start() -> None:
+    assert Constant().calibrated({}, attended(), SHAPE) == {}
+
+
+def test_a_shift_makes_the_mean_share_the_teachers() -> None:
+    given = attended(most=5)
+    shift = given.shift()
+    moved = (torch.logit(given.share) + shift).sigmoid()
+    whole = given.weights.sum(-1) + given.outside
+    torch.testing.assert_close(moved.sum((0, 1)), (given.weights.sum(-1) / whole).sum((0, 1)), rtol=1e-8, atol=1e-8)
+
+
+def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
+    """σ(w') = σ(w) exp(shift), below 1; without a choice between masses it keeps its start."""
+    window, given = Window(weight="learned"), replace(attended(most=5), balanced=True)
+    parameters = started(window, SHAPE)
+    found = window.calibrated(parameters, given, SHAPE)["weight"].sigmoid()
+    wanted = (parameters["weight"].sigmoid() * given.shift().exp()).clamp(max=0.99)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert window.calibrated(parameters, replace(given, balanced=None), SHAPE) == {}
+    assert Window().calibrated({}, given, SHAPE) == {}
+
+
+def test_divergence_by_hand() -> None:
+    given, scores, rest = attended(most=5), random(ROWS, LENGTH, SHAPE.heads, LENGTH), random(ROWS, LENGTH, SHAPE.heads)
+    alone = together = 0.0
+    for row in range(ROWS):
+        for token in range(LENGTH):
+            for head in range(SHAPE.heads):
+                seen = range(max(0, token - 4), token + 1)
+                masses = {pair: math.exp(scores[row, token, head, pair]) for pair in seen}
+                beside = math.exp(rest[row, token, head])
+                for pair in seen:
+                    weight = float(given.weights[row, token, head, pair])
+                    alone -= weight * math.log(masses[pair] / sum(masses.values()))
+                    together -= weight * math.log(masses[pair] / (sum(masses.values()) + beside))
+                together -= float(given.outside[row, token, head]) * math.log(beside / (sum(masses.values()) + beside))
+    whole = float(given.weights.sum())
+    assert float(divergence(given, scores, None)) == pytest.approx(alone / whole)
+    assert float(divergence(given, scores, rest)) == pytest.approx(together / (whole + float(given.outside.sum())))
+
+
+LEARNED = [name for name, part in FEATURE_MAPS.items() if part.positive]
+
+
+def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tuple[object, dict[str, Tensor], Attended]:
+    """A map, its start, and weights that another matrix of the same map gives."""
+    part = FEATURE_MAPS[kind](linear=True)  # pyright: ignore[reportCallIssue]
+    query, key = size * random(ROWS, LENGTH, 4, 4), size * random(ROWS, LENGTH, 2, 4)
+    parameters = started(part, SHAPE)
+    other = {name: one + 0.5 * random(*one.shape) for name, one in parameters.items()}
+    given = replace(attended(), query=query, key=key, decay=torch.full((4,), -0.1, dtype=torch.float64), balanced=balanced)
+    scores = part._scores(other, given).masked_fill(~given.held, -math.inf)
+    return part, parameters, replace(given, weights=scores.softmax(-1), outside=0.5 * torch.ones_like(given.outside))
+
+
+@pytest.mark.parametrize("balanced", [None, False, True])
+@pytest.mark.parametrize("kind", LEARNED)
+def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | None) -> None:
+    """By at least half of what the start lacks, the same each time, and in place of nothing else."""
+    torch.manual_seed(1)
+    part, parameters, given = mapped(kind, balanced=balanced)
+    found = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
+    again = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
+    assert found.keys() == parameters.keys()
+    assert all(torch.equal(one, again[name]) for name, one in found.items())
+    least = -(given.weights * given.weights.clamp(min=1e-300).log()).sum() / given.weights.sum()
+    before, after = (float(divergence(given, part._scores(one, given), None) - least) for one in (parameters, found))  # pyright: ignore
+    if balanced is None:
+        assert 0 <= after < before / 2
+    else:
+        assert after < before
+
+
+def test_large_logits_stay_finite() -> None:
+    part, parameters, given = mapped("exp", 50.0)
+    found = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
+    assert all(bool(one.isfinite().all()) for one in found.values())
+
+
+def test_maps_that_cannot_keep_their_start() -> None:
+    """Those without a matrix, those whose features may be negative, and any where nothing is known of queries and keys."""
+    given = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
+    plain, negative, learned = FEATURE_MAPS["elu"](), FEATURE_MAPS["identity"](linear=True), FEATURE_MAPS["hedgehog"]()  # pyright: ignore
+    for part, known in ((plain, given), (negative, given), (learned, attended())):
+        assert part.calibrated(started(part, SHAPE), known, SHAPE) == {}

@@ -1,0 +1,94 @@
+"""Keys and values of each query head's own: from the formula, and what they change around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.unshared import Copies
+from composer.errors import GraphError
+from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, close, computed, counted, drawn, random, started
+from tests.laws.cases import SMALL, built, complete, inputs, run
+
+
+def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **given: Tensor) -> tuple[Tensor, Tensor]:
+    outputs, state = computed(part, "reference", shape, parameters, counted(*given["hidden"].shape[:2]), {}, **given)
+    assert not state
+    return outputs
+
+
+@pytest.mark.parametrize("shape", [GROUPED, ALIKE, ONE_KEY])
+@pytest.mark.parametrize("named", [["k"], ["v"], ["v", "k"]])
+def test_each_query_head_has_its_own(named: list[str], shape) -> None:
+    """k_h = k_g(h) + x Δ_h, and what is not named is the shared one's; gradients of every difference are those of the formula."""
+    part = Copies.model_validate({"inputs": named})
+    hidden, key, value = random(2, 5, 6), random(2, 5, shape.key_heads, 4), random(2, 5, shape.key_heads, 4)
+    parameters = {name: one.requires_grad_() for name, one in drawn(part, shape).items()}
+    assert set(parameters) == {{"k": "key", "v": "value"}[name] for name in named}
+    found = unshared(part, parameters, shape, hidden=hidden, key=key, value=value)
+    for name, shared, one in zip(("key", "value"), (key, value), found, strict=True):
+        assert one.shape == (2, 5, shape.heads, 4)
+        for head in range(shape.heads):
+            wanted = shared[1, 3, head // (shape.heads // shape.key_heads)]
+            if name in parameters:
+                wanted = wanted + parameters[name][head] @ hidden[1, 3]
+            close(one[1, 3, head], wanted)
+    sum(one.sin().sum() for one in found).backward()  # pyright: ignore
+    for name, one in parameters.items():
+        outer = torch.einsum("bthd,btc->hdc", found[0 if name == "key" else 1].cos(), hidden)
+        close(one.grad, outer)
+
+
+def test_it_starts_as_what_is_shared() -> None:
+    part, given = Copies(), {"hidden": random(1, 3, 6), "key": random(1, 3, 2, 4), "value": random(1, 3, 2, 4)}
+    found = unshared(part, started(part, GROUPED), **given)
+    for one, shared in zip(found, (given["key"], given["value"]), strict=True):
+        assert torch.equal(one, shared.repeat_interleave(2, dim=2))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"position": "rope", "memory": ["full"]},
+        {"position": "rope", "feature_map": "hedgehog", "memory": [{"kind": "window", "size": 3, "weight": "learned"}, "state"]},
+        {"position": "none", "conv": "causal", "feature_map": "elu", "memory": [{"kind": "state", "gate": "from_key"}]},
+        {"position": "none", "feature_map": "elu", "qk_norm": "l2", "conv": {"inputs": ["k", "v"]}, "memory": ["delta"]},
+        {"position": "none", "value_position": "vapor", "feature_map": "elu", "memory": ["state"]},
+    ],
+)
+def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
+    """Where what comes after has weights one a query head, too, these start alike."""
+    data, shape = inputs(SMALL.shape(4), 2, 11), SMALL.shape(4)
+    torch.manual_seed(0)
+    plain, own = built(complete(head), shape), built(complete(head | {"unshare": "copies"}), shape)
+    theirs = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, parameter in own.named_parameters():
+            if name.startswith("unshare."):
+                parameter.zero_()
+            else:
+                repeats = parameter.shape[0] // theirs[name].shape[0]
+                parameter.copy_(theirs[name].repeat_interleave(repeats, dim=0))
+    close(run(own, data)[0], run(plain, data)[0])
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({"feature_map": None, "memory": [{"kind": "latents", "size": 8}]}, "latents have no keys; say `inputs:"),
+        (
+            {"mix_input": {"kind": "conv", "feeds": "qk"}, "feature_map": "elu", "memory": ["state"]},
+            "keys of each query head's own are projected from the hidden states",
+        ),
+    ],
+)
+def test_what_cannot_be(head: dict, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        complete(head | {"unshare": "copies"})
+    complete(head | {"unshare": {"kind": "copies", "inputs": ["v"]}})
+
+
+def test_an_input_twice() -> None:
+    with pytest.raises(ValueError, match="names an input twice"):
+        Copies(inputs=("k", "k"))

@@ -1,0 +1,21 @@
+"""What an ablation says of the models of its variants is what the commands say of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import composer
+from composer.ablation.models import costs_of
+from composer.ablation.plan import read_variants
+from tests.checkpoints import llama_model
+from tests.composer.ablation.variants import request_for, write_spec
+
+
+def test_what_a_variant_holds_is_counted_in_its_sources_dtype(tmp_path: Path) -> None:
+    """As `explain` counts it."""
+    llama_model(dtype="bfloat16").save_pretrained(tmp_path / "source")
+    request = request_for(tmp_path / "source", tmp_path / "none.txt")
+    (variant,) = read_variants([write_spec(tmp_path / "s.yaml")], ())
+    cost = costs_of([variant], request)[variant.name]
+    assert cost == composer.explain(variant.spec, tmp_path / "source", sequence=12)
+    assert cost.dtype == "bfloat16"

@@ -1,0 +1,112 @@
+"""Pictures of what was found: legible, each memory of one colour in all of them, and nothing drawn where there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+import composer
+from composer.inspection.findings import Findings
+from composer.inspection.pictures import drawn
+from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.states import LEAST
+from composer.inspection.pictures.style import OF_MEMORIES, memory_colours
+from tests.composer.inspection.conftest import TEACHER, student
+from tests.composer.legible import assert_legible
+
+SIZES = {"lola": ["head.memory.0.size=16", "head.memory.1.size=8"], "latte-macchiato": ["head.memory.0.size=16"]}
+"""Small enough that pairs fall in a short text."""
+WINDOW, LATENTS = OF_MEMORIES[3], OF_MEMORIES[0]
+
+
+@pytest.fixture(scope="module")
+def found(tokenizer: Any) -> dict[str, Findings]:
+    """Of states with convolutions and gates a channel, of three memories, of latents, of the delta rule with gates a head, and of
+    heads that differ."""
+    return {
+        spec: composer.inspect(
+            student(spec, *SIZES.get(spec, ())), tokenizer=tokenizer, teacher=TEACHER, tasks="passkey", length=96, queries=8
+        )
+        for spec in ("lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads")
+    }
+
+
+def pictures(found: Findings) -> Iterator[Picture]:
+    for picture in drawn(found):
+        picture.figure.canvas.draw()
+        yield picture
+
+
+@pytest.mark.parametrize("spec", ["lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads"])
+def test_all_are_legible(found: dict[str, Findings], spec: str) -> None:
+    names = []
+    for picture in drawn(found[spec]):
+        assert_legible(picture.figure)
+        assert picture.figure.get_suptitle() == f"{picture.title} (model)"
+        names.append(picture.name)
+    assert {"answers", "weights-0", "spectra", "likeness", "norms"} <= set(names)
+
+
+def test_a_memory_has_its_colour_in_every_picture_of_every_model(found: dict[str, Findings]) -> None:
+    seen: dict[str, set[str]] = {}
+    for one in found.values():
+        for picture in drawn(one):
+            if picture.name.partition("-")[0] not in ("shares", "stands"):
+                continue
+            (legend,) = picture.figure.legends
+            for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=True):
+                seen.setdefault(text.get_text(), set()).add(to_hex(patch.get_facecolor()).upper())
+    assert set(seen) >= {"window", "sparse", "state", "latents"}
+    assert all(len(colours) == 1 for colours in seen.values())
+    assert len(set.union(*seen.values())) == len(seen)
+    assert seen["window"] == {WINDOW}
+
+
+def test_two_of_a_model_never_share_a_colour(found: dict[str, Findings]) -> None:
+    (first, *_) = found["lola"].heads
+    names = ("full", "latents", "again", "window")
+    head = first.model_copy(update={"memories": names, "kinds": ("full", "latents", "window", "window"), "shares": {"sinks": None}})
+    colours = memory_colours(found["lola"].model_copy(update={"heads": (head,)}))
+    assert set(colours) == {*names, "sinks"}
+    assert len(set(colours.values())) == len(colours)
+    assert WINDOW in (colours["window"], colours["again"])
+    assert LATENTS in (colours["full"], colours["latents"])
+
+
+def test_there_is_no_empty_panel(found: dict[str, Findings]) -> None:
+    """The delta rule has negative weights, so they have no divergence."""
+    for spec, panels in (("lawcat", 4), ("gated-delta", 3)):
+        for picture in drawn(found[spec]):
+            if picture.name == "likeness":
+                visible = [axis for axis in picture.figure.axes if axis.get_visible()]
+                assert len(visible) == panels
+                assert all(axis.has_data() for axis in visible)
+                assert any("KL" in axis.get_ylabel() for axis in visible) == (panels == 4)
+
+
+def test_half_lives_of_heads_are_dots(found: dict[str, Findings]) -> None:
+    for spec, dots in (("lawcat", False), ("gated-delta", True)):
+        for picture in drawn(found[spec]):
+            if picture.name == "half-lives":
+                (legend,) = picture.figure.legends
+                handles = legend.get_lines()
+                assert {handle.get_marker() for handle in handles} == {"o" if dots else "None"}
+                assert {handle.get_linestyle() == "None" for handle in handles} == {dots}
+
+
+def test_what_is_drawn_has_room(found: dict[str, Findings]) -> None:
+    """Panels that share an axis are as high as the highest of them; a spectrum stops where it says that it does."""
+    for picture in pictures(found["lawcat"]):
+        if picture.name in ("recall", "conv-taps-key"):
+            for axis in picture.figure.axes:
+                numbers = np.concatenate([line.get_ydata() for line in axis.lines])
+                assert np.nanmax(numbers) <= axis.get_ylim()[1]
+                assert axis.get_ylim()[0] == 0
+        if picture.name == "spectra":
+            for axis in picture.figure.axes:
+                assert axis.get_ylim()[0] == LEAST
+                assert all(np.nanmin(line.get_ydata()) >= LEAST for line in axis.lines)

@@ -1,0 +1,79 @@
+"""What a CUDA graph does, on a CPU: operations are recorded with the tensors that they were called with, and replayed on those.
+
+As there, nothing but these operations runs in a replay: no Python, no other tensors; and a step that waits for a number on the host
+cannot be recorded. One thing is otherwise: operations run as they are recorded, so their tensors are put back afterwards.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from blocks import flow
+from blocks.memories import ring, window
+from composer.model import modeling
+from composer.model import recorded as product
+from composer.model.recorded import Step
+
+WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
+
+
+class Operations(TorchDispatchMode):
+    """Keeps what is called, and what comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func._schema.name, kwargs or {}
+        if name in WAITING:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        for one in given:
+            key = one.untyped_storage().data_ptr()
+            if key not in self.made and key not in self.before:
+                whole = torch.as_strided(one, (one.untyped_storage().nbytes() // one.element_size(),), (1,), 0)
+                self.before[key] = whole, whole.clone()
+        found = func(*args, **kwargs)
+        outputs = [one for one in tree_flatten(found)[0] if isinstance(one, Tensor)]
+        old = {one.untyped_storage().data_ptr() for one in given}
+        fresh = [one for one in outputs if one.untyped_storage().data_ptr() not in old]
+        self.made |= {one.untyped_storage().data_ptr() for one in fresh}
+        self.called.append((func, args, kwargs, fresh))
+        return found
+
+
+def recorded(step: Step) -> Step:
+    """As ``composer.model.recorded.captured``, without a GPU."""
+    with Operations() as operations:
+        logits = step()
+    for whole, before in operations.before.values():
+        whole.copy_(before)
+
+    def replay() -> Tensor:
+        for func, args, kwargs, fresh in operations.called:
+            found = [one for one in tree_flatten(func(*args, **kwargs))[0] if isinstance(one, Tensor)]
+            if fresh:
+                for old, new in zip(fresh, found, strict=True):
+                    old.copy_(new)
+        return logits
+
+    return replay
+
+
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
+    """Steps are recorded here as on a GPU, where Python looks at no numbers. asking: modules that ask whether they may be."""
+    for module in (flow, ring, window):
+        monkeypatch.setattr(module, "may_look", lambda numbers: False)
+    monkeypatch.setattr(product, "captured", recorded)
+    for module in (modeling, *asking):
+        monkeypatch.setattr(module, "may_record", lambda model: True)

@@ -1,0 +1,194 @@
+"""Decode steps that are recorded and replayed write the same tokens: on a CPU their operations are recorded (``recording``), which
+shows what a CUDA graph needs, that nothing but them is in a step; on a GPU (`make gpu`) it is a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.memories import ring
+from composer.graph.program import FallsBack
+from composer.model import recorded
+from composer.model.modeling import ComposedForCausalLM
+from composer.model.recorded import Recorder
+from tests.composer.model.models import CAUSAL, student, tokens
+from tests.composer.model.recording import on_a_cpu
+from tests.composer.model.test_in_place import SIZES
+
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "beams": GREEDY | {"num_beams": 3},
+    "sampling": GREEDY | {"do_sample": True, "temperature": 1.3},
+    "several answers": GREEDY | {"do_sample": True, "num_return_sequences": 3},
+}
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """Recorders are made on a CPU, where Python looks at no numbers either; those that were made."""
+    made: list[Recorder] = []
+
+    def recording_of(self: ComposedForCausalLM, cache: Any) -> Recorder:
+        made.append(whole(self, cache))
+        return made[-1]
+
+    whole = ComposedForCausalLM.recording
+    on_a_cpu(monkeypatch)
+    monkeypatch.setattr(ComposedForCausalLM, "recording", recording_of)
+    return made
+
+
+def small(spec: str) -> ComposedForCausalLM:
+    return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
+
+
+def without(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> torch.Tensor:
+    model.use_graph = False
+    torch.manual_seed(7)
+    answer = model.generate(ids, **settings)
+    model.use_graph = True
+    torch.manual_seed(7)
+    return answer
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_every_spec_writes_the_same(spec: str, replays: list[Recorder]) -> None:
+    """And is recorded where its state does not grow."""
+    model, ids = small(spec), tokens(2, 9)
+    wanted = without(model, ids, **GREEDY)
+    assert not replays
+    assert torch.equal(model.generate(ids, **GREEDY), wanted)
+    (recorder,) = replays
+    grows = any("full" in name for layer in range(3) for name in recorder.cache.state(layer).tensors)
+    assert recorder.replays is not grows
+    assert model.recorder is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", ["lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato"])
+def test_every_mode_writes_the_same(spec: str, mode: str, replays: list[Recorder]) -> None:
+    model, ids = small(spec), tokens(2, 9)
+    wanted = without(model, ids, **MODES[mode])
+    assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
+    assert replays[0].replays
+
+
+def test_padded_rows_write_the_same(replays: list[Recorder]) -> None:
+    model, ids = small("lolcats"), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[0, :4] = 0
+    wanted = without(model, ids, attention_mask=mask, **GREEDY)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **GREEDY), wanted)
+    assert replays[0].replays
+
+
+def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]) -> None:
+    model, ids = small("lola"), tokens(2, 30)
+    first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
+    kept = copy.deepcopy(first.past_key_values)
+    longer = torch.cat((first.sequences, ids[:, 9:]), 1)
+    more = GREEDY | {"attention_mask": torch.ones_like(longer)}
+    found = model.generate(longer, past_key_values=first.past_key_values, **more)
+    assert torch.equal(model.generate(longer, past_key_values=kept, **more), found)
+    assert torch.equal(without(model, longer, **more), found)
+    assert all(one.replays for one in replays)
+
+
+def test_positions_of_ones_own_are_not_recorded(replays: list[Recorder]) -> None:
+    """What a step is to be told apart from its cache is not in the recorded one."""
+    model, ids = small("lolcats"), tokens(2, 9)
+    position = torch.arange(9).expand(2, -1) + 3
+    wanted = without(model, ids, position_ids=position, **GREEDY)
+    assert torch.equal(model.generate(ids, position_ids=position, **GREEDY), wanted)
+    assert not replays[0].replays
+
+
+@pytest.mark.parametrize("more", [{"output_hidden_states": True}, {"prefill_chunk_size": 4}, {"use_cache": False}])
+def test_what_asks_for_more_runs_as_ever(more: dict[str, Any], replays: list[Recorder]) -> None:
+    model, ids = small("lolcats"), tokens(2, 9)
+    settings = GREEDY | more | {"return_dict_in_generate": True}
+    wanted = without(model, ids, **settings)
+    found = model.generate(ids, **settings)
+    assert torch.equal(found.sequences, wanted.sequences)
+    assert not any(one.replays for one in replays)
+
+
+def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
+    """Those of a step are not written over by the next; states and columns are those of the steps as ever."""
+    model, ids = small("lolcats"), tokens(2, 15)
+    with torch.no_grad():
+        caches = [model(ids[:, :9], use_cache=True).past_key_values for _ in range(2)]
+        wanted = [model(input_ids=ids[:, [column]], past_key_values=caches[0]).logits for column in range(9, 15)]
+        recorder = model.recording(caches[1])
+        found = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
+        model.recorder = None
+    assert recorder.replays
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    for layer in range(3):
+        ours, theirs = caches[1].state(layer), caches[0].state(layer)
+        assert ours.columns == theirs.columns == 15
+        for name, tensor in ours.tensors.items():
+            assert torch.equal(tensor, theirs.tensors[name])
+
+
+def test_another_cache_and_gradients_are_not_its_own(replays: list[Recorder]) -> None:
+    model, ids = small("lolcats"), tokens(2, 10)
+    with torch.no_grad():
+        cache, other = (model(ids[:, :9], use_cache=True).past_key_values for _ in range(2))
+    recorder, step = model.recording(cache), {"input_ids": ids[:, 9:]}
+    with torch.no_grad():
+        assert recorder.serves(step | {"past_key_values": cache})
+        assert not recorder.serves(step | {"past_key_values": other})
+        assert not recorder.serves({"input_ids": ids[:, 8:], "past_key_values": cache})
+        assert not recorder.serves(step | {"past_key_values": cache, "output_attentions": True})
+    assert not recorder.serves(step | {"past_key_values": cache})
+    model.recorder = None
+
+
+def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small("lolcats"), tokens(2, 9)
+    wanted = without(model, ids, **GREEDY)
+
+    def waiting(numbers: torch.Tensor) -> bool:
+        return bool(numbers.max() >= 0) and False
+
+    monkeypatch.setattr(ring, "may_look", waiting)
+    with pytest.warns(FallsBack, match="a step of decode cannot be recorded"):
+        assert torch.equal(model.generate(ids, **GREEDY), wanted)
+    assert not replays[0].replays
+
+
+def test_a_recorder_is_nobodys_to_keep(replays: list[Recorder]) -> None:
+    model, ids = small("lolcats"), tokens(2, 9)
+    with torch.no_grad():
+        recorder = model.recording(model(ids, use_cache=True).past_key_values)
+    model.recorder = None
+    assert copy.deepcopy(recorder) is None
+    assert pickle.loads(pickle.dumps(recorder)) is None
+
+
+def test_on_a_cpu_nothing_is_recorded() -> None:
+    model = small("lolcats")
+    assert model.use_graph
+    assert not recorded.may_record(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato", "delta", "gla"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cuda_graph_writes_the_same(spec: str, mode: str) -> None:
+    model, ids = small(spec).float().cuda(), tokens(2, 9).cuda()
+    torch.nn.Module.to(model, torch.float32)
+    made: list[Recorder] = []
+    whole = model.recording
+    model.recording = lambda cache: made.append(whole(cache)) or made[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    wanted = without(model, ids, **MODES[mode])
+    assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
+    assert [one.replays for one in made] == [True]

@@ -1,0 +1,56 @@
+"""Texts that a tokenizer cannot write are told in one and the same way by all that read one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import composer
+from composer.tasks.unknown import hardly_written
+from tests.composer.cli.conftest import student, teacher
+
+__all__ = ["student", "teacher"]
+SAID = "are the one that the tokenizer has for what it cannot write, so they are hardly there. Take texts that"
+
+
+def test_a_share_that_matters_is_told() -> None:
+    ids = np.arange(100)
+    ids[:25] = 499
+    assert (hardly_written("the data", ids, 499) or "").startswith(f"25% of the tokens of the data {SAID}")
+    assert hardly_written("the data", ids, None) is None
+    assert hardly_written("the data", ids, 99_999) is None
+    assert hardly_written("the data", [1] * 98 + [0, 0], 0) is None
+    assert hardly_written("the data", [1] * 97 + [0] * 3, 0)
+    assert hardly_written("the data", [], 0) is None
+
+
+def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The tokenizer knows eleven words; every second of this text is none of them."""
+    strange = " ".join(["once", "whale"] * 40)
+    text = tmp_path / "strange.txt"
+    text.write_text(strange)
+
+    def told() -> list[str]:
+        found = [one.message for one in caplog.records if one.name == "composer" and SAID in one.message]
+        caplog.clear()
+        return found
+
+    composer.generate(student, strange, max_new_tokens=1)
+    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the prompt"]
+    composer.evaluate(student, "perplexity", 16, text=text, samples=2)
+    assert [said.partition(" are the one")[0] for said in told()] == [
+        f"{student.name}: 50% of the tokens of the texts of perplexity"
+    ]
+    composer.inspect(student, text=strange, length=16, alone=True, queries=2)
+    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the text"]
+    few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=1"]
+    composer.distil(student, str(text), tmp_path / "out", share=0, stage="transfer", overrides=few)
+    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the data"]
+
+
+def test_what_can_be_written_is_not_doubted(student: Path, caplog: pytest.LogCaptureFixture) -> None:
+    composer.generate(student, "once upon a time there was", max_new_tokens=1)
+    composer.evaluate(student, "mqar,pairs=2", 16, samples=2)
+    assert not [one for one in caplog.records if one.name == "composer"]

@@ -1,0 +1,151 @@
+"""Calibrated starts in a run: what they change, that they are recorded, and that memory, streams and stops change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.spec.recipe import Transfer
+from composer.training.calibration import ROWS, calibrate, rows_to_calibrate
+from composer.training.loop import StepProgress
+from composer.weights.record import read_record
+from tests.composer.training.runs import rows_of, run, small_llama, student_of, teacher_of
+from tests.composer.training.stages import StoppedError
+from tests.composer.training.streams import STREAM, same
+from tests.composer.weights.students import weights
+
+CALIBRATED = "recipe.transfer.init=calibrated"
+STAGE = Transfer(lr=0.01, steps=6, batch=4, init="calibrated")
+LAWCAT: dict[str, Any] = {
+    "compose": 1,
+    "name": "gated",
+    "head": {
+        "position": "none",
+        "conv": {"kernel": 3},
+        "feature_map": {"kind": "hedgehog", "dim": 4, "share": "qk"},
+        "memory": [{"kind": "state", "gate": {"kind": "channel", "rank": 2}}],
+    },
+}
+PLACE = "model.layers.{layer}.self_attn.composed.head.{part}"
+
+
+def names(*parts: str, layers: int = 2) -> tuple[str, ...]:
+    return tuple(PLACE.format(layer=layer, part=part) for layer in range(layers) for part in parts)
+
+
+def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Path, texts: Path, tmp_path: Path) -> None:
+    plain = run(student, tmp_path / "plain", texts, which="transfer")
+    found = run(student, tmp_path / "out", texts, CALIBRATED, which="transfer")
+    (stage,), (other,) = found.stages, plain.stages
+    assert other.start is None
+    assert stage.start is not None
+    assert sorted(stage.start.calibrated) == sorted(names("window", "feature_map"))
+    assert stage.start.kept == ()
+    assert sum(stage.before.values()) < sum(other.before.values())
+    record = read_record(tmp_path / "out")
+    assert record is not None
+    assert record.training[0].start == stage.start
+    assert record.training[0].recipe["init"] == "calibrated"
+    assert any("head.window, head.feature_map" in said and "as they were: none" in said for said in found.view().notes)
+
+
+def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
+    """Folders and runs of before compare their recipe with what is written."""
+    assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
+    run(student, tmp_path / "out", texts, which="transfer")
+    record = read_record(tmp_path / "out")
+    assert record is not None
+    assert "start" not in record.model_dump(mode="json")["training"][0]
+
+
+def test_streamed_and_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
+    """Stopped in its second layer, and gone on with."""
+    whole = run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
+    stopped_here(student, tmp_path / "out", texts)
+    found = run(student, tmp_path / "out", texts, CALIBRATED, resume=True, **STREAM)
+    (streamed,), (together,) = found.stages, whole.stages
+    assert streamed.start is not None
+    assert together.start is not None
+    assert (streamed.start.calibrated, streamed.start.kept) == (together.start.calibrated, together.start.kept)
+    assert (streamed.before, streamed.after) == (together.before, together.after)
+    assert same(weights(tmp_path / "whole"), tmp_path / "out")
+
+
+def stopped_here(student: Path, out: Path, texts: Path) -> None:
+    def watch(step: StepProgress) -> None:
+        if (step.stage, step.step) == ("transfer 1", 3):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(student, out, texts, CALIBRATED, watch=watch, **STREAM)
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(student: Path, texts: Path, tmp_path: Path) -> None:
+    def watch(step: StepProgress) -> None:
+        if step.step == 3:
+            raise StoppedError
+
+    run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
+    with pytest.raises(StoppedError):
+        run(student, tmp_path / "out", texts, CALIBRATED, which="transfer", watch=watch, checkpoint_seconds=0.0)
+    run(student, tmp_path / "out", texts, CALIBRATED, which="transfer", resume=True)
+    assert same(weights(tmp_path / "whole"), tmp_path / "out")
+
+
+def test_parts_that_cannot_keep_their_start() -> None:
+    """A convolution does; the gate's matrices do, too, and its bias does not."""
+    source = small_llama().float()
+    student, teacher = student_of(source, LAWCAT), teacher_of(source)
+    before = {name: one.clone() for name, one in student.named_parameters()}
+    start = calibrate(student, teacher, STAGE, rows_of(24), 0)
+    assert start is not None
+    assert start.calibrated == names("feature_map", "state_gate")
+    assert start.kept == names("conv")
+    moved = {name for name, one in student.named_parameters() if not torch.equal(one, before[name])}
+    assert moved == {*names("feature_map.weight"), *names("state_gate.bias")}
+
+
+@pytest.mark.parametrize("memory", [["window", "state"], [{"kind": "window", "size": 4, "weight": "learned"}, "state"]])
+def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
+    source = small_llama().float()
+    spec = {"compose": 1, "name": "x", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}, "memory": memory}}
+    found = []
+    for _ in range(2):
+        student = student_of(source, spec)
+        calibrate(student, teacher_of(source), STAGE, rows_of(24), 0)
+        found.append(dict(student.named_parameters()))
+    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+
+
+def test_padding_does_not_count() -> None:
+    """Rows with padding behind them say what the same rows say without: what is padded has other tokens here."""
+    source = small_llama()
+    rows = rows_of(16, how="padded", lengths=(9, 12, 7, 16))
+    assert not rows.valid.all()
+    found = []
+    for fill in (0, 5):
+        student = student_of(source, LAWCAT)
+        rows.ids[~rows.valid] = fill
+        calibrate(student, teacher_of(source), STAGE, rows, 0)
+        found.append(dict(student.named_parameters()))
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=1e-6, atol=1e-8)
+
+
+def test_rows_are_bounded_and_among_those_that_the_stage_takes() -> None:
+    rows = rows_of(16, lengths=(16,) * 100)
+    few = rows_to_calibrate(STAGE, rows, 0)
+    assert len(few) == 4 * 6 < ROWS
+    many = rows_to_calibrate(STAGE.model_copy(update={"steps": 100}), rows, 0)
+    assert len(many) == ROWS
+    assert many[: len(few)] == few
+
+
+def test_from_end_to_end_it_starts_so_too(student: Path, texts: Path, tmp_path: Path) -> None:
+    plain = run(student, tmp_path / "plain", texts, "recipe.transfer.at=model", which="transfer")
+    found = run(student, tmp_path / "out", texts, "recipe.transfer.at=model", CALIBRATED, which="transfer")
+    assert found.stages[0].start is not None
+    assert found.stages[0].before != plain.stages[0].before

@@ -1,0 +1,72 @@
+"""What is said of a run that is gone on with otherwise: the settings that differ, with both values, and nothing that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from composer.training.identity import LONG, differences
+
+THEN: dict[str, Any] = {
+    "model": {"config": "a", "spec": "s", "files": {}},
+    "teacher": {"folder": "/t", "config": "b", "spec": None, "files": {}},
+    "recipe": {"sequence": 128, "rows": "packed", "transfer": {"lr": 0.01, "steps": 20, "batch": 8}, "finetune": None},
+    "data": "d",
+    "held-out data": "h",
+    "seed": 0,
+    "said": {"--data": ["a.txt"], "--held-out": [], "--share": 0.1, "--held-out-rows": None},
+}
+
+
+def changed(**settings: Any) -> dict[str, Any]:
+    return {**THEN, **settings}
+
+
+RECIPE = THEN["recipe"]
+SAID = THEN["said"]
+ROWS_ARE_OTHERS = {"data": "e", "held-out data": "i"}
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "lr": ({"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "lr": 0.5}}}, ["recipe.transfer.lr: was 0.01, now 0.5"]),
+    "steps take more rows": (
+        {"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "steps": 40}}, "held-out data": "i"},
+        ["recipe.transfer.steps: was 20, now 40"],
+    ),
+    "rows are longer": ({"recipe": {**RECIPE, "sequence": 64}, **ROWS_ARE_OTHERS}, ["recipe.sequence: was 128, now 64"]),
+    "a stage more": (
+        {"recipe": {**RECIPE, "finetune": {"lr": 0.1, "epochs": None}}},
+        ["recipe.finetune: was none, now {lr: 0.1}"],
+    ),
+    "another split": ({"seed": 3, **ROWS_ARE_OTHERS}, ["seed: was 0, now 3"]),
+    "another file": ({"said": {**SAID, "--data": ["b.txt", "c"]}, **ROWS_ARE_OTHERS}, ["--data: was a.txt, now b.txt, c"]),
+    "another share": ({"said": {**SAID, "--share": 0.5}, **ROWS_ARE_OTHERS}, ["--share: was 0.1, now 0.5"]),
+    "more rows": ({"said": {**SAID, "--held-out-rows": 9}, "held-out data": "i"}, ["--held-out-rows: was none, now 9"]),
+    "other texts": (ROWS_ARE_OTHERS, ["data: the texts are others than then"]),
+    "moved": ({"said": {**SAID, "--data": ["b.txt"]}}, []),
+    "another spec": ({"model": {"config": "z", "spec": "r", "files": {}}}, ["model: was of the spec s, is now of r"]),
+    "other weights": (
+        {"teacher": {"folder": "/t", "config": "c", "spec": None, "files": {"w": 1}}},
+        ["teacher: its config and its files are others than then"],
+    ),
+    "another teacher": ({"teacher": {"folder": "/u", "config": "c"}}, ["teacher: was /t, now /u"]),
+    "no teacher": ({"teacher": None}, ["teacher: was /t, now none"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_differs_and_nothing_else(case: str) -> None:
+    settings, told = CASES[case]
+    assert differences(THEN, changed(**settings)) == told
+
+
+def test_runs_of_earlier_versions_say_less() -> None:
+    then = {key: value for key, value in THEN.items() if key != "said"}
+    assert differences(then, changed(**ROWS_ARE_OTHERS)) == ["data: the texts are others than then"]
+    assert differences(then, changed()) == []
+
+
+def test_not_all_of_many() -> None:
+    many = {str(number): number for number in range(LONG + 3)}
+    told = differences(THEN, changed(recipe={**RECIPE, "transfer": many}))
+    assert len(told) == LONG + 1
+    assert told[-1] == "and 6 more"

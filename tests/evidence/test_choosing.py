@@ -1,0 +1,118 @@
+"""What the page of choosing recommends follows from the figures by the rule that it states, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from evidence import choosing
+from evidence.choosing import Candidate, candidates, column, page, recommended, steps, teacher
+from evidence.choosing_plot import draw
+from evidence.experiments import LENGTHS
+from evidence.kept import Run, all_runs
+
+SCORES = {"full/ours-kda": 0.3, "full/ours-delta": 0.75, "full/lawcat": 0.9, "full/macchiato-full": 0.2, "full/lolcats": 0.94}
+"""Not in the order of their states, which is that of the first two (who have the same), LAWCAT, Macchiato and LoLCATs."""
+
+
+def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **own: float) -> list[Run]:
+    """Every figure is the score of its run, and 0.01 a seed more; every perplexity 2 less the score. own: of one task instead."""
+    found = []
+    for run, score in scores.items():
+        experiment, _, variant = run.partition("/")
+        for seed in seeds:
+            figures = {
+                column(task, length): 2 - score if by_loss else own.get(task, score) + 0.01 * seed
+                for task, by_loss in choosing.asked().items()
+                for length in LENGTHS
+            }
+            kept = {"experiment": experiment, "variant": variant, "seed": seed, "identity": "", "values": {}, "figures": figures}
+            found.append(Run.model_validate(kept | {"teacher_perplexity": None, "seconds": 120.0, "versions": {}}))
+    return found
+
+
+def by_name(found: list[Candidate]) -> dict[str, Candidate]:
+    return {one.name: one for one in found}
+
+
+def test_states_are_those_of_explain() -> None:
+    found, missing = candidates(runs_of(SCORES))
+    assert missing == ["lola-cache-lola-32"]
+    assert [one.most_state for one in found] == sorted(one.most_state for one in found)
+    states = {name: one.most_state for name, one in by_name(found).items()}
+    assert set(states) == {run.partition("/")[2] for run in SCORES}
+    assert states["lawcat"] < states["lolcats"]  # which has the same features, and a window above them
+    for one in found:
+        assert one.costs[LENGTHS[-1]].sequence == LENGTHS[-1]
+        assert one.minutes == 2
+        assert one.score() == pytest.approx(SCORES[one.run] + 0.01)
+        assert one.spread == pytest.approx(0.01)
+
+
+def test_the_three_follow_from_the_figures() -> None:
+    found = by_name(candidates(runs_of(SCORES))[0])
+    three = {one.title: one.candidate for one in recommended(list(found.values()))}
+    assert found["ours-kda"].most_state == found["ours-delta"].most_state < found["lawcat"].most_state < found["lolcats"].most_state
+    assert 0.75 * 0.95 < found["ours-delta"].score() < 0.95 * 0.95 < found["lawcat"].score() < found["lolcats"].score()
+    assert {name: one.name for name, one in three.items()} == {"smallest": "ours-delta", "balanced": "lawcat", "best": "lolcats"}
+    # With other figures, other specs.
+    other = candidates(runs_of({**SCORES, "full/ours-kda": 0.95}))[0]
+    assert {one.candidate.name for one in recommended(other)} == {"ours-kda"}
+    assert recommended([]) == ()
+
+
+def test_of_equal_scores_the_least_state_is_best() -> None:
+    found = candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
+    assert {one.candidate.name for one in recommended(found)} == {found[0].name}
+
+
+def test_more_state_is_taken_where_it_is_worth_it() -> None:
+    found = candidates(runs_of(SCORES))[0]
+    for task, by_loss in choosing.asked().items():
+        taken = steps(found, task, LENGTHS[0])
+        states = [one.state(LENGTHS[0]) for one in taken]
+        assert states == sorted(set(states))
+        figures = [one.scores[task][LENGTHS[0]] for one in taken]
+        assert figures == sorted(figures, reverse=by_loss)
+        assert [one.name for one in taken] == ["ours-delta", "lawcat", "lolcats"]
+        assert taken[0].state(LENGTHS[0]) == min(one.state(LENGTHS[0]) for one in found)
+    nearly = candidates(runs_of({run: 0.5 + index / 1000 for index, run in enumerate(SCORES)}))[0]
+    assert len(steps(nearly, "recall", 256)) == 1  # none is a hundredth better
+
+
+def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
+    two = runs_of({"full/lawcat": 0.9}, seeds=(0, 1))
+    assert candidates(two)[0] == []
+    whole = runs_of({"full/lawcat": 0.9})
+    del whole[1].figures["recall 2,048"]
+    assert candidates(whole)[0] == []
+
+
+def test_the_page_says_the_rule_and_what_is_missing() -> None:
+    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
+    said = page(runs)
+    assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in said
+    assert "the least state of those that keep 95% of the best's mean score" in said
+    assert "Not every run is kept yet of `lola-cache-lola-32`" in said
+    source = teacher(runs)
+    assert source is not None
+    assert source.state(2048) == pytest.approx(8 * source.state(256), rel=0.01)
+    assert said.count("the teacher") > 1
+    empty = page([])
+    assert "## Three" not in empty
+    assert "No run is kept yet of `lolcats`, `lawcat`" in empty
+
+
+def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
+    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
+    draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
+    draw([], None, tmp_path / "none.png")
+    assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size
+    assert {path.name for path in tmp_path.iterdir()} == {"some.png", "none.png"}
+
+
+def test_the_page_is_of_the_runs() -> None:
+    stale = choosing.PAGE.read_text(encoding="utf-8") != page(all_runs())
+    assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"

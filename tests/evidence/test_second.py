@@ -1,0 +1,70 @@
+"""The second teacher's experiment runs on a model of Qwen3's shape, and its claims ask what those of the first teacher ask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from composer.ablation.runner import one_process
+from evidence.claims import lawcat, second
+from evidence.claims.claim import LAWCAT, LOLCATS
+from evidence.experiments import TEACHER
+from evidence.kept import all_runs, identity
+from evidence.running import missing_runs, read_variants, run_missing
+from evidence.second import HARDER, SECOND, SECOND_TEACHER
+from evidence.verdict import Place
+
+QUICK = (
+    "recipe={sequence: 128, rows: whole}",
+    "recipe.transfer={lr: 1e-2, steps: 1, batch: 1, epochs: null, tokens: null}",
+    "recipe.finetune={lr: 1e-3, steps: 1, epochs: null, batch: 1, lora: {rank: 1, alpha: 1, targets: [q, k, v, o]}}",
+)
+
+
+def tiny(folder: Path) -> None:
+    """A teacher of Qwen3's shape with random weights."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=507, num_hidden_layers=1, **sizes)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
+    (folder / "scores.json").write_text("{}")
+
+
+def test_every_variant_is_trained_and_scored_on_the_harder_tasks(tmp_path: Path) -> None:
+    tiny(tmp_path / "tiny")
+    small = {"source": str(tmp_path / "tiny"), "tasks": HARDER, "lengths": (136,), "samples": 1, "seeds": (0,)}
+    data = ("multikey,samples=2", "multivalue,samples=2", "two-needles,samples=2", "recall,pairs=60,samples=2")
+    experiment = replace(SECOND, request=replace(SECOND.request, data=data, **small), overrides=QUICK, made="false")
+    assert run_missing(experiment, tmp_path / "work", one_process, lambda line: None, kept=tmp_path / "runs") == []
+    runs = all_runs(tmp_path / "runs")
+    wanted = {variant.name for variant in read_variants(SECOND.specs)}
+    assert (
+        {run.variant for run in runs} == wanted == {run.partition("/")[2] for run in second.SAME.values()} - {"softmax", "window"}
+    )
+    assert all(set(run.figures) == {f"{task} 136" for task in HARDER} for run in runs)
+    assert missing_runs(experiment, tmp_path / "runs") == {}
+
+
+def test_a_run_is_of_the_command_that_makes_the_teacher() -> None:
+    """Whoever has no weights of the second teacher can still tell which runs are of it."""
+    (variant, *_) = read_variants(SECOND_TEACHER.specs)
+    own = identity(SECOND_TEACHER, variant, 0, {})
+    assert own == identity(replace(SECOND_TEACHER, request=replace(SECOND_TEACHER.request, source="elsewhere")), variant, 0, {})
+    assert own != identity(replace(SECOND_TEACHER, made="another"), variant, 0, {})
+
+
+def test_the_same_is_expected_of_the_second_teacher() -> None:
+    again = [claim for claim in second.CLAIMS if claim.title.endswith("a second teacher")]
+    first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {one.title for one in again}]
+    assert len(first) == len(again) == 4
+    assert {claim.where for claim in first} >= {"LAWCAT, section 5.2, table 5", "LAWCAT, tables 2 and 3", "LAWCAT, table 6"}
+    for before, after in zip(first, again, strict=True):
+        assert (before.says, before.columns) == (after.says, after.columns)
+        assert [(one.says, one.beyond) for one in before.expected] == [(one.says, one.beyond) for one in after.expected]
+        assert all(run.startswith("second") for run in after.rows.values())
+    assert again[0].expected[0].left == Place(second.SAME[LAWCAT], "passkey 512")
+    assert again[0].expected[0].right == Place(second.SAME[LOLCATS], "passkey 512")

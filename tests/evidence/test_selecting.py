@@ -1,0 +1,131 @@
+"""Layers are chosen once a seed, every choice takes as much state, and what is trained afterwards is what was chosen."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from composer.ablation.runner import one_process
+from composer.errors import ComposerError
+from evidence.experiments import TEACHER
+from evidence.kept import all_runs, path_of, read
+from evidence.running import make, missing_runs
+from evidence.selecting import BEATEN, BEFORE, CHANCE, CHOSEN, NAME, STATE, TRAINED, Setting, chosen, run_all, trained
+
+QUICK = (
+    "recipe={sequence: 32, rows: whole}",
+    "recipe.transfer={lr: 1e-2, steps: 2, batch: 2, epochs: null, tokens: null}",
+    "recipe.finetune={lr: 1e-3, steps: 1, epochs: null, batch: 1, lora: {rank: 1, alpha: 1, targets: [q]}}",
+)
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    """A teacher of four small layers with random weights."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("teachers") / "four"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config = LlamaConfig(vocab_size=507, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
+    (folder / "scores.json").write_text("{}")
+    return Setting(
+        layers=4,
+        source=str(folder),
+        made="false",
+        data=("stories,samples=40",),
+        share=0.1,
+        rows=2,
+        recipe=QUICK,
+        tasks=("recall,pairs=2",),
+        lengths=(32,),
+        samples=2,
+        seeds=(0,),
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs; tests that change it take a copy."""
+    kept = tmp_path_factory.mktemp("runs")
+    assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, kept=kept, setting=setting) == []
+    return kept
+
+
+def test_every_choice_is_kept_and_takes_as_much_state(setting: Setting, ran: Path) -> None:
+    runs = {run.variant: run for run in all_runs(ran) if run.experiment == NAME}
+    assert set(runs) == {*CHOSEN, *CHANCE, "every-2", "none"}
+    layers = {name: tuple(run.values["keep"]) for name, run in runs.items()}
+    assert layers["every-2"] == (1, 3)
+    assert layers["none"] == ()
+    assert layers["chance-1"] != layers["chance-2"]
+    kept = {name for name in runs if name != "none"}
+    assert all(layers[name] in set(combinations(range(4), 2)) for name in kept)
+    assert len({runs[name].figures[STATE] for name in kept}) == 1
+    assert runs["none"].figures[STATE] != runs["restored"].figures[STATE]
+
+
+def test_a_choice_is_compared_with_all_choices(ran: Path) -> None:
+    runs = {run.variant: run for run in all_runs(ran) if run.experiment == NAME}
+    for name, run in runs.items():
+        assert run.values["best of all"] <= run.values["mean of all"]
+        if name != "none":
+            assert run.figures[BEFORE] >= run.values["best of all"]
+            assert run.figures[BEATEN] * 6 == pytest.approx(round(run.figures[BEATEN] * 6))
+            assert (run.figures[BEATEN] == 5 / 6) == (run.figures[BEFORE] == run.values["best of all"])
+    by_figure = sorted((run.figures[BEFORE], -run.figures[BEATEN]) for name, run in runs.items() if name != "none")
+    assert [beaten for _, beaten in by_figure] == sorted(beaten for _, beaten in by_figure)
+    assert BEATEN not in runs["none"].figures
+
+
+def test_what_is_trained_is_what_was_chosen(setting: Setting, ran: Path, tmp_path: Path) -> None:
+    experiment = trained(setting, 0, tmp_path, ran)
+    layers = chosen(setting, 0, ran)
+    assert layers is not None
+    for said in experiment.specs:
+        document = yaml.safe_load(Path(said).read_text(encoding="utf-8"))
+        kept = [layer for rule in document.get("layers", ()) if rule["use"] == "source" for layer in rule["at"]]
+        assert tuple(kept) == layers[document["name"]]
+    runs = {run.variant: run for run in all_runs(ran) if run.experiment == TRAINED}
+    assert set(runs) == set(layers)
+    assert all(set(run.figures) == {"recall,pairs=2 32"} for run in runs.values())
+    assert missing_runs(experiment, ran) == {}
+
+
+def test_what_is_kept_is_not_run_again(setting: Setting, ran: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    assert run_all(tmp_path / "work", one_process, told.append, kept=ran, setting=setting) == []
+    assert told == [f"{TRAINED}: 0 runs to do"]
+    assert not (tmp_path / "work" / NAME).exists()
+
+
+def test_what_was_asked_otherwise_is_missing(setting: Setting, ran: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "runs"
+    shutil.copytree(ran, kept)
+    other = replace(setting, recipe=(*QUICK, "recipe.transfer.lr=2e-2"))
+    assert chosen(other, 0, kept) is None
+    with pytest.raises(ComposerError, match="no layers are chosen with seed 0"):
+        trained(other, 0, tmp_path, kept)
+    path_of(NAME, "every-2", 0, kept).unlink()
+    assert chosen(setting, 0, kept) is None
+    assert read(path_of(NAME, "restored", 0, kept)) is not None
+
+
+def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = tmp_path / "teacher"
+    command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'scores.json').write_text('1')\""
+    make(folder, command, told.append)
+    assert told == [f"{folder}: {command}"]
+    make(folder, "false", told.append)
+    assert len(told) == 1  # it is there
+    with pytest.raises(ComposerError, match="could not be made: false"):
+        make(tmp_path / "other", "false", told.append)

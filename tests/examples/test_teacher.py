@@ -1,0 +1,158 @@
+"""The script of the teacher makes the shipped one's shape by itself and others by options, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "examples" / "teacher"
+MODULES = ("model", "progress", "score", "text", "train")
+SMALL = ("--layers", "1", "--width", "32", "--mlp", "16")
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """train.py, with the files beside it, which are modules of no package."""
+    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    sys.path.insert(0, str(SHIPPED))
+    try:
+        import train  # pyright: ignore[reportMissingImports]
+
+        yield train
+    finally:
+        sys.path.remove(str(SHIPPED))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+@pytest.fixture
+def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Two stages of three steps, of which every second is reported and saved."""
+    first, last = script.STAGES[0], script.STAGES[-1]
+    stages = (replace(first, steps=3, batch=2), replace(last, steps=3, batch=2, tokens=128, pairs=8))
+    monkeypatch.setattr(script, "STAGES", stages)
+    monkeypatch.setattr(script, "HARDER_STAGES", (stages[0], replace(stages[1], needles=20)))
+    for name, value in (("PROBE_SAMPLES", 1), ("FINAL_SAMPLES", 2), ("REPORT_EVERY", 2)):
+        monkeypatch.setattr(script, name, value)
+    return script
+
+
+def trained(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
+    """What scores.json says."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "-o", str(out), *options])
+    script.main()
+    return json.loads((out / "scores.json").read_text(encoding="utf-8"))
+
+
+def test_without_options_it_is_the_shipped_one(script: ModuleType) -> None:
+    tokenizer = script.build_tokenizer()
+    assert tokenizer.backend_tokenizer.to_str(pretty=True) == (SHIPPED / "tokenizer.json").read_text(encoding="utf-8")
+    model = script.build_model(tokenizer, script.STAGES[-1].tokens, script.Sizes())
+    shipped = json.loads((SHIPPED / "config.json").read_text(encoding="utf-8"))
+    made = json.loads(model.config.to_json_string(use_diff=False))
+    for key in set(shipped) - {"architectures", "dtype", "transformers_version"}:
+        assert made[key] == shipped[key], key
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
+        name: tensor.shape for name, tensor in load_file(SHIPPED / "model.safetensors").items()
+    }
+    # The harder tasks take nothing from the draws of the others: these texts are those that it was trained on.
+    stage, rng = script.STAGES[-1], random.Random(5)
+    kind = random.Random(5).choices(("recall", "passkey", "story"), (stage.recall, stage.passkey, stage.story))[0]
+    assert kind == rng.choices(script.KINDS, [getattr(stage, one, 0) for one in script.KINDS])[0]
+
+
+def test_twice_the_size_with_norms_of_queries_and_keys(script: ModuleType) -> None:
+    tokenizer = script.build_tokenizer()
+    second = script.build_model(tokenizer, 256, script.Sizes("qwen3", 4, 128, 400))
+    assert type(second).__name__ == "Qwen3ForCausalLM"
+    assert 1.9 < second.num_parameters() / 474_496 < 2.1
+    assert "model.layers.3.self_attn.q_norm.weight" in second.state_dict()
+    assert script.build_model(tokenizer, 256, script.Sizes("llama", 8, 64, 160)).config.num_hidden_layers == 8
+
+
+def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    said = trained(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
+    assert set(said["held_out"]) == {"passkey", "recall", "story", "multikey", "multivalue", "two-needles"}
+    assert said["held_out"]["multikey"]["guessing_exact_match"] == 0.25
+    assert said["held_out"]["story"]["perplexity"] > 1
+    assert said["steps_of_each_stage"] == [3, 3]
+    assert said["settings"]["sizes"] == {"family": "qwen3", "layers": 1, "width": 32, "mlp": 16}
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "second")).__name__ == "Qwen3ForCausalLM"
+    assert not (tmp_path / "second.progress").exists()
+
+
+def test_it_goes_on_where_it_was_stopped(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bits: stopped at each of the places where it is saved."""
+    whole = trained(quick, monkeypatch, tmp_path / "whole", *SMALL)
+    score, calls = quick.score, list[int]()
+
+    def stops(*given: Any) -> Any:
+        if calls.append(1) or len(calls) in (2, 4, 6):
+            raise KeyboardInterrupt
+        return score(*given)
+
+    monkeypatch.setattr(quick, "score", stops)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
+    found = trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for fact in ("held_out", "steps_of_each_stage", "tokens", "final_training_loss"):
+        assert found[fact] == whole[fact], fact
+
+
+def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = quick.build_tokenizer()
+    model = quick.build_model(tokenizer, 128, quick.Sizes("llama", 1, 32, 16))
+    quick.save(tmp_path / "one.progress", quick.Progress(), {"seed": 1}, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(SystemExit, match=r"one\.progress is of a training with other settings"):
+        trained(quick, monkeypatch, tmp_path / "one", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", "-1"), "--seed must not be negative"),
+        (("--width", "48"), "--width 48 is no multiple of 32"),
+        (("--layers", "0"), "must be above 0"),
+        (("--family", "mamba"), "invalid choice"),
+    ],
+)
+def test_what_cannot_be(
+    options: tuple[str, ...], said: str, quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit):
+        trained(quick, monkeypatch, tmp_path / "none", *options)
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["multikey", "multivalue", "two-needles"])
+def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer's digits, whole; not those that are told in the text, which nobody can know."""
+    tokenizer = script.build_tokenizer()
+    monkeypatch.setattr(script, "KINDS", (kind,))
+    for seed in range(20):
+        stage = replace(script.HARDER_STAGES[-1], tokens=200)
+        (text,), ids, weights = script.sample(random.Random(seed), tokenizer, stage)
+        assert len(ids) == len(weights) <= 201
+        learned = [token for token, weight in zip(ids, weights, strict=True) if weight == script.DIGIT_WEIGHT]
+        assert tokenizer.decode(learned).split() == text.rpartition(" is ")[2].split()
+        digits = {ids[place] for place, weight in enumerate(weights) if weight == script.FILLER_WEIGHT}
+        assert not any(tokenizer.convert_ids_to_tokens(token).strip("▁").isdigit() for token in digits)
+        assert tokenizer.unk_token_id not in ids

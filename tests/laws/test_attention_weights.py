@@ -1,0 +1,55 @@
+"""A law: where attention weights can be compared, those that transfer compares are the weights that a head's memories imply.
+
+Transfer reads them off the answers to unit values, with gradients for the student's parameters; ``composer.model.implied`` off the
+gradients by the values. Each head stands in a model, with random parameters, so that nothing is where it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.graph.composition import HeadSpec
+from composer.model.head import Head
+from composer.model.implied import implied_weights
+from composer.model.overheard import overheard
+from composer.model.watched import Given
+from composer.training.rules import without_weights
+from composer.training.transfer import answers, attention_weights
+from tests.composer.training.by_hand import asked, attention_of
+from tests.composer.training.runs import rows_of, small_llama, student_of, whole
+from tests.laws.cases import complete, every_head
+
+LENGTH = 21
+PLAIN: dict[str, Any] = {"position": "rope", "feature_map": "elu", "memory": [{"kind": "window", "size": 5}, "state"]}
+HEADS = every_head() | {
+    "convolved values": complete(PLAIN | {"conv": {"kernel": 3, "inputs": ["q", "k", "v"]}}),
+    "convolved values, SiLU": complete(PLAIN | {"conv": {"kernel": 3, "inputs": ["k", "v"], "activation": "silu"}}),
+    "learned pairs above a window": complete(
+        {"position": "rope", "memory": ["meta", {"kind": "window", "size": 5, "evict": "drop"}]}
+    ),
+}
+COMPARED = {name: head for name, head in HEADS.items() if without_weights(head) is None}
+
+
+def spec_of(head: HeadSpec) -> dict[str, Any]:
+    return {"compose": 1, "name": "case", "head": head.model_dump(mode="json", exclude_none=True)}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
+    student, batch = student_of(small_llama(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
+    attention, lesson = attention_of(student, 1), asked(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
+    heard: list[tuple[Head, Given]] = []
+    with torch.no_grad(), overheard(student, lambda _layer, _name, head, given: heard.append((head, given))):
+        answers(attention, lesson, "torch")
+    (head, given), found = heard[0], attention_weights(attention, lesson, "torch")
+    wanted = implied_weights(head, given, range(LENGTH), "torch").total()
+    torch.testing.assert_close(found, wanted.float(), rtol=0, atol=1e-6)
+
+
+def test_what_is_compared_is_not_nothing() -> None:
+    assert {"convolved values", "convolved values, SiLU", "learned pairs above a window"} <= COMPARED.keys()
+    assert len(COMPARED) > 30
