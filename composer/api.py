@@ -14,11 +14,11 @@ from composer.numbers import Tokens, tokens_of
 from composer.progress import Shown, told_of, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
-from composer.spec.inherit import own_source
 from composer.spec.loading import load_spec, locate
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
 from composer.weights.dimensions import dimensions
+from composer.weights.ground import TRUNK, Ground, ground_of
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
 from converters.shard import BYTES
@@ -202,15 +202,19 @@ def explain(
     sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
-    source = own_source(spec) if source is None else source
-    trunk = None if source is None else describe_model(source, revision).trunk
     loaded = loaded_spec(spec, overrides)
-    resolved = resolve_spec(loaded, dimensions(trunk) if trunk else loaded.dimensions)
+    ground = ground_of(spec, loaded, source, revision=revision) or Ground(TRUNK, None, "float32")
+    resolved = resolve_spec(loaded, ground.size)
     _check_dtype(dtype)
-    kind = dtype or (trunk.dtype if trunk else "float32")
-    windows = trunk.windows if trunk else None
-    return explain_resolved(resolved, sequence=sequence, backend=backend, device=device, dtype=kind, windows=windows)
-    return explain_resolved(resolved, sequence=tokens, backend=backend, device=device_kind(device), dtype=kind, windows=windows)
+    return explain_resolved(
+        resolved,
+        on=ground.on,
+        sequence=tokens,
+        backend=backend,
+        device=device_kind(device),
+        dtype=dtype or ground.dtype,
+        windows=ground.windows,
+    )
 
 
 @in_words

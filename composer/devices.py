@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from composer.errors import BuildError, ComposerError
@@ -23,6 +25,19 @@ def check_device(device: str) -> None:
     known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     if device not in known:
         raise ComposerError(f'there is no device "{device}" here; there is {", ".join(known)}')
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Random numbers of the CPU and of the device from ``seed``, for the block; afterwards the caller's go on as before it."""
+    import torch
+
+    with torch.random.fork_rng([] if device == "cpu" else [device]):
+        torch.default_generator.manual_seed(seed)
+        if device != "cpu":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def device_kind(device: str) -> str:

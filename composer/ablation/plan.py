@@ -17,7 +17,7 @@ from composer.ablation.identity import common_to_all
 from composer.api import build_folder
 from composer.errors import AblationError
 from composer.spec.document import Spec
-from composer.spec.loading import expand, load_spec
+from composer.spec.loading import variants_of
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
 from composer.training.rules import check_held_out
@@ -142,14 +142,14 @@ def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Ch
 
 
 def _variants(said: str, overrides: Sequence[str]) -> Iterator[Variant]:
-    spec = load_spec(said)
-    if spec.vary is None:
-        yield Variant(spec.name, load_spec(said, overrides), {})
+    vary, specs = variants_of(said, overrides)
+    if vary is None:
+        yield from (Variant(spec.name, spec, {}) for spec in specs.values())
         return
-    values = spec.vary.grid | spec.vary.zip
-    named = dict(zip(variant_names(spec.vary), rows(spec.vary), strict=True))
-    for name, variant in expand(said, overrides).items():
-        yield Variant(variant.name, variant, {path: values[path][index] for path, index in named[name]})
+    values = vary.grid | vary.zip
+    named = dict(zip(variant_names(vary), rows(vary), strict=True))
+    for name, spec in specs.items():
+        yield Variant(spec.name, spec, {path: values[path][index] for path, index in named[str(name)]})
 
 
 def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[str, Any]) -> Iterator[Chain]:

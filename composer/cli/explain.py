@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -11,9 +10,6 @@ import composer
 from composer.cli.options import Backend, Json, MaybeFrom, Revision, Seq, Set, SpecName
 from composer.cli.screen import print_json, print_view
 from composer.graph.lowering import AUTO
-from composer.spec.explained import view_of
-from composer.spec.inherit import own_source
-from composer.spec.loading import load_spec
 from converters.trunk import Dtype
 
 
@@ -49,9 +45,4 @@ def explain(
     if as_json:
         print_json(answer.model_dump(mode="json"))
         return
-    on = source or own_source(spec) or _of_its_own(spec, settings)
-    print_view(view_of(answer, str(on)))
-
-
-def _of_its_own(spec: str, settings: Sequence[str] | None) -> str:
-    return "its own trunk" if load_spec(spec, settings or ()).trunk else "the sizes that it was resolved for"
+    print_view(answer.view())

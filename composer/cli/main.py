@@ -35,7 +35,7 @@ from composer.cli.view import view
 from composer.errors import ComposerError, Mistake, Stopped, mistakes_of
 from converters.errors import ConverterError
 
-JSON = "composer.json"
+JSON = "composer as JSON"
 """Whether JSON is asked for, in a context's own notes."""
 
 

@@ -36,7 +36,7 @@ def show(
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="With --expand: write one file a variant there.")
     ] = None,
     code: Annotated[
-        bool, typer.Option("--code", help="With --from or --fresh: the program of each head, a line a step, with shapes and forms.")
+        bool, typer.Option("--code", help="Print the program of each head, a line a step, with shapes and forms.")
     ] = False,
     backend: Annotated[str | None, typer.Option(help="With --code, as `compose explain` has it.")] = None,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="With --code, as `compose explain` has it.")] = None,

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as File
+from typing import cast
 
 from blocks.part import Closed
 from composer.api import SpecLike
 from composer.errors import GraphError, Mistake, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
-from composer.spec.document import Spec
-from composer.spec.inherit import own_source
-from composer.spec.loading import expand, load_spec, locate
+from composer.spec.document import Spec, Vary
+from composer.spec.loading import locate, variants_of
 from composer.spec.problems import heads_said, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
-from composer.weights.dimensions import dimensions
-from composer.weights.sources import describe_model
+from composer.weights.ground import ground_of
 
 
 class SpecCheck(Closed):
@@ -32,34 +31,32 @@ class SpecCheck(Closed):
 
 def answers_on(said: SpecLike, size: Dimensions | None, overrides: Sequence[str] = ()) -> Iterator[SpecCheck]:
     """One, or of a sweep one a variant. size: of the source; None where there is none. overrides: of each."""
-    name = str(said) if isinstance(said, str | File) else None
+    named = str(said) if isinstance(said, str | File) else None
     try:
-        spec = said if isinstance(said, Spec) else load_spec(said)
-        document = spec.model_dump(mode="json", exclude_unset=True) if isinstance(said, Spec) else said
-        if spec.vary is None:
-            variants = {None: load_spec(document, overrides) if overrides else spec}
-        else:
-            variants = expand(document, overrides)
+        vary, specs = _variants(said, overrides)
     except SpecError as error:
-        yield _wrong(name or "the spec", error)
+        yield _wrong(named or "the spec", error)
         return
-    for variant, one in variants.items():
-        label = name or spec.name
+    label = named or str(said.name if isinstance(said, Spec) else cast("Mapping[str, object]", said)["name"])
+    for variant, one in specs.items():
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            resolved = _resolved(one, size or _own_size(said, one))
+            ground = ground_of(said, one) if size is None else None
+            resolved = _resolved(one, ground.size if ground else size)
         except SpecError as error:
-            if variant is not None and spec.vary is not None:
-                error = together([(variant, error)], spec.vary, told_apart=True)
+            if variant is not None and vary is not None:
+                error = together([(variant, error)], vary, told_apart=True)
             yield _wrong(source, error)
             continue
         yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
 
 
-def _own_size(said: SpecLike, spec: Spec) -> Dimensions | None:
-    """What it was resolved for, or, of a built model, what that one has."""
-    folder = own_source(said)
-    return spec.dimensions if folder is None else dimensions(describe_model(folder).trunk)
+def _variants(said: SpecLike, overrides: Sequence[str]) -> tuple[Vary | None, dict[str | None, Spec]]:
+    if not isinstance(said, Spec):
+        return variants_of(said, overrides)
+    if said.vary is None and not overrides:
+        return None, {None: said}  # as it is, with the places that it knows
+    return variants_of(said.model_dump(mode="json", exclude_unset=True), overrides)
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:

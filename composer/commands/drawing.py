@@ -36,10 +36,10 @@ def draw(
 ) -> Picture:
     """A picture of the spec, as SVG: the graph of each head and the map of layers. Of a model that was built, its own spec's.
 
-    spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk or,
-    where it has none, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted (``"4k"`` is 4,096). dtype: that
-    states are counted in; left out, the source's own, or float32. out: an .svg file that it is written to, too; force: replaces
-    what is there. Raises ComposerError.
+    spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk, those
+    that it was resolved for, or, where it has neither, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted
+    (``"4k"`` is 4,096). dtype: that states are counted in; left out, the source's own, or float32. out: an .svg file that it is
+    written to, too; force: replaces what is there. Raises ComposerError.
 
         composer.draw("lola", "teacher").save("lola.svg")
     """

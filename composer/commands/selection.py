@@ -19,6 +19,7 @@ from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
 from composer.spec.document import Spec
+from composer.spec.inherit import shown
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.dimensions import dimensions
@@ -67,7 +68,7 @@ def select(
     - by: the score, ``"restored"``, ``"swapped"`` or ``"error"``. rows: of the held-out data, to score on at most.
     - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
     - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
-    - force: replace the selection that stands at ``out``. A run that was stopped is gone on with otherwise.
+    - force: replace the selection that stands at ``out``. One that was stopped is gone on with otherwise, from wherever it was.
     - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages;
       left out, they are those of the log ``composer``.
 
@@ -82,49 +83,56 @@ def select(
     tokens = tokens_of(sequence, "sequence (--sequence)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
+    if not several(held_out) and not share:
+        raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
     loaded, folder = loaded_spec(spec, overrides), Path(out).expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
     check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
         check_student(given, resolved)
+    from composer.selection.learned import check_learned
     from composer.selection.runner import BUILT, STUDENT, SelectionOptions, select_layers, selection_folder
     from composer.training.run import TrainingOptions
 
+    training = TrainingOptions(
+        data=several(data),
+        held_out=several(held_out),
+        share=share,
+        teacher=str(source),
+        seed=seed,
+        device=device,
+        backend=backend,
+        tell=tell or inform,
+        warn=tell or doubt,
+    )
     with selection_folder(folder, force=force), without_theirs():
         if given is None:
             given, built = folder / STUDENT, folder / BUILT
+            stopped = (folder / f"{STUDENT}.run").is_dir() and not force
             build_folder(loaded, source, built, seed=seed, force=True)
             asked = read_student(built, ())
             stages_of(asked.record, asked.recipe, "transfer")
-            resume = (folder / f"{STUDENT}.run").is_dir() and not force
-            distil(
-                built,
-                data,
-                given,
-                held_out=held_out,
-                share=share,
-                stage="transfer",
-                seed=seed,
-                device=device,
-                backend=backend,
-                resume=resume,
-                force=not resume,
-                progress=progress,
-                tell=tell,
-            )
+            if given.is_dir() and not stopped and not force:
+                check_learned(given, built, training)
+                training.tell(f"{shown(given)} has learned already.")
+            else:
+                distil(
+                    built,
+                    data,
+                    given,
+                    held_out=held_out,
+                    share=share,
+                    stage="transfer",
+                    seed=seed,
+                    device=device,
+                    backend=backend,
+                    resume=stopped,
+                    force=not stopped,
+                    progress=progress,
+                    tell=tell,
+                )
             rmtree(built)
-        training = TrainingOptions(
-            data=several(data),
-            held_out=several(held_out),
-            share=share,
-            teacher=str(source),
-            seed=seed,
-            device=device,
-            backend=backend,
-            tell=tell or inform,
-            warn=tell or doubt,
-        )
         options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
         return select_layers(loaded, given, folder, training, options)
 

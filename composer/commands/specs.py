@@ -17,7 +17,6 @@ from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.spec.code import Listing, code_of
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
-from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
@@ -27,11 +26,12 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
 from composer.weights.dimensions import dimensions
+from composer.weights.ground import ground_of
 from composer.weights.sources import describe_model
 from composer.words import layers_in_words, plural, short_hashes
 from converters.trunk import Dtype
 
-CODE_OF_ONE = "--code shows what one spec computes: it needs --from or --fresh, and goes without --expand"
+CODE_OF_ONE = "--code shows what one spec computes: it goes without --expand, and a spec that says no sizes itself needs --from"
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
@@ -72,9 +72,10 @@ def show(
     loaded = loaded_spec(spec, overrides)
     if source is None and not fresh:
         return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
-    on, size, _ = _place(source, fresh, revision)
-    resolved = resolve_spec(loaded, size)
-    return ShownSpec(name=loaded.name, on=on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
+    ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
+    assert ground is not None, "one of the two is said"
+    resolved = resolve_spec(loaded, ground.size)
+    return ShownSpec(name=loaded.name, on=ground.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
 
 
 @in_words
@@ -91,16 +92,18 @@ def code(
 ) -> Listing:
     """What each head of a spec computes on a source (or, ``fresh``, on its own trunk), a line a step, with shapes and forms.
 
-    dtype: what the model would compute in; left out, the source's own, or float32. Raises ComposerError.
+    source: None takes what the spec says itself, as ``explain`` does. dtype: what the model would compute in; left out, the
+    source's own, or float32. Raises ComposerError.
 
         print(composer.code("lawcat", "teacher").text)
     """
     check_dtype(dtype)
-    if source is None and not fresh:
+    loaded = loaded_spec(spec, overrides)
+    ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
+    if ground is None:
         raise ComposerError(CODE_OF_ONE)
-    on, size, stored = _place(source, fresh, revision)
-    resolved = resolve_spec(spec, size, overrides)
-    return code_of(resolved, on, backend=backend, device=device_kind(device), dtype=dtype or stored)
+    resolved = resolve_spec(loaded, ground.size)
+    return code_of(resolved, ground.on, backend=backend, device=device_kind(device), dtype=dtype or ground.dtype)
 
 
 class CheckReport(Readable, Closed):
@@ -231,16 +234,6 @@ def diff(
         hashes=None if hashes is None else (hashes[0], hashes[1]),
         differences=tuple(found),
     )
-
-
-def _place(source: Reference | None, fresh: bool, revision: str | None) -> tuple[str, Dimensions | None, str]:
-    """What a spec is resolved on, its sizes, and the type of its weights. Raises ComposerError."""
-    if source is not None and fresh:
-        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
-    if source is None:
-        return "its own trunk", None, "float32"
-    trunk = describe_model(source, revision).trunk
-    return str(source), dimensions(trunk), trunk.dtype
 
 
 def _check(spec: Spec) -> None:

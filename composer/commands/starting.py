@@ -20,6 +20,8 @@ from composer.spec.writing import to_yaml
 SCHEMA = "schema.json"
 EDITORS = "# yaml-language-server:"
 HINT = "# For completion in your editor"
+NAMED = r"^name:\s*[\w-]+"
+"""The start of the line that says a spec's name."""
 
 
 def new(name: str, like: str | None = None) -> Path:
@@ -111,9 +113,9 @@ def _like(like: str, path: Path) -> str:
         return f"# Begun as a copy of {like}.\n" + to_yaml(spec.model_dump(mode="json", exclude_unset=True) | {"name": path.stem})
     text = origin.read_text(encoding="utf-8-sig")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
-    renamed = [re.sub(r"^name:\s*[\w-]+", f"name: {path.stem}", line) for line in lines]
-    if renamed == lines:
+    if not any(re.match(NAMED, line) for line in lines):
         raise ComposerError(f"{shown(origin)} does not say its name on a line of its own; write `extends: {like}` by hand")
+    renamed = [re.sub(NAMED, f"name: {path.stem}", line) for line in lines]
     return "\n".join([f"# Begun as a copy of {like}.", *(_moved(line, origin, path) for line in renamed)]) + "\n"
 
 

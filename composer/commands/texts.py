@@ -13,7 +13,7 @@ from typing import IO, Any
 from blocks.part import Closed
 from composer.api import load
 from composer.commands.arguments import Reference, check_range
-from composer.devices import check_device, ran_out_of_memory
+from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
 from composer.graph.lowering import AUTO
@@ -89,8 +89,6 @@ def generate(
     describe_model(model)  # a mistake is told before all that takes seconds to import
     check_device(device)
     with without_theirs():
-        import torch
-
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token
 
@@ -102,12 +100,11 @@ def generate(
             raise ComposerError("the prompt has no tokens: say something")
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
             doubt(said)
-        torch.manual_seed(seed)
         keep_tokens_alone(loaded)
         loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
-        with _room_for(loaded, count + most), _said_by(folder / GENERATION_CONFIG):
+        with _room_for(loaded, count + most), _said_by(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer.devices import seeded
 from composer.errors import DataError
 from composer.model.generation import keep_tokens_alone
 
@@ -37,19 +38,20 @@ def sample_texts(
     keep_tokens_alone(model)
     written, draw = 0, 0
     while written < texts:
-        torch.manual_seed(random.Random(f"{seed} {draw}").getrandbits(32))  # its generator takes no more bits
-        rows = model.generate(
-            input_ids=torch.full((batch, 1), begin, device=model.device),
-            attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),
-            max_new_tokens=length - 1,
-            do_sample=True,
-            trust_remote_code=False,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=0,
-            eos_token_id=ends,
-            pad_token_id=ends[0],
-        )
+        bits = random.Random(f"{seed} {draw}").getrandbits(32)  # its generator takes no more
+        with seeded(bits, str(model.device)):
+            rows = model.generate(
+                input_ids=torch.full((batch, 1), begin, device=model.device),
+                attention_mask=torch.ones(batch, 1, dtype=torch.long, device=model.device),
+                max_new_tokens=length - 1,
+                do_sample=True,
+                trust_remote_code=False,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=0,
+                eos_token_id=ends,
+                pad_token_id=ends[0],
+            )
         draw += 1
         found = [text for row in rows if (text := tokenizer.decode(row, skip_special_tokens=True)).strip()]
         if not found:

@@ -35,7 +35,7 @@ def head_findings(
     """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
     answer, the columns where that answer stands. size: columns of a bin."""
     implied = implied_weights(head, given, queries, backend).cpu()
-    kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
+    kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
     with torch.no_grad():
         watched = _watched(head, given.detached(), implied, size, backend)

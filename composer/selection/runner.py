@@ -49,8 +49,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     teacher = open_teacher(described.record, training.teacher)
     free = candidates(described.record.resolved)
     _, held_out = rows_of(described, training)
-    if held_out is None:
-        raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
+    assert held_out is not None, "it has been looked at"
     rows = some(held_out, options.rows)
     training.tell(f"Scoring {len(described.record.resolved.layers)} layers on {len(rows)} held-out rows.")
     model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)

@@ -52,9 +52,10 @@ class GroupCost(Closed):
 
 
 class Explanation(Readable, Closed):
-    """The whole model at one sequence length."""
+    """The whole model at one sequence length. on: what it is resolved on, in words, where somebody has said."""
 
     name: str
+    on: str | None
     hash: str
     direction: Literal["causal", "bidirectional"]
     backend: str
@@ -79,6 +80,7 @@ class Explanation(Readable, Closed):
 def explain_resolved(
     resolved: Resolved,
     *,
+    on: str | None = None,
     sequence: int = 4096,
     backend: str = AUTO,
     device: str = "cpu",
@@ -87,7 +89,8 @@ def explain_resolved(
 ) -> Explanation:
     """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them.
 
-    windows: of each layer, the tokens that a query of the source sees, where the source has layers that do not see all.
+    on: what it is resolved on, in words. windows: of each layer, the tokens that a query of the source sees, where the source has
+    layers that do not see all.
     """
     check_backend(backend, graphs_of(resolved))
     groups = [
@@ -103,6 +106,7 @@ def explain_resolved(
     state = int(total(group.state_bytes for group in groups)) + (COUNTER if causal else 0)
     return Explanation(
         name=resolved.name,
+        on=on,
         hash=resolved.hash,
         direction=resolved.direction,
         backend=backend,

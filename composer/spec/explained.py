@@ -7,9 +7,9 @@ from composer.tables import Table, View
 from composer.words import layers_in_words, plural, quantity, ratio, short_hashes, size
 
 
-def view_of(answer: Explanation, on: str | None = None) -> View:
-    """What a spec costs, group by group, bytes for one row of a batch. on: what it was resolved on."""
-    name = f"{answer.name} on {on}\n" if on else f"{answer.name}: "
+def view_of(answer: Explanation) -> View:
+    """What a spec costs, group by group, bytes for one row of a batch."""
+    name = f"{answer.name} on {answer.on}\n" if answer.on else f"{answer.name}: "
     place = f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}"
     growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
     whole = Table("The whole model", ("", ""), _figures(answer, growth))

@@ -21,6 +21,8 @@ from composer.spec.sweep import SEPARATOR, chosen, together, variants
 Model = TypeVar("Model", bound=BaseModel)
 Source = str | Path | Mapping[str, object]
 """A file, the name of a shipped spec, or what stands in one."""
+OF_A_SWEEP = ("compose", "name", "vary")
+"""What is a sweep's own, and no override of its variants completes."""
 
 
 def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
@@ -32,7 +34,7 @@ def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
     document = load_document(source)
     if variant is None:
         return _overridden(document, overrides)
-    vary = _vary(document)
+    vary = _vary(document, overrides)
     document = chosen(document, vary, variant)
     try:
         return _overridden(document, overrides)
@@ -45,29 +47,33 @@ def load_text(text: str, called: str, folder: Path) -> Spec:
     return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
+def variants_of(source: Source, overrides: Sequence[str] = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
+    """What a sweep varies, and its specs by their variants' names; of what is no sweep, None and the one spec, under None.
+
+    Overrides are said on top of each, and what they complete is checked after them. Raises SpecError.
+    """
+    _, variant = _split(source)
+    if variant is not None:
+        return None, {None: load_spec(source, overrides)}
+    document = load_document(source)
+    said = document.child("vary")
+    if said is None or said.value is None:
+        return None, {None: _overridden(document, overrides)}
+    vary = _vary(document, overrides)
+    return vary, {**_expanded(document, vary, overrides)}
+
+
 def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
     """The specs of a sweep, by their variants' names; overrides are said on top of each. Raises SpecError, also where it is no
     sweep, and then with every mistake of every variant."""
     document = load_document(source)
-    vary = _vary(document)
-    specs: dict[str, Spec] = {}
-    problems: list[tuple[str, SpecError]] = []
-    for name, variant in variants(document, vary).items():
-        try:
-            specs[name] = _overridden(variant, overrides)
-        except SpecError as error:
-            problems.append((name, error))
-    if problems:
-        raise together(problems, vary)
-    return specs
+    return _expanded(document, _vary(document, overrides), overrides)
 
 
 def load_specs(source: str, overrides: Sequence[str] = ()) -> dict[str, Spec]:
     """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
-    spec = load_spec(source)
-    if spec.vary is None:
-        return {source: load_spec(source, overrides)}
-    return {f"{source}{SEPARATOR}{name}": one for name, one in expand(source, overrides).items()}
+    _, specs = variants_of(source, overrides)
+    return {source if name is None else f"{source}{SEPARATOR}{name}": one for name, one in specs.items()}
 
 
 def load_document(source: Source) -> SpecNode:
@@ -96,12 +102,27 @@ def _split(source: Source) -> tuple[Source, str | None]:
     return (file, variant) if separator and find_spec(file, Path()) is not None else (source, None)
 
 
-def _vary(document: SpecNode) -> Vary:
-    """What the document varies; the whole of it has to be right."""
-    vary = checked(document, Spec).vary
+def _vary(document: SpecNode, overrides: Sequence[str]) -> Vary:
+    """What the document varies. All of it has to be right where no overrides are still to come; with them, each variant has."""
+    known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
+    vary = checked(SpecNode(known, document.place) if overrides else document, Spec).vary
     if vary is None:
         raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
     return vary
+
+
+def _expanded(document: SpecNode, vary: Vary, overrides: Sequence[str]) -> dict[str, Spec]:
+    """With every mistake of every variant where there are any."""
+    specs: dict[str, Spec] = {}
+    problems: list[tuple[str, SpecError]] = []
+    for name, variant in variants(document, vary).items():
+        try:
+            specs[name] = _overridden(variant, overrides)
+        except SpecError as error:
+            problems.append((name, error))
+    if problems:
+        raise together(problems, vary)
+    return specs
 
 
 def _overridden(document: SpecNode, overrides: Sequence[str]) -> Spec:

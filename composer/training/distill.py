@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.devices import check_device
-from composer.errors import TrainingError
+from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
 from composer.training.calibration import calibrate
@@ -18,12 +18,13 @@ from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters,
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.model_transfer import ModelTransferCourse
-from composer.training.processes import count, loaded_on, shard, take_gpu, together, whole
+from composer.training.processes import count, is_first, loaded_on, shard, take_gpu, together, whole
+from composer.training.rules import learns_from_teacher
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
-from composer.training.student import Which, read_student, stages_of
-from composer.training.teacher import open_teacher
+from composer.training.student import Student, Which, read_student, stages_of
+from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import TransferCourse, computing_alone
 from composer.weights.trained import Adapter
 
@@ -54,36 +55,56 @@ def distill(
         stages = stages_of(described.record, described.recipe, which)
         if options.stream:
             _check_streamed(stages, options)
-        run = open_run(described, open_teacher(described.record, options.teacher), stages, out, options)
+        run = open_run(described, _teacher(described, stages, options), stages, out, options)
         return _streamed(run) if options.stream else _in_memory(run)
 
 
+def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
+    """The teacher; None where no stage learns from it and the student's source has gone, which is told."""
+    try:
+        return open_teacher(student.record, options.teacher)
+    except ComposerError as error:
+        if learns_from_teacher(stages) or options.teacher is not None or student.record.source is None:
+            raise
+        if is_first():
+            options.tell(f"{error} No stage learns from it: what the next token costs it is left out of the report.")
+        return None
+
+
 def _in_memory(run: TrainingRun) -> TrainingReport:
-    """All stages, with both models in memory."""
-    assert run.teacher is not None, "it has been opened"
+    """All stages, with the student in memory, and the teacher as long as something is asked of it."""
     stages, options = run.stages, run.options
-    student, teacher = load_student(run.student, options), run.teacher.load(loaded_on(options.device), options.backend)
-    with run.in_folder():
-        transfer, start = stages.get(STAGE), None
-        if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
-            start = calibrate(student, teacher, transfer, run.rows, options.seed)
+    finetune = stages.get("finetune")
+
+    def asked(model: ComposedForCausalLM) -> float | None:
+        if not isinstance(finetune, Finetune) or run.held_out is None:
+            return None
+        return loss_of(model.eval(), run.held_out, 1, finetune.average)
+
+    teacher, teacher_loss, start = None, None, None
+    if run.teacher is not None and (learns_from_teacher(stages) or (finetune is not None and run.held_out is not None)):
+        teacher = run.teacher.load(loaded_on(options.device), options.backend)
+    if teacher is not None and not learns_from_teacher(stages):
         shard(teacher, computing_alone(teacher), options.device)
-        setting, outcomes, learned = run.setting(Journal(run.folder)), [], {}
-        finetune = stages.get("finetune")
-
-        def asked(model: ComposedForCausalLM) -> float | None:
-            if not isinstance(finetune, Finetune) or run.held_out is None:
-                return None
-            return loss_of(model.eval(), run.held_out, 1, finetune.average)
-
-        teacher_loss = asked(teacher)
+        teacher_loss, teacher = asked(teacher), None
+    student = load_student(run.student, options)
+    with run.in_folder():
+        if teacher is not None:
+            transfer = stages.get(STAGE)
+            if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
+                start = calibrate(student, teacher, transfer, run.rows, options.seed)
+            shard(teacher, computing_alone(teacher), options.device)
+            teacher_loss = asked(teacher)
+        setting, outcomes, learned, left = run.setting(Journal(run.folder)), [], {}, dict(stages)
         for name, stage in stages.items():
             if learned and count() > 1:
                 student = _anew(run, learned)
-            course = _course(stage, student, teacher, options)
+            course: Course | None = _course(stage, student, teacher, options)
             outcome = run_stage(name, course, stage, run.rows, run.held_out, setting)
             outcomes.append(outcome.model_copy(update={"start": start}) if name == STAGE else outcome)
             learned |= {name: parameter for unit in course.units for name, parameter in unit.parameters.items()}
+            del left[name]
+            course, teacher = None, teacher if learns_from_teacher(left) else None
         return run.finish(
             outcomes,
             _changed(learned, student, merge=options.merge),
@@ -132,11 +153,12 @@ def _streamed(run: TrainingRun) -> TrainingReport:
         return run.finish([outcome], learned)
 
 
-def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Course:
-    if isinstance(stage, Transfer) and stage.at == "model":
-        prepare(student, options)
-        return ModelTransferCourse(student, teacher, stage)
+def _course(stage: Stage, student: ComposedForCausalLM, teacher: ComposedForCausalLM | None, options: TrainingOptions) -> Course:
     if isinstance(stage, Transfer):
+        assert teacher is not None, "it is kept for stages that learn from it"
+        if stage.at == "model":
+            prepare(student, options)
+            return ModelTransferCourse(student, teacher, stage)
         shard(student, computing_alone(student), options.device)
         return TransferCourse(student.eval(), teacher, stage)
     assert isinstance(stage, Finetune), "there are two"

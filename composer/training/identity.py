@@ -31,7 +31,7 @@ def differences(then: RunIdentity, now: RunIdentity) -> list[str]:
             found["held-out data"] = "held-out data: the texts, or how many of them, are others than then"
     if then.get("model") != now.get("model"):
         found["model"] = f"model: {_files(then.get('model'), now.get('model'))}"
-    if then.get("teacher") != now.get("teacher"):
+    if "teacher" in now and then.get("teacher") != now["teacher"]:
         found["teacher"] = f"teacher: {_teacher(then.get('teacher'), now.get('teacher'))}"
     lines = list(found.values())
     return lines if len(lines) <= LONG else [*lines[:LONG], f"and {len(lines) - LONG} more"]

@@ -28,6 +28,11 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
         )
 
 
+def learns_from_teacher(stages: Mapping[str, Stage]) -> bool:
+    """Whether one of the stages does."""
+    return any(isinstance(stage, Transfer) or (isinstance(stage, Finetune) and bool(stage.distill)) for stage in stages.values())
+
+
 def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
     """Raises TrainingError where a stage needs held-out rows, and there are none."""
     for name, stage in () if held_out else stages.items():

@@ -30,7 +30,7 @@ from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.measure import learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rows import bounded, doubt, rows_of, unwritten
-from composer.training.rules import check_held_out
+from composer.training.rules import check_held_out, learns_from_teacher
 from composer.training.student import Student
 from composer.training.table import losses, remarks
 from composer.training.teacher import Teacher
@@ -192,7 +192,7 @@ def open_run(
         held_out = bounded(held_out, stages, rows, options)
     identity = {
         "model": fingerprint(student.source),
-        "teacher": None if teacher is None else {"folder": str(teacher.source.folder), **fingerprint(teacher.source)},
+        **_teacher(teacher, stages),
         "recipe": student.recipe.model_dump(mode="json"),
         "stage": list(stages),
         "data": rows.hash,
@@ -212,6 +212,13 @@ def open_run(
     if options.resume:
         check_same(folder, identity)
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, identity)
+
+
+def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> dict[str, Any]:
+    """Which teacher it was; nothing where no stage learns from it, so that its numbers do not follow from it."""
+    if teacher is None or not learns_from_teacher(stages):
+        return {}
+    return {"teacher": {"folder": str(teacher.source.folder), **fingerprint(teacher.source)}}
 
 
 def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:

@@ -13,7 +13,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
-from composer.weights.dimensions import dimensions
+from composer.weights.ground import TRUNK, ground_of
 from composer.weights.sources import describe_model
 
 
@@ -41,13 +41,10 @@ def of_model(model: Any) -> Drawn | None:
 
 
 def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> Drawn:
-    """The spec on a source's sizes; on those of its own trunk, or of another model, where none is named. Raises SpecError."""
+    """The spec on a source's sizes; on those that it says itself, or of another model, where none is named. Raises SpecError."""
     try:
-        if source is not None:
-            trunk = describe_model(source, revision).trunk
-            return Drawn(resolve(spec, dimensions(trunk)), str(source), trunk.dtype)
-        if spec.trunk is not None:
-            return Drawn(resolve(spec), None, "float32")
+        if (ground := ground_of(None, spec, source, revision=revision)) is not None:
+            return Drawn(resolve(spec, ground.size), None if ground.on == TRUNK else ground.on, ground.dtype)
         refuse_sweep(spec)
     except GraphError as error:
         raise locate(error, spec) from error

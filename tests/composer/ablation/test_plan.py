@@ -170,6 +170,21 @@ def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
         read_variants([sweep, f"{sweep}:fast"])
 
 
+def test_what_settings_complete_is_good(tmp_path: Path) -> None:
+    trunk = {key: said for key, said in TRUNK.items() if key != "vocabulary"}
+    specs = [
+        write_spec(tmp_path / "s.yaml", trunk=trunk, vary=SECOND_STAGES),
+        write_spec(tmp_path / "t.yaml", name="x", trunk=trunk),
+    ]
+    said = read_variants(specs, ["trunk.vocabulary=100"])
+    assert [(variant.name, variant.spec.trunk and variant.spec.trunk.vocabulary) for variant in said] == [
+        ("tiny-slow", 100), ("tiny-fast", 100), ("x", 100),
+    ]  # fmt: skip
+    for spec in specs:
+        with pytest.raises(SpecError, match=r"trunk\.vocabulary: missing"):
+            read_variants([spec])
+
+
 def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
     """A head without parameters of its own needs no recipe, nor does one whose parameters the source has trained."""
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}

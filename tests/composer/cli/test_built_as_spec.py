@@ -65,6 +65,28 @@ def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
     assert "this spec has no `trunk`" in result.stderr
 
 
+def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Path) -> None:
+    """By a built model, by a spec that was resolved, and by one with a trunk: `explain`, `show --code` and `draw` take it alike."""
+    Path("locked.yaml").write_text(compose("show", "lolcats", "--from", "teacher").stdout)
+    trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
+    Path("whole.yaml").write_text(f"compose: 1\nname: lolcats\nextends: lolcats\n{trunk}\n")
+    sizes = "the sizes that it was resolved for"
+    for spec, on in (("model", "model"), ("locked.yaml", sizes), ("whole.yaml", "its own trunk")):
+        assert composer.explain(spec).on == on
+        assert json.loads(compose("explain", spec, "--json").stdout)["on"] == on
+        assert compose("explain", spec).stdout.startswith(f"lolcats on {on}\n")
+        code = compose("show", spec, "--code")
+        assert code.exit_code == 0, code.stderr
+        assert code.stdout.startswith(f"# lolcats on {on}: backend auto on cpu, ")
+    assert code.stdout.partition("\n")[2] == compose("show", "whole.yaml", "--fresh", "--code").stdout.partition("\n")[2]
+    drawn = composer.draw("locked.yaml").svg
+    assert sizes in drawn
+    assert "Llama-3.2-1B" not in drawn
+    assert "Llama-3.2-1B" in composer.draw("lolcats").svg
+    refused = compose("show", "lolcats", "--code")
+    assert (refused.exit_code, "needs --from" in refused.stderr) == (2, True)
+
+
 def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:
     """Its config has the heads all the same, resolved."""
     shutil.copytree(here.resolve(), "alone")

@@ -244,6 +244,20 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)
 
 
+def test_what_settings_complete_is_good(compose: Compose) -> None:
+    Path("x.yaml").write_text(
+        "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk: {width: 8, layers: 1, heads: 2, mlp: {kind: gated, width: 8}}\n"
+    )
+    Path("y.yaml").write_text(Path("x.yaml").read_text() + "vary: {grid: {trunk.layers: [1, 2]}}\n")
+    said = ["--set", "trunk.vocabulary=100"]
+    assert compose("show", "x.yaml", *said).exit_code == 0
+    result = compose("check", "x.yaml", "y.yaml", *said)
+    assert (result.exit_code, result.stdout.count("ok ")) == (0, 3), result.stdout
+    result = compose("check", "x.yaml", "y.yaml")
+    assert result.exit_code == 2
+    assert "trunk.vocabulary: missing" in result.stdout + result.stderr
+
+
 def test_quiet_prints_mistakes_alone(compose: Compose) -> None:
     Path("wrong.yaml").write_text(BEFORE + "head: {memory: [full], colour: red}\n")
     good = compose("check", "lolcats", "lawcat", "--quiet")

@@ -53,6 +53,15 @@ def test_a_seed_is_repeatable(compose: Compose, student: Path) -> None:
     assert sampled(1, "--top-p", 0.001) == sampled(2, "--top-p", 0.001)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_the_callers_random_numbers_go_on_as_before(student: Path, temperature: float) -> None:
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    composer.generate(student, PROMPT, max_new_tokens=4, temperature=temperature, seed=1)
+    assert torch.equal(torch.rand(3), wanted)
+
+
 def test_the_prompt_may_come_from_stdin(compose: Compose, student: Path) -> None:
     result = compose("generate", student, "--prompt", "-", "--max-new-tokens", 8, "--json", stdin=PROMPT)
     assert json.loads(result.stdout)["text"] == generated(compose, student)["text"]

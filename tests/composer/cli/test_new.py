@@ -55,6 +55,13 @@ def test_like_a_shipped_spec(compose: Compose, name: str) -> None:
     assert set(comments) <= set(Path("folder-free.yaml").read_text().splitlines())
 
 
+def test_a_copy_may_keep_its_name(compose: Compose) -> None:
+    Path("mine").mkdir()
+    result = compose("new", "mine/lawcat", "--like", "lawcat")
+    assert result.exit_code == 0, result.stderr
+    assert load_spec(Path("mine/lawcat.yaml")) == load_spec("lawcat")
+
+
 def test_like_a_file_that_extends_its_neighbour(compose: Compose) -> None:
     Path("there").mkdir()
     Path("there/base.yaml").write_text(shipped_specs()["lawcat"].read_text())

@@ -78,3 +78,44 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "no selection wrote" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_nothing_held_out_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*asked, *QUICK, "--share", "0", "--keep", "1")
+    assert done.exit_code == 2
+    assert "Nothing is held out" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would make another student is told, and takes --force; what is asked of its scores may change."""
+    out = tmp_path / "out"
+    asked = ["lawcat", "--from", str(TEACHER), "--share", "0.2", *QUICK, "-o", str(out)]
+    data = ["--data", "stories,samples=20"]
+    with monkeypatch.context() as broken:
+        broken.setattr("composer.selection.runner.score_layers", lambda *_: (_ for _ in ()).throw(MemoryError("made up")))
+        ran(*asked, *data, "--keep", "1")
+    record = out / "student" / "composition.json"
+    learned = record.stat().st_mtime_ns
+    assert not (out / "selection.json").exists()
+
+    for words, what in (
+        ([*data, "--seed", "1"], "data and another seed"),
+        (["--data", "stories,samples=24"], "data"),
+        ([*data, "--set", "recipe.transfer.lr=0.01"], "recipe"),
+        ([*data, "--set", "head.conv.kernel=3"], "spec"),
+    ):
+        other = ran(*asked, *words, "--keep", "1")
+        assert other.exit_code == 2
+        assert f"has learned with another {what}. Say the same as then" in other.stderr
+    again = ran(*asked, *data, "--keep", "1", "--by", "swapped", "--json")
+    assert again.exit_code == 0, again.output
+    assert "has learned already" in again.stderr
+    assert record.stat().st_mtime_ns == learned
+    assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == [
+        "layers.png", "selection.json", "spec.yaml", "student",
+    ]  # fmt: skip
+    anew = ran(*asked, *data, "--keep", "1", "--seed", "1", "--force")
+    assert anew.exit_code == 0, anew.output
+    assert record.stat().st_mtime_ns != learned

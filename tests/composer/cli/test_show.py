@@ -192,7 +192,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
 
 def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
     for arguments, said in (
-        (["lolcats", "--code"], "needs --from or --fresh"),
+        (["lolcats", "--code"], "says no sizes itself needs --from"),
         (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "goes without --expand"),
         (["--code"], "no spec is named"),
         (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),

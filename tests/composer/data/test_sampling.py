@@ -56,6 +56,22 @@ def test_the_first_texts_are_the_same_however_many(model: Any, tokenizer: Any) -
     assert all(len(tokenizer(text).input_ids) <= 12 for text in many)
 
 
+def test_the_callers_random_numbers_go_on_as_before(model: Any, tokenizer: Any) -> None:
+    """Between two batches, too; and they do not change the texts."""
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    texts = sample_texts(model, tokenizer, 5, 8, batch=4, seed=3)
+    found = []
+    for place in range(3):
+        next(texts)
+        found.append(torch.rand(1))
+        if place == 2:
+            rest = list(texts)
+    assert torch.equal(torch.cat(found), wanted)
+    assert rest == list(sample_texts(model, tokenizer, 5, 8, batch=4, seed=3))[3:]
+
+
 def test_a_model_that_says_nothing(model: Any, tokenizer: Any) -> None:
     class Mute:
         device = torch.device("cpu")

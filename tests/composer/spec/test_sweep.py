@@ -108,6 +108,26 @@ def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
         Spec(compose=1, name=f"x-{name}")
 
 
+def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
+    """A document that lacks something is a mistake where nothing is said over it, of a sweep as of one spec."""
+    lacking = START | {"trunk": {"width": 16, "layers": 1, "heads": 2, "mlp": {"kind": "gated", "width": 24}}}
+    said = ["trunk.vocabulary=64"]
+    write("one.yaml", json.dumps(lacking))
+    write("x.yaml", json.dumps(lacking | {"vary": {"grid": {KERNEL: [2, 3]}}}))
+    (one,) = load_specs("one.yaml", said).values()
+    assert one == load_spec("one.yaml", said)
+    made = expand("x.yaml", said)
+    assert list(load_specs("x.yaml", said).values()) == list(made.values())
+    assert load_spec("x.yaml:2", said) == made["2"]
+    assert [spec.head.conv.kernel for spec in made.values() if spec.head and spec.head.conv] == [2, 3]
+    for name in ("one.yaml", "x.yaml"):
+        with pytest.raises(SpecError, match="trunk.vocabulary: missing"):
+            load_specs(name)
+    wrong = write("y.yaml", json.dumps(lacking | {"vary": {"grid": {KERNEL: [2, 2]}}}))
+    with pytest.raises(SpecError, match=r"^y\.yaml:\d+:\d+  vary\.grid\..* the same value as \[0\], 2: say it once$"):
+        load_specs(wrong.name, said)
+
+
 def test_one_variant_is_named_behind_a_colon(write: Write) -> None:
     write("x.yaml", f"{json.dumps(sweep(grid={KERNEL: [2, 3]}))}\n")
     assert load_spec("x.yaml:3") == expand("x.yaml")["3"]

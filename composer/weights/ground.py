@@ -1,0 +1,47 @@
+"""What a spec is resolved on: a source, or what the spec says itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from composer.errors import ComposerError
+from composer.spec.dimensions import Dimensions
+from composer.spec.document import Spec
+from composer.spec.inherit import own_source
+from composer.weights.dimensions import dimensions
+from composer.weights.sources import describe_model
+
+TRUNK = "its own trunk"
+SIZES = "the sizes that it was resolved for"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """on: in words. size: None takes the spec's own trunk. dtype: of its weights.
+
+    windows: of each layer of a source, the tokens that a query sees, where not all layers see all.
+    """
+
+    on: str
+    size: Dimensions | None
+    dtype: str
+    windows: Sequence[int | None] | None = None
+
+
+def ground_of(
+    named: object, spec: Spec, source: str | os.PathLike[str] | None = None, *, fresh: bool = False, revision: str | None = None
+) -> Ground | None:
+    """A source that is said; else the built model that the spec is named by, its own trunk, or the sizes that it was resolved for;
+    None where it says none of them. named: how the user names the spec. fresh: its own trunk, in any case. Raises ComposerError."""
+    if source is not None and fresh:
+        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
+    if source is None and not fresh:
+        source = own_source(named)
+    if source is not None:
+        trunk = describe_model(source, revision).trunk
+        return Ground(str(source), dimensions(trunk), trunk.dtype, trunk.windows)
+    if fresh or spec.trunk is not None:
+        return Ground(TRUNK, None, "float32")
+    return None if spec.dimensions is None else Ground(SIZES, spec.dimensions, "float32")

@@ -1,0 +1,89 @@
+"""A teacher is in memory as long as something is asked of it, and where no stage learns from it a run does without."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer.errors import SourceError, TrainingError
+from composer.model.modeling import ComposedForCausalLM
+from composer.training import distill as module
+from composer.training.teacher import Teacher
+from tests.composer.training.runs import make_student, make_teacher, run
+from tests.composer.training.stages import StoppedError, stop_at
+from tests.composer.weights.students import weights
+
+pytestmark = pytest.mark.drawn
+
+
+@pytest.mark.parametrize(
+    ("which", "overrides", "in_stages"),
+    [
+        ("all", (), [True, False]),
+        ("finetune", (), [False]),
+        ("finetune", ("recipe.finetune.distill=0.5",), [True]),
+        ("all", ("recipe.finetune.distill=0.5",), [True, True]),
+    ],
+)
+def test_it_is_in_memory_as_long_as_something_is_asked_of_it(
+    student: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: Any,
+    overrides: tuple[str, ...],
+    in_stages: list[bool],
+) -> None:
+    loaded: list[weakref.ref[ComposedForCausalLM]] = []
+    there: list[bool] = []
+    load, stage = Teacher.load, module.run_stage
+
+    def noted(teacher: Teacher, *said: Any) -> ComposedForCausalLM:
+        model = load(teacher, *said)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def staged(*said: Any) -> Any:
+        gc.collect()
+        there.append(loaded[0]() is not None)
+        return stage(*said)
+
+    monkeypatch.setattr(Teacher, "load", noted)
+    monkeypatch.setattr(module, "run_stage", staged)
+    report = run(student, tmp_path / "out", texts, *overrides, which=which)
+    assert (len(loaded), there) == (1, in_stages)
+    assert report.teacher_loss is not None
+
+
+def test_no_teacher_is_loaded_where_nothing_is_asked_of_it(
+    student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Teacher, "load", lambda *_: pytest.fail("it is not needed"))
+    assert run(student, tmp_path / "out", texts, which="finetune", share=0.0).teacher_loss is None
+
+
+def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_path: Path) -> None:
+    """The same numbers, but for what the next token costs the teacher; what learns from it is refused as ever."""
+    source = make_teacher(tmp_path / "teacher")
+    model = make_student(tmp_path / "student", source)
+    with_it = run(model, tmp_path / "one", texts, which="finetune")
+    with pytest.raises(StoppedError):
+        run(model, tmp_path / "two", texts, which="finetune", watch=stop_at(2), checkpoint_seconds=0.0)
+    source.rename(tmp_path / "moved")
+    said: list[str] = []
+    without = run(model, tmp_path / "two", texts, which="finetune", tell=said.append, resume=True)
+    assert with_it.teacher_loss is not None
+    assert (without.teacher_loss, without.loss) == (None, with_it.loss)
+    assert sum("is left out of the report" in one and str(source) in one for one in said) == 1
+    assert all(torch.equal(tensor, weights(tmp_path / "one")[name]) for name, tensor in weights(tmp_path / "two").items())
+    for which, overrides in (("all", ()), ("transfer", ()), ("finetune", ("recipe.finetune.distill=0.5",))):
+        with pytest.raises(TrainingError, match="is not at .* any more"):
+            run(model, tmp_path / "three", texts, *overrides, which=which)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SourceError):
+        run(model, tmp_path / "three", texts, which="finetune", teacher=str(source))
+    assert not (tmp_path / "three.run").exists()
