@@ -113,7 +113,7 @@ FULL_RECIPE = (
 FULL = Experiment(
     "full",
     (
-        "specs/lolcats.yaml",
+        "evidence/specs/lolcats-full.yaml",
         "specs/lawcat.yaml",
         "evidence/specs/ours-delta.yaml",
         "evidence/specs/ours-kda.yaml",
