@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from blocks.flow import Tokens
+from blocks.flow import Tokens, repeat_heads
 from blocks.kernels import Refused
 from blocks.operation import Bound, Call, Form, Kind
 from blocks.part import State
@@ -157,13 +157,13 @@ class Program:
 
     def run(self, modules: Modules, inputs: Mapping[str, Any], around: Around, *, entering: Any = None) -> tuple[Any, State]:
         """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering:
-        values that memories are given, in place of what a step makes of the head's own."""
+        values that memories are given, in place of what a step makes of the head's own, and for as many heads."""
         values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
         carried: State = {}
         for step in self.after:
             step.run(modules, values, around, carried)
             if entering is not None:
-                values |= dict.fromkeys(step.given(Kind.VALUE), entering)
+                values |= {one: repeat_heads(entering, values[one].shape[2]) for one in step.given(Kind.VALUE)}
         return values[self.output], carried
 
 

@@ -65,8 +65,6 @@ def without_weights(head: HeadSpec) -> str | None:
     """Why a head's output is no weighted mean of the values that its memories are given and bring; None where it is one."""
     if head.value_position is not None:
         return "its values are turned by their position"
-    if head.unshare is not None and "v" in head.unshare.inputs:
-        return "each query head makes values of its own out of the hidden states"
     if head.output is not None:
         return "its answer is normalised" if head.output.normalises else "its answer passes a gate"
     for memory in head.memory:
