@@ -15,7 +15,7 @@ from composer.api import load
 from composer.commands.arguments import Reference, check_range
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
-from composer.files import whole
+from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import doubt
@@ -255,16 +255,17 @@ def _room_for(model: Any, tokens: int) -> Iterator[None]:
 def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
     """A file that appears when it is whole, locked until then. Raises DataError where it cannot be written."""
     busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with alone(beside(out), busy):
-            _check_free(out, force=force)  # it may have come to be while the model was loaded
-            with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
-                yield stream
-    except OSError as error:
-        if isinstance(error, FileExistsError) and out.exists():
-            raise _exists(out) from None
-        raise DataError(f"{shown(out)} cannot be written: {error.strerror or error}") from error
+    with failing_as(DataError, f"{shown(out)} cannot be written"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with alone(beside(out), busy):
+                _check_free(out, force=force)  # it may have come to be while the model was loaded
+                with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
+                    yield stream
+        except FileExistsError:
+            if out.exists():
+                raise _exists(out) from None
+            raise
 
 
 def _check_free(out: Path, *, force: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from composer.commands.arguments import Reference
 from composer.errors import SpecError, in_words
+from composer.files import failing_as
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
@@ -69,9 +70,8 @@ def _opened(spec: str | Path | None) -> tuple[str | None, Place]:
         raise SpecError(not_found(str(spec), Path()))
     own = path not in shipped_specs().values()
     try:
-        text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
-    except OSError as error:
-        raise SpecError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+        with failing_as(SpecError, f"{shown(path)}: cannot be read"):
+            text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError(f"{shown(path)}: not UTF-8: save the file in that encoding") from None
     return text, Place(path.name, path.parent if own else None)

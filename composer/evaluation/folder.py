@@ -168,9 +168,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    try:
+    with files.failing_as(
+        EvaluationError, f"{folder} cannot be written to", "What is there stands; mend it and say the same again."
+    ):
         yield
-    except OSError as error:
-        raise EvaluationError(
-            f"{folder} cannot be written to: {error.strerror or error}. What is there stands; mend it and say the same again."
-        ) from error

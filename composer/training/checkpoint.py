@@ -23,12 +23,12 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import partial_of, sync
+from composer.files import failing_as, partial_of, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
 from composer.weights.contents import sha256
 from composer.weights.stream import Piece, as_bytes, write_shard
-from converters.bounded import MOST_CONFIG, parse_json, read_text
+from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
@@ -60,17 +60,16 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
     """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
-    try:
-        by_first(lambda: _begin(folder, partial))
-        processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-        stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
-        by_first(lambda: _complete(partial, target, stored))
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise TrainingError(
-            f"The checkpoint of step {step} could not be written to {folder}: {error.strerror or error}. The one before it stands; "
-            "make room, and go on with --resume."
-        ) from error
+    failed = f"The checkpoint of step {step} could not be written to {folder}"
+    with failing_as(TrainingError, failed, "The one before it stands; make room, and go on with --resume."):
+        try:
+            by_first(lambda: _begin(folder, partial))
+            processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
+            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+            by_first(lambda: _complete(partial, target, stored))
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def _begin(folder: Path, partial: Path) -> None:
@@ -220,9 +219,9 @@ def _undamaged(checkpoint: Path, act: Callable[[], Answer]) -> Answer:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"The checkpoint {checkpoint} is damaged: {reason}. Remove it to take the stage from its start with --resume, "
+            f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start with --resume, "
             "or begin anew with --force."
         ) from error
 

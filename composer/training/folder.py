@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import partial_of, write_whole
+from composer.files import failing_as, partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.training.identity import SAID, RunIdentity, differences
@@ -115,7 +115,5 @@ def _alone(folder: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    try:
+    with failing_as(TrainingError, f"The run cannot stand at {folder}", "Choose another --out."):
         yield
-    except OSError as error:
-        raise TrainingError(f"The run cannot stand at {folder}: {error.strerror or error}. Choose another --out.") from error

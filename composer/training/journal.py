@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import TrainingError
 from composer.files import write_whole
 from composer.training.processes import by_first
-from converters.bounded import MOST_LOG, parse_json, read_bytes
+from converters.bounded import MOST_LOG, parse_json, read_bytes, reason
 
 if TYPE_CHECKING:
     from composer.training.board import Board
@@ -138,5 +138,5 @@ def _writable(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
         raise TrainingError(
-            f"The {what} in {folder} could not be written: {error.strerror or error}. {mend}, and go on with --resume."
+            f"The {what} in {folder} could not be written: {reason(error)}. {mend}, and go on with --resume."
         ) from error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
-from composer.files import partial_of, whole
+from composer.files import failing_as, partial_of, whole
 from composer.training.stored import StoredModel, read_rows
 
 TOKENS = 1024
@@ -114,19 +114,15 @@ class Spill:
     def _fill(self, index: int, make: Callable[[Batch, np.ndarray], Tensor]) -> None:
         """Write a file; it appears whole or not at all."""
         digest = hashlib.sha256()
-        try:
-            # Written, not mapped: on a full disk a map ends the process, where a write says so.
-            with whole(self._path(index)) as partial, partial.open("wb") as stream:
-                for places in np.array_split(np.arange(len(self._used)), self._parts()):
-                    numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
-                    stream.write(numbers)
-                    digest.update(numbers)
-                stream.write(digest.digest())
-        except OSError as error:
-            raise TrainingError(
-                f"The hidden states for layer {index} could not be written to {self._folder}: {error.strerror}. They take "
-                f"{self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
-            ) from error
+        failed = f"The hidden states for layer {index} could not be written to {self._folder}"
+        mend = f"They take {self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
+        # Written, not mapped: on a full disk a map ends the process, where a write says so.
+        with failing_as(TrainingError, failed, mend), whole(self._path(index)) as partial, partial.open("wb") as stream:
+            for places in np.array_split(np.arange(len(self._used)), self._parts()):
+                numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
+                stream.write(numbers)
+                digest.update(numbers)
+            stream.write(digest.digest())
 
     def _read(self, index: int, places: np.ndarray) -> Tensor:
         """n T C of n rows."""

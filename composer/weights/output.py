@@ -21,7 +21,7 @@ from composer.files import sync
 from composer.locks import alone, beside
 from composer.weights.beside import not_of_the_build
 from composer.weights.record import RECORD, read_record
-from converters.bounded import circle_of_links
+from converters.bounded import circle_of_links, reason
 from converters.source import Source
 
 _RENAME_EXCHANGE = 2
@@ -203,9 +203,9 @@ def _what_failed(error: OSError, out: Path) -> str:
     if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
         return f"{out} has come to be since this build began, and stays. Use --force to replace it, or choose another folder."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"Not allowed to write {error.filename or out}: {error.strerror}. {nothing}"
+        return f"Not allowed to write {error.filename or out}: {reason(error)}. {nothing}"
     where = f" ({error.filename})" if error.filename else ""
-    return f"Writing {out} failed: {error.strerror or error}{where}. {nothing}"
+    return f"Writing {out} failed: {reason(error)}{where}. {nothing}"
 
 
 def _existing(path: Path) -> Path:

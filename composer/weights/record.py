@@ -17,7 +17,7 @@ from composer.versions import versions_of
 from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, read_bytes, shortened, within
+from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, within
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -135,7 +135,7 @@ def read_record(folder: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
+        raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = shortened(".".join(str(part) for part in first["loc"]))
