@@ -111,7 +111,7 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
 
 
 def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> Shown:
-    """Where an ablation is, as a bar shows it."""
+    """The progress of an ablation, as a bar shows it."""
     return Shown("steps", done, total, None if step is None else said_of(step, figures))
 
 

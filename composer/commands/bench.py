@@ -85,5 +85,5 @@ def bench(
 
 
 def bar_of(progress: BenchProgress) -> Shown:
-    """Where a bench is, as a bar shows it."""
+    """The progress of a bench, as a bar shows it."""
     return Shown("cells", progress.done, progress.total, progress.what)

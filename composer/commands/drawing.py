@@ -1,4 +1,4 @@
-"""``draw``, and the pictures of ``diff``: what a spec or a model is made of, as SVG; nothing here needs torch."""
+"""``draw``, and the pictures of ``diff``: the heads and layers of a spec or a model, as SVG; nothing here needs torch."""
 
 from __future__ import annotations
 

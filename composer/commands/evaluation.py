@@ -92,7 +92,7 @@ def evaluate(
 
 
 def bar_of(progress: EvaluationProgress) -> Shown:
-    """Where an evaluation is, as a bar shows it."""
+    """The progress of an evaluation, as a bar shows it."""
     return Shown("samples", progress.done, progress.total, cell_of(progress))
 
 

@@ -1,4 +1,4 @@
-"""``new`` and ``schema``: a spec to start from, and what editors know of specs."""
+"""``new`` and ``schema``: a spec to start from, and the JSON schema for editors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ LONGEST = 200
 
 
 class Generated(Readable, Closed):
-    """What a model has written. text: prompt and all; new_text: what comes after the prompt. seconds: of the writing alone."""
+    """A text that a model generated. text: with its prompt; new_text: without it. seconds: of generating alone."""
 
     prompt: str
     text: str
@@ -192,7 +192,7 @@ def sample(
 
 
 def bar_of(done: int, total: int) -> Shown:
-    """How many texts there are, as a bar shows it."""
+    """The number of finished texts, as a bar shows it."""
     return Shown("texts", done, total)
 
 

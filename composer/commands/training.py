@@ -187,7 +187,7 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
 
 
 def bar_of(step: StepProgress) -> Shown:
-    """Where a stage is, as a bar shows it."""
+    """The progress of a stage, as a bar shows it."""
     return Shown(step.stage, step.step, step.steps, figures_of(step))
 
 

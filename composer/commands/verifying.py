@@ -26,5 +26,5 @@ def verify(model: Reference, *, progress: bool | Callable[[str, int, int], None]
 
 
 def bar_of(name: str, done: int, total: int) -> Shown:
-    """How far a file is read, as a bar shows it."""
+    """The progress of reading a file, as a bar shows it."""
     return Shown(f"reading {name}", done, total)

@@ -234,7 +234,7 @@ def named_files(task: Task | Perplexity) -> dict[str, Path]:
 
 
 def _provenance(task: Any) -> Any:
-    """Where a task's texts come from, if it says so."""
+    """The provenance of a task's texts, if the task states it."""
     told = getattr(task, "provenance", None)
     return told() if callable(told) else told
 

@@ -34,13 +34,13 @@ FACTS = "facts.json"
 NAME = "step-{:08d}"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
-"""A file that only checkpoints of earlier versions have."""
+"""The name of a file that only checkpoints of earlier versions have."""
 Answer = TypeVar("Answer")
 OfKind = TypeVar("OfKind", bound=Closed)
 
 
 class ProcessFacts(Closed):
-    """What a process has written: the SHA-256 of its file, and its random states as hexadecimal digits."""
+    """A process's share of a checkpoint: the SHA-256 of its file, and its random states as hexadecimal digits."""
 
     sha256: str
     random: str
@@ -48,7 +48,7 @@ class ProcessFacts(Closed):
 
 
 class CheckpointFacts(Closed):
-    """The contents of ``facts.json``. units: by name; processes: by rank; told: what was given to ``save``."""
+    """The contents of ``facts.json``. units: by name; processes: by rank; told: the ``told`` of ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
@@ -95,7 +95,7 @@ def _piece(name: str, tensor: Tensor) -> Piece:
 
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
-    """Put the checkpoint in the place of the one before, once all of it is on the disk."""
+    """Replace the previous checkpoint by this one, once all of it is on the disk."""
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
@@ -114,7 +114,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
-    """What was given to ``save``. Raises TrainingError where the checkpoint is damaged."""
+    """The ``told`` that ``save`` was given. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
 

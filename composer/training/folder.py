@@ -1,4 +1,4 @@
-"""The folder of a training run, and its ``run.json``: what a continuation must have in common with the run."""
+"""The run folder, and its ``run.json``: the settings that a resumed run must share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from converters.source import Source
 
 IDENTITY = "run.json"
 UNSAID: RunIdentity = {"--backend": AUTO}
-"""What runs of earlier versions had, whose ``run.json`` does not hold it."""
+"""The settings of runs of earlier versions, whose ``run.json`` does not name them."""
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
 
 
 def _check(folder: Path, *, resume: bool, force: bool) -> None:
-    """The same, but does not ask whether another run is at work there."""
+    """The same check without the lock: another run may be using the folder."""
     if not folder.exists():
         if resume:
             raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")

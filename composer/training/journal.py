@@ -21,13 +21,13 @@ LOG = "log.jsonl"
 CURVE = "curve.png"
 BOARD = "tensorboard"
 MOST_NAMED = 12
-"""Curves of a plot that are named; of more, every so many."""
+"""The most curves that a plot's legend names; of more, it names every second, third and so on."""
 
 
 class Journal:
     """The log of one run; a continued run appends to it. Of several processes only the first writes.
 
-    Where that fails, all processes raise TrainingError, here and in the methods.
+    Where writing fails, all processes raise TrainingError, here and in the methods.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,7 +125,7 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Each number by the name of its curve."""
+    """The figures as numbers by the names of their curves."""
     for name, figure in figures.items():
         for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
             yield name + (f"/{part}" if part else ""), number

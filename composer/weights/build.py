@@ -46,11 +46,11 @@ SHOWN = 8
 """Problems of a host's weights that a message has at most."""
 
 Progress = Callable[[str, int, int], None]
-"""Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
+"""A callback for progress: it takes a file's name, its bytes written so far, and its size."""
 
 
 class BuildReport(Readable, Closed):
-    """What a build did, or would do. ``bytes_shared`` are in files that the output has in common with its source."""
+    """The report of a build, or of a dry run. ``bytes_shared`` are in files that the output has in common with its source."""
 
     out: Path
     dry_run: bool
@@ -276,7 +276,7 @@ def report_of(
     *,
     dry_run: bool,
 ) -> BuildReport:
-    """What a build says of itself. total: bytes of all files of the output, small ones included."""
+    """The report of a finished build. total: bytes of all files of the output, small ones included."""
     shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
     return BuildReport(
         out=out,

@@ -53,7 +53,7 @@ class Given:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user would else find out later."""
+        """Warnings about the result."""
         return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
 
 
@@ -83,7 +83,7 @@ def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source
 
 
 def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
-    """The heads' parameters by their full names, and what is wrong with them."""
+    """The heads' parameters by their full names, and the problems with them."""
     wanted = fresh_parameters(resolved)
     whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
     full = {(at, name): prefix(resolved, at, whole[at]) + name for at, name in read.parameters if at in whole}
@@ -124,7 +124,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
 
 
 def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
-    """What goes into the trunk's matrices by their names, and what is wrong with it."""
+    """The products to add to the trunk's matrices, by name, and the problems with them."""
     keys = dict.fromkeys([*read.down, *read.up])
     if not keys:
         return {}, []
@@ -184,7 +184,7 @@ def with_given(plan: Plan, given: Given, dtype: Dtype | None) -> Plan:
 
 
 def _merged_into(shard: ShardPlan, plan: Plan) -> ShardPlan:
-    """What becomes of one of the source's files: rewritten where adapters go into it."""
+    """The use of one of the source's files: rewritten where adapters are merged into it."""
     here = [entry for entry in plan.inherited.values() if entry.file == shard.file]
     if not (count := sum(1 for entry in here if entry.added)):
         return shard

@@ -125,7 +125,7 @@ def _remove_abandoned(out: Path) -> None:
 
 
 def _take_place(partial: Path, out: Path, *, force: bool) -> Path:
-    """Puts ``partial`` at ``out``, and says where what was there, if anything, stands now."""
+    """Moves ``partial`` to ``out``; the path that the earlier contents of ``out`` have now, if there were any."""
     if not force:
         partial.rename(out)  # which fails where a folder has anything in it
         return partial
@@ -164,7 +164,7 @@ def _sync_all(folder: Path) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Ends the process through its ``finally`` clauses, as Ctrl-C does, where nobody has asked for something else."""
+    """Makes SIGTERM end the process through its ``finally`` clauses, as Ctrl-C does, unless another handler is set."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What is stored with the weights, in ``composition.json``: what the model is, and how it came to be."""
+"""The record, ``composition.json``: what a model consists of, and how it was built and trained."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ class TrainedStage(Closed):
     recipe: dict[str, Any]
     """The stage as its recipe has it."""
     data: dict[str, Any]
-    """What was read, as ``composer.data`` reports it."""
+    """The data, as ``composer.data`` reports them."""
     teacher: str | None
     """Where the teacher stands, if there was one."""
     seed: int
     backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
-    """Which forms ran the heads."""
+    """The backend whose forms ran the heads."""
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
     """Where it was not as each part says."""
     steps: int
     tokens: int
-    """Seen in training, as often as they were."""
+    """Tokens of all training steps, repeated ones counted each time."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
