@@ -81,7 +81,7 @@ def drawn() -> Iterator[Callable[[Shown], None]]:
 
 
 @contextmanager
-def told_of(
+def progress_callback(
     progress: bool | Callable[Told, None], shown: Callable[Told, Shown], *columns: Column
 ) -> Iterator[Callable[Told, None] | None]:
     """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.

@@ -20,7 +20,7 @@ from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import doubt
 from composer.numbers import Tokens, tokens_of
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
@@ -181,7 +181,7 @@ def sample(
         source = open_language_model(str(model))
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)
-        with _made(target, force=force) as stream, told_of(progress, bar_of, "name", "bar", "count", "left") as tell:
+        with _made(target, force=force) as stream, progress_callback(progress, bar_of, "name", "bar", "count", "left") as tell:
             written = sample_texts(loaded, tokenizer, texts, longest, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
             for done, text in enumerate(written, 1):
                 stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from composer.commands.arguments import Reference
 from composer.errors import in_words
-from composer.progress import Shown, told_of
+from composer.progress import Shown, progress_callback
 from composer.weights.findings import VerifyReport
 
 
@@ -21,7 +21,7 @@ def verify(model: Reference, *, progress: bool | Callable[[str, int, int], None]
     """
     from composer.weights.verify import verify as checks_of
 
-    with told_of(progress, bar_of, "name", "bar", "bytes", "speed") as watch:
+    with progress_callback(progress, bar_of, "name", "bar", "bytes", "speed") as watch:
         return checks_of(model, watch)
 
 

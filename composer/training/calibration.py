@@ -25,7 +25,7 @@ from composer.model.hosts import attentions
 from composer.model.implied import Implied, implied_weights
 from composer.model.modeling import ComposedForCausalLM
 from composer.model.overheard import overheard
-from composer.model.watched import Given, pieces
+from composer.model.watched import HeadCall, pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
 from composer.training.transfer import Lesson, answers, teach
@@ -88,11 +88,11 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
 
 
-def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, Given]]:
+def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
     """The calls of a layer's groups of heads when the layer is called with the lesson's inputs: name, head, inputs."""
-    found = list[tuple[str, Head, Given]]()
+    found = list[tuple[str, Head, HeadCall]]()
 
-    def heard(_: int, name: str, head: Head, given: Given) -> None:
+    def heard(_: int, name: str, head: Head, given: HeadCall) -> None:
         found.append((name, head, given))
 
     with overheard(attention, heard):
@@ -104,7 +104,7 @@ class _Calibration:
     """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first, as what a map has to make
     up for depends on them; then maps, then the weights of memories, which depend on both."""
 
-    def __init__(self, head: Head, given: Given, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
+    def __init__(self, head: Head, given: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
         self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()

@@ -19,7 +19,7 @@ from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
-from composer.weights.given import Given, given_by, merged_piece, value_piece, with_given
+from composer.weights.given import LolcatsValues, given_by, merged_piece, value_piece, with_given
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
@@ -180,7 +180,7 @@ class _Writer:
     student: Record | None
     resolved: Resolved
     plan: Plan
-    given: Given | None
+    given: LolcatsValues | None
     copy: bool
     hash_contents: bool
     seed: int

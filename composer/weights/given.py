@@ -44,8 +44,9 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Given:
-    """By the student's names: parameters of its heads, and products that go into its trunk. Together they are all of the files."""
+class LolcatsValues:
+    """The values in LoLCATs' files by the student's names: parameters of its heads, and products to add to its trunk's matrices.
+    Together they are all of the files."""
 
     files: tuple[Path, ...]
     values: Mapping[str, Stored]
@@ -57,7 +58,7 @@ class Given:
         return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
 
 
-def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> Given:
+def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
     """What LoLCATs' files give to this student of a source. Nothing is left over, and no parameter of the heads is left out.
 
     Raises SourceError and BuildError.
@@ -79,7 +80,7 @@ def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source
     if problems or more:
         where = f"{', '.join(map(str, paths))} on {source.folder}"
         raise BuildError("\n".join([f"These are not the weights of the heads of {resolved.name}: {where}", *problems, *more]))
-    return Given(paths, values, products)
+    return LolcatsValues(paths, values, products)
 
 
 def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
@@ -165,7 +166,7 @@ def _said(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 
-def with_given(plan: Plan, given: Given, dtype: Dtype | None) -> Plan:
+def with_given(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
     """The plan of a build from the source alone, with what the files give. dtype: of every tensor; None keeps each one's own."""
     parameters = dict(plan.parameters)
     for name, value in given.values.items():
