@@ -10,12 +10,14 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import composer
 from composer.cli.main import app
+from composer.errors import ComposerError
+from composer.numbers import tokens_of
 from tests.composer.programs import ROOT
 
 FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}
@@ -64,8 +66,9 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 
 def _plain(default: object) -> object:
-    """Numbers may be said between commas on a command line."""
-    return int(default) if isinstance(default, str) and default.isdecimal() else default
+    """Numbers may be said between commas on a command line, and in thousands."""
+    said = isinstance(default, str) and default[:1].isdecimal()
+    return tokens_of(cast("str", default), "default", ComposerError) if said else default
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
