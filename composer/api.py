@@ -11,7 +11,7 @@ from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.numbers import Tokens, tokens_of
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
@@ -149,7 +149,7 @@ def build_folder(
         from composer.weights.fresh import build_fresh_folder
         from composer.weights.tokenizer import open_tokenizer
 
-        with told_of(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+        with progress_callback(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
             return build_fresh_folder(
                 resolve_spec(loaded, None),
                 default_output(loaded.name, None) if out is None else out,
@@ -167,7 +167,7 @@ def build_folder(
         )
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
     opened = open_model(source, revision)
-    with told_of(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+    with progress_callback(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,
             opened,

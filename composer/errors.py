@@ -12,7 +12,7 @@ from converters.errors import ConverterError
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 Path = tuple[str | int, ...]
-"""Where in a document: keys and indexes, from its top."""
+"""A path into a document: keys and indexes, from its top."""
 
 
 class ComposerError(Exception):
@@ -56,7 +56,7 @@ class GraphError(SpecError):
 
 
 def mistakes_of(error: Exception) -> tuple[Mistake, ...]:
-    """What an error says, mistake by mistake, as fields."""
+    """The mistakes of an error, each as fields."""
     return error.mistakes if isinstance(error, SpecError) else (Mistake(str(error)),)
 
 
@@ -69,11 +69,11 @@ class BuildError(ComposerError):
 
 
 class TrainingError(ComposerError):
-    """A run cannot start, cannot go on, or does not learn. What it had reached is kept."""
+    """A run cannot start, cannot continue, or does not learn. Its checkpoints are kept."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has stopped a run, which can be gone on with. number: of the signal."""
+    """A signal has stopped a run, which can be resumed. number: of the signal."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -89,27 +89,27 @@ class DataError(ComposerError):
 
 
 class EvaluationError(ComposerError):
-    """Models cannot be evaluated as asked, or a result of another evaluation stands where this one would."""
+    """Models cannot be evaluated as asked, or the output folder holds another evaluation."""
 
 
 class AblationError(ComposerError):
-    """Variants cannot be compared as asked, or where their results would stand something else does."""
+    """Variants cannot be compared as asked, or the output folder holds something else."""
 
 
 class SelectionError(ComposerError):
-    """Layers cannot be chosen as asked, or something stands where the result would."""
+    """Layers cannot be chosen as asked, or the output folder holds something else."""
 
 
 class BenchError(ComposerError):
-    """Models cannot be timed as asked, or something stands where the result would."""
+    """Models cannot be timed as asked, or the output folder holds something else."""
 
 
 class InspectionError(ComposerError):
-    """A model cannot be looked into as asked, or something stands where the report would."""
+    """A model cannot be inspected as asked, or the output folder holds something else."""
 
 
 def in_words(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """The function, with what converters refuse as a ComposerError, too."""
+    """The function, which raises a ConverterError as a ComposerError."""
 
     @wraps(function)
     def told(*arguments: Asked.args, **options: Asked.kwargs) -> Answer:

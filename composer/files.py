@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from converters.bounded import reason
 
 
 @contextmanager
@@ -37,6 +39,18 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
     """A text file, as ``whole`` has it. Raises OSError."""
     with whole(path, replace=replace) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "") -> Iterator[None]:
+    """Turns an OSError of the block into ``refusal``, whose message is ``failed: why. mend``.
+
+    failed: the beginning of the message, such as ``out cannot be written to``. mend: what the user can do, a sentence.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise refusal(f"{failed}: {reason(error)}" + (f". {mend}" if mend else "")) from error
 
 
 def sync(path: Path) -> None:

@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from composer.errors import ComposerError
+from composer.files import failing_as
+from converters.bounded import reason
 
 _unguarded: set[int] = set()
 """Devices of file systems without locks, for which the warning has been printed."""
@@ -54,11 +56,9 @@ def working_in(folder: Path, refusal: type[ComposerError], busy: str) -> Iterato
         raise refusal(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
     held_by_another = refusal(f"{busy} {folder}. Wait until it has ended, or choose another --out.")
     with ExitStack() as held:
-        try:
+        with failing_as(refusal, f"{folder} cannot be written to", "Choose another --out."):
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(alone(inside(folder), held_by_another))
-        except OSError as error:
-            raise refusal(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
         yield
 
 
@@ -114,5 +114,4 @@ def _stands_at(path: Path, descriptor: int) -> bool:
 def _say(folder: Path, device: int, error: OSError) -> None:
     if device not in _unguarded:
         _unguarded.add(device)
-        reason = error.strerror or error
-        print(f"Nothing guards {folder} against a second run: its file system has no locks ({reason}).", file=sys.stderr)
+        print(f"Nothing guards {folder} against a second run: its file system has no locks ({reason(error)}).", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How long things take: bars on a terminal, one in a notebook, and nothing of them in what is redirected to a file."""
+"""Progress: bars on a terminal, one in a notebook, and none where the output is redirected to a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Told = ParamSpec("Told")
 
 
 class Shown(NamedTuple):
-    """What a bar shows. name: which of the bars; text: None leaves what stands there."""
+    """One update of a bar. name: of the bar; text: None leaves the text as it is."""
 
     name: str
     done: int
@@ -28,7 +28,7 @@ def on_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether the program is a notebook's, whose page can be drawn on."""
+    """Whether the program runs in a notebook, which can show a bar."""
     interactive = sys.modules.get("IPython")
     shell = None if interactive is None else interactive.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
@@ -36,7 +36,7 @@ def in_notebook() -> bool:
 
 @contextmanager
 def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], None]]:
-    """A bar for each name that is shown, with these columns. stay: whether they are still there afterwards."""
+    """A bar for each name that is shown, with these columns. stay: leave the bars on the screen afterwards."""
     from rich import progress
     from rich.console import Console
 
@@ -81,11 +81,12 @@ def drawn() -> Iterator[Callable[[Shown], None]]:
 
 
 @contextmanager
-def told_of(
+def progress_callback(
     progress: bool | Callable[Told, None], shown: Callable[Told, Shown], *columns: Column
 ) -> Iterator[Callable[Told, None] | None]:
-    """What a function calls with its progress. False: nothing; True: one bar, where there is a terminal or a notebook; or what
-    the caller has. shown: from a call's arguments to what the bar shows."""
+    """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.
+
+    A bar needs a terminal or a notebook. shown: turns the callback's arguments into the text and counts of the bar."""
     if not isinstance(progress, bool):
         yield progress
     elif progress and in_notebook():
@@ -102,7 +103,7 @@ def told_of(
 def without_theirs(*, warnings: bool = False) -> Iterator[None]:
     """Without bars of transformers, and, with ``warnings``, without its warnings; afterwards all is as it was.
 
-    What imports it stands inside: in a notebook, its bars ask for widgets as they are imported.
+    Import transformers inside the block: in a notebook, its bars ask for widgets when they are imported.
     """
     with catch_warnings():
         filterwarnings("ignore", message="IProgress not found")

@@ -133,6 +133,11 @@ def shortened(text: str, most: int = _SHOWN) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def reason(error: OSError) -> str:
+    """Why a file could not be read or written: ``No space left on device``; never empty."""
+    return error.strerror or str(error) or type(error).__name__
+
+
 def listed(names: Iterable[str]) -> str:
     """The first of some names, and how many more there are."""
     every = list(names)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from converters.bounded import MOST_NAMES, brief, listed, opened, shortened
+from converters.bounded import MOST_NAMES, brief, listed, opened, reason, shortened
 from converters.errors import WeightsError
 from converters.trunk import Dtype
 
@@ -154,7 +154,7 @@ def _check_archive(path: Path) -> None:
                 raise WeightsError(f"{path} is larger than {MOST:,} bytes, the most that are read of such a file.")
             members = zipfile.ZipFile(stream).infolist()
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise WeightsError(f"{path} is no archive as torch.save writes it: {shortened(str(error), 200)}.") from error
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_NAMES, brief, opened, parse_json
+from converters.bounded import MOST_NAMES, brief, opened, parse_json, reason
 from converters.errors import WeightsError
 from converters.trunk import Dtype
 
@@ -77,7 +77,7 @@ def read_shard(file: Path) -> Shard:
     except FileNotFoundError as error:
         raise WeightsError(f"{file} is missing.") from error
     except OSError as error:
-        raise WeightsError(f"{file} cannot be read: {error.strerror}.") from error
+        raise WeightsError(f"{file} cannot be read: {reason(error)}.") from error
     tensors = _tensors(file, _parsed(file, text), 8 + length, size)
     return Shard(file, size, 8 + length, hashlib.sha256(start + text).hexdigest(), tensors)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, within
+from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, reason, within
 from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
@@ -90,7 +90,7 @@ def describe(folder: Path) -> Described:
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} cannot be read: {reason(error)}.") from error
     config = _json(path, content, ConfigError)
     family = family_of(config)
     notes: list[str] = []
@@ -151,7 +151,7 @@ def _shards(folder: Path) -> dict[str, Shard]:
     try:
         content = read_bytes(_own(folder, INDEX), MOST_NAMES)
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error.strerror}.") from error
+        raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
     weight_map = _json(path, content, WeightsError).get("weight_map")
     if not (isinstance(weight_map, dict) and weight_map and all(isinstance(file, str) for file in weight_map.values())):
         raise WeightsError(f"{path} has no 'weight_map' of tensor names to files.")
@@ -177,7 +177,7 @@ def _check_generation(folder: Path, trunk: Sizes) -> None:
     try:
         content = read_bytes(_own(folder, GENERATION_CONFIG), MOST_CONFIG)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} cannot be read: {reason(error)}.") from error
     for key, value in _json(path, content, ConfigError).items():
         if key in TOKEN_KEYS and not are_tokens(value, trunk.vocabulary_size):
             has = f"0 to {trunk.vocabulary_size - 1:,} have an embedding"
@@ -210,7 +210,7 @@ def _own(folder: Path, name: str) -> Path:
     try:
         return within(folder, name)
     except OSError as error:
-        raise WeightsError(f"{folder / name} cannot be read: {error.strerror}.") from error
+        raise WeightsError(f"{folder / name} cannot be read: {reason(error)}.") from error
 
 
 def _json(path: Path, content: bytes, refusal: type[ConfigError] | type[WeightsError]) -> dict[str, Any]:

@@ -215,6 +215,14 @@ def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
+def test_why_a_file_failed_is_said_in_one_place() -> None:
+    """The system's reason may be missing from an error, so that a message would read "None"."""
+    homes = {
+        named(path) for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES and ".strerror" in path.read_text("utf-8")
+    }
+    assert homes == {"converters/bounded.py"}
+
+
 FORBIDDEN = {
     "an absolute path of somebody's machine": r"(?<![\w.~:/-])/(work|root|home|opt|Users)/\w",
     "a registry's host": r"\bpypi\.org|pythonhosted\.org|registry\.npmjs",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from composer.ablation.check import check_inputs, check_request
@@ -18,6 +19,7 @@ from composer.errors import AblationError
 from composer.files import write_whole
 from composer.locks import alone, inside, say_if_unguarded
 from composer.weights.record import versions
+from converters.bounded import reason
 
 STEPS, REPORT, TABLE = "steps", "report.json", "table.md"
 
@@ -46,18 +48,13 @@ def ablate(
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
     scores, failure = teacher_scores(request, steps)
-    try:
-        with alone(inside(out), None):  # report, table and plot of one call, whichever ends last
-            models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
-            report = make_report(chains, results, request, versions(), models, costs)
-            report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})
-            write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
-            write_whole(out / TABLE, markdown(report))
-            draw_all(report, out)
-    except OSError as error:
-        raise AblationError(
-            f"{error.filename or out} cannot be read or written: {error.strerror or error}. What is done stays; say the same again."
-        ) from error
+    with _going_on(out), alone(inside(out), None):  # report, table and plot of one call, whichever ends last
+        models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
+        report = make_report(chains, results, request, versions(), models, costs)
+        report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})
+        write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
+        write_whole(out / TABLE, markdown(report))
+        draw_all(report, out)
     return report
 
 
@@ -66,14 +63,19 @@ def run(
 ) -> dict[str, Figures]:
     """The figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
     check_inputs(chains, request, steps)
+    with _going_on(steps), workers() as started:
+        steps.mkdir(parents=True, exist_ok=True)
+        (steps / MARK).touch()
+        say_if_unguarded(steps)
+        return run_chains(chains, steps, started, tell)
+
+
+@contextmanager
+def _going_on(folder: Path) -> Iterator[None]:
+    """Raises AblationError where a file cannot be read or written: the one that the system names, or else ``folder``."""
     try:
-        with workers() as started:
-            steps.mkdir(parents=True, exist_ok=True)
-            (steps / MARK).touch()
-            say_if_unguarded(steps)
-            return run_chains(chains, steps, started, tell)
+        yield
     except OSError as error:
         raise AblationError(
-            f"{error.filename or steps} cannot be read or written: {error.strerror or error}. What is done stays; say the same "
-            "again."
+            f"{error.filename or folder} cannot be read or written: {reason(error)}. What is done stays; say the same again."
         ) from error

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_request(request: Request) -> None:
-    """Raises AblationError where parts of a request do not go together."""
+    """Raises AblationError where parts of a request contradict each other."""
     if not (request.data or request.tasks):
         raise AblationError("Nothing is done with the variants: say --data to train them on, --tasks to score them on, or both.")
     if request.held_out and not request.data:

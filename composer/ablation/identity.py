@@ -1,4 +1,4 @@
-"""What decides the results of an ablation beside its specs: models, data and tasks, by the contents of their files."""
+"""The inputs of an ablation beside its specs, by the contents of their files: models, data and tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The finished models of an ablation by the names of their variants, and what each of them holds in memory as it reads."""
+"""The finished models of an ablation by the names of their variants, and the state that each of them keeps."""
 
 from __future__ import annotations
 

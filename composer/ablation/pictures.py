@@ -26,7 +26,7 @@ LOG_FROM = 20
 
 
 def draw_all(report: AblationReport, folder: Path) -> None:
-    """Each picture that there is something for, as a whole or not at all; one of an earlier call that has become moot is removed.
+    """Writes each picture that the report has data for, whole or not at all; removes those of earlier calls that it has none for.
     Raises OSError."""
     draw(report, folder / PLOT)
     for name, picture in ((GRID, _grid), (STATE, _over_state)):

@@ -31,7 +31,7 @@ MODELS: tuple[StepKind, ...] = ("build", *STAGES)
 
 @dataclass(frozen=True)
 class Request:
-    """What all variants have in common.
+    """The settings that all variants share.
 
     - source: the model to build from; None builds each variant on its own trunk, from nothing.
     - data, held_out, share: to train and compare on, as ``composer.data`` reads them.

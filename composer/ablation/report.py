@@ -102,7 +102,7 @@ class AblationReport(Readable, Closed):
 
     @property
     def failed(self) -> bool:
-        """Whether any variant did, with any seed."""
+        """Whether a step of any variant failed, with any seed."""
         return any(variant.failures for variant in self.variants)
 
 
@@ -219,7 +219,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _perplexity(nats: float) -> float:
-    """As large as numbers are, at most."""
+    """The value, limited to the largest finite number."""
     return math.exp(min(nats, 700.0))
 
 

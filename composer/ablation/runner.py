@@ -25,15 +25,15 @@ LIBRARIES = (
     "composer.evaluation",
     "composer.model.classes",
 )
-"""What steps import, or what does so first; it takes seconds."""
+"""The modules that steps import, which takes seconds."""
 
 
 class Workers(Protocol):
-    """What runs steps that do not depend on each other."""
+    """Workers, which run steps that do not depend on each other."""
 
     @property
     def at_once(self) -> float:
-        """How many it takes before one of them has ended."""
+        """The number of steps that it takes before one of them has ended."""
         ...
 
     def start(self, step: AblationStep, folder: Path) -> None:
@@ -41,7 +41,7 @@ class Workers(Protocol):
         ...
 
     def ended(self) -> tuple[AblationStep, Figures]:
-        """The next of those that have been started, once it has ended."""
+        """Waits for the next started step to end."""
         ...
 
 

@@ -38,7 +38,7 @@ def markdown(report: AblationReport) -> str:
 
 
 def remarks(report: AblationReport) -> list[str]:
-    """What the table does not say."""
+    """Remarks below the table."""
     told = []
     seeds = report.request["seeds"]
     if len(seeds) > 1:

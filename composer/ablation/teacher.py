@@ -1,4 +1,4 @@
-"""The teacher's own scores on the tasks that variants are scored on: what they are held against."""
+"""The teacher's own scores on the variants' tasks, for comparison."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer.benching.report import PHASES, BenchReport
 from composer.errors import BenchError
-from composer.files import write_whole
+from composer.files import failing_as, write_whole
 from composer.locks import working_in
 
 BENCH, TABLE = "bench.json", "table.md"
@@ -39,14 +39,10 @@ def write_report(report: BenchReport, folder: Path) -> None:
     from composer.benching.plots import draw
     from composer.benching.table import markdown
 
-    try:
+    with failing_as(BenchError, f"{folder} cannot be written to", "Choose another --out."):
         write_whole(folder / BENCH, report.model_dump_json(indent=2) + "\n")
         write_whole(folder / TABLE, markdown(report))
-    except OSError as error:
-        raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from error
-    try:
+    with failing_as(BenchError, f"The pictures in {folder} cannot be written", f"{BENCH} is there."):
         for kind in PHASES:
             (folder / f"{kind}.png").unlink(missing_ok=True)  # of the bench that stood there
         draw(report, folder)
-    except OSError as error:
-        raise BenchError(f"{folder}: the pictures cannot be written ({error.strerror or error}); {BENCH} is there.") from error

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
 from composer.tables import Table
+from composer.words import plural, size
 
 Number = TypeVar("Number", int, float)
 MISSING = "–"
@@ -20,9 +21,8 @@ def tables(report: BenchReport) -> Iterator[Table]:
     """The models, and one table for each kind and batch."""
     setting = report.setting
     models = tuple((one.label, f"{one.parameters:,}", size(one.weight_bytes), one.dtype, one.attention) for one in setting.models)
-    threads = f"{setting.threads} {'thread' if setting.threads == 1 else 'threads'}"
     yield Table(
-        f"{setting.device_name} ({setting.device}), {threads}, backend {setting.backend}",
+        f"{setting.device_name} ({setting.device}), {plural(setting.threads, 'thread')}, backend {setting.backend}",
         ("model", "parameters", "weights", "dtype", "attention"),
         models,
         range(1, 3),
@@ -69,16 +69,6 @@ def seconds(count: float) -> str:
         if count >= scale:
             return f"{_three(count / scale)} {unit}"
     return f"{_three(count / 1e-6)} µs"
-
-
-def size(count: int) -> str:
-    """Bytes in words: 1.5 MiB."""
-    left = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if left < 1024:
-            return f"{left:.0f} {unit}" if unit == "bytes" else f"{_three(left)} {unit}"
-        left /= 1024
-    return f"{_three(left)} TiB"
 
 
 def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:

@@ -57,7 +57,12 @@ HeldOut = Annotated[
 HeldShare = Annotated[float, typer.Option("--share", help="Share of --data to hold out, without --held-out; 0: none.")]
 HeldRows = Annotated[
     int | None,
-    typer.Option("--held-out-rows", min=1, metavar="N", help="Rows to evaluate on at most; left out, for a fifth of the time."),
+    typer.Option(
+        "--held-out-rows",
+        min=1,
+        metavar="N",
+        help="Rows to evaluate on at most; left out: as many as keep evaluation to a fifth of the run.",
+    ),
 ]
 Interval = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="At least so many pass between two checkpoints.")]
 Strict = Annotated[

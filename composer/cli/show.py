@@ -12,7 +12,7 @@ import composer
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set, complete_spec
 from composer.cli.screen import print_json
 from composer.errors import ComposerError
-from composer.files import write_whole
+from composer.files import failing_as, write_whole
 from composer.graph.lowering import AUTO
 from composer.spec.document import Spec
 from composer.spec.loading import expand
@@ -109,13 +109,12 @@ def _write(sweep: str, specs: Mapping[str, Spec], folder: Path) -> list[str]:
         raise ComposerError(f"{', '.join(taken)}: there already; choose another folder, or remove what stands there")
     if lost := lost_link(folder):
         raise ComposerError(f"{lost}; choose another folder, or remove it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, (name, spec) in files.items():
-            text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
-            write_whole(path, f"# The variant {name} of {sweep}.\n{text}", replace=False)
-    except FileExistsError:
-        raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
-    except OSError as error:
-        raise ComposerError(f"{folder} cannot be written: {error.strerror}") from None
+    with failing_as(ComposerError, f"{folder} cannot be written"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, (name, spec) in files.items():
+                text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
+                write_whole(path, f"# The variant {name} of {sweep}.\n{text}", replace=False)
+        except FileExistsError:
+            raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
     return list(map(str, files))

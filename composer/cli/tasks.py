@@ -44,7 +44,13 @@ def tasks(
 
 def _print(task: TaskFacts) -> None:
     heading(task.name)
-    print_table([(task.description,), (f"Scored {SCORED[task.scored]}.",), (f"Source: {task.source}",)])
+    print_table(
+        [
+            *((paragraph,) for paragraph in task.description.split("\n\n")),
+            (f"Scored {SCORED[task.scored]}.",),
+            (f"Source: {task.source}",),
+        ]
+    )
     for option in task.options:
         default = "(required)" if option.required else json.dumps(option.default, ensure_ascii=False)
         typer.echo(f"\n  {option.name}: {default}")

@@ -11,7 +11,7 @@ from composer.commands.arguments import Numbers, Reference, check_range, numbers
 from composer.data.loading import SHARE, check_references
 from composer.devices import check_device
 from composer.errors import AblationError, in_words
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
@@ -93,7 +93,7 @@ def ablate(
             autocast=bfloat16,
         )
         workers = _workers(jobs, ray, device)
-        with told_of(progress, bar_of, "bar", "count", "elapsed", "text") as tell:
+        with progress_callback(progress, bar_of, "bar", "count", "elapsed", "text") as tell:
             return run(several(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
 
 
@@ -111,7 +111,7 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
 
 
 def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> Shown:
-    """Where an ablation is, as a bar shows it."""
+    """The progress of an ablation, as a bar shows it."""
     return Shown("steps", done, total, None if step is None else said_of(step, figures))
 
 

@@ -10,7 +10,7 @@ from composer.benching.specs import built
 from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -59,7 +59,7 @@ def bench(
         numbers_of(said, option, BenchError) for said, option in ((prefill, "--prefill"), (decode, "--decode"), (batch, "--batch"))
     )
     named = several(models)
-    with told_of(progress, bar_of, "text", "bar", "count", "elapsed") as watch:
+    with progress_callback(progress, bar_of, "text", "bar", "count", "elapsed") as watch:
         options = BenchOptions(
             batches=rows,
             repeats=repeats,
@@ -85,5 +85,5 @@ def bench(
 
 
 def bar_of(progress: BenchProgress) -> Shown:
-    """Where a bench is, as a bar shows it."""
+    """The progress of a bench, as a bar shows it."""
     return Shown("cells", progress.done, progress.total, progress.what)

@@ -20,7 +20,7 @@ from composer.weights.ground import ground_of
 
 
 class SpecCheck(Closed):
-    """What became of one spec. hash: of what it means on its source or trunk, where there is one."""
+    """The result of checking one spec. hash: of what it means on its source or trunk, where there is one."""
 
     spec: str
     ok: bool

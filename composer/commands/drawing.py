@@ -1,4 +1,4 @@
-"""``draw``, and the pictures of ``diff``: what a spec or a model is made of, as SVG; nothing here needs torch."""
+"""``draw``, and the pictures of ``diff``: the heads and layers of a spec or a model, as SVG; nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.commands.arguments import Reference, check_dtype
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
-from composer.files import write_whole
+from composer.files import failing_as, write_whole
 from composer.numbers import Tokens, tokens_of
 from composer.spec.document import Spec
 from composer.weights.drawn import of_model, on_source
@@ -78,12 +78,11 @@ def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
 
 
 def _write(found: Picture, out: Path, *, force: bool) -> None:
-    try:
-        write_whole(out, found.svg, replace=force)
-    except FileExistsError:
-        raise ComposerError(_taken(out)) from None
-    except OSError as error:
-        raise ComposerError(f"{out} cannot be written: {error.strerror}") from None
+    with failing_as(ComposerError, f"{out} cannot be written"):
+        try:
+            write_whole(out, found.svg, replace=force)
+        except FileExistsError:
+            raise ComposerError(_taken(out)) from None
 
 
 def _taken(out: str | os.PathLike[str]) -> str:

@@ -11,7 +11,7 @@ from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
 from composer.numbers import Tokens, tokens_of
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -65,7 +65,7 @@ def evaluate(
     asked = [tasks] if isinstance(tasks, str) else list(tasks)
     sizes = numbers_of(lengths, "--lengths", EvaluationError)
     named = models if isinstance(models, Mapping) else several(models)
-    with told_of(progress, bar_of, "text", "bar", "count", "left") as watch:
+    with progress_callback(progress, bar_of, "text", "bar", "count", "left") as watch:
         options = EvaluationOptions(
             samples=samples,
             seed=seed,
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def bar_of(progress: EvaluationProgress) -> Shown:
-    """Where an evaluation is, as a bar shows it."""
+    """The progress of an evaluation, as a bar shows it."""
     return Shown("samples", progress.done, progress.total, cell_of(progress))
 
 

@@ -9,7 +9,7 @@ from composer.commands.arguments import Numbers, Reference, numbers_of, path_of
 from composer.errors import InspectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, InspectOptions
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
@@ -69,7 +69,7 @@ def inspect(
         force=force,
     )
     options.check()  # a mistake is told before all that takes seconds to import
-    with told_of(progress, lambda said: Shown("looking", 0, 1, said), "name", "text") as tell:
+    with progress_callback(progress, lambda said: Shown("looking", 0, 1, said), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run
 
         with without_theirs(warnings=True):

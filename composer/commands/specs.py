@@ -237,7 +237,7 @@ def diff(
 
 
 def _check(spec: Spec) -> None:
-    """What is no spec for any source has no meaning to compare. Raises SpecError."""
+    """Raises SpecError where a document is no spec that a source could be built with."""
     try:
         refuse_sweep(spec)
         for problem in without_source(spec):

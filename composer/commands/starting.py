@@ -1,4 +1,4 @@
-"""``new`` and ``schema``: a spec to start from, and what editors know of specs."""
+"""``new`` and ``schema``: a spec to start from, and the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
 from composer.errors import ComposerError, SpecError
+from composer.files import failing_as
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
@@ -38,13 +39,12 @@ def new(name: str, like: str | None = None) -> Path:
         wanted = "a name has lower-case letters, digits, - and _, a letter first"
         raise ComposerError(f'no spec can be called "{path.stem}": {wanted}') from None
     text = _like(like, path) if like is not None else template(path.stem)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(f"{_schema(path.parent)}{text}")
-    except FileExistsError:
-        raise ComposerError(f"{path} is there already; choose another name, or remove it") from None
-    except OSError as error:
-        raise ComposerError(f"{path} cannot be written: {error.strerror}") from None
+    with failing_as(ComposerError, f"{path} cannot be written"):
+        try:
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(f"{_schema(path.parent)}{text}")
+        except FileExistsError:
+            raise ComposerError(f"{path} is there already; choose another name, or remove it") from None
     return path
 
 

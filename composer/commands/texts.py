@@ -15,12 +15,12 @@ from composer.api import load
 from composer.commands.arguments import Reference, check_range
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
-from composer.files import whole
+from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import doubt
 from composer.numbers import Tokens, tokens_of
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
@@ -38,7 +38,7 @@ LONGEST = 200
 
 
 class Generated(Readable, Closed):
-    """What a model has written. text: prompt and all; new_text: what comes after the prompt. seconds: of the writing alone."""
+    """A text that a model generated. text: with its prompt; new_text: without it. seconds: of generating alone."""
 
     prompt: str
     text: str
@@ -181,7 +181,7 @@ def sample(
         source = open_language_model(str(model))
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)
-        with _made(target, force=force) as stream, told_of(progress, bar_of, "name", "bar", "count", "left") as tell:
+        with _made(target, force=force) as stream, progress_callback(progress, bar_of, "name", "bar", "count", "left") as tell:
             written = sample_texts(loaded, tokenizer, texts, longest, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
             for done, text in enumerate(written, 1):
                 stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
@@ -192,7 +192,7 @@ def sample(
 
 
 def bar_of(done: int, total: int) -> Shown:
-    """How many texts there are, as a bar shows it."""
+    """The number of finished texts, as a bar shows it."""
     return Shown("texts", done, total)
 
 
@@ -255,16 +255,17 @@ def _room_for(model: Any, tokens: int) -> Iterator[None]:
 def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
     """A file that appears when it is whole, locked until then. Raises DataError where it cannot be written."""
     busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with alone(beside(out), busy):
-            _check_free(out, force=force)  # it may have come to be while the model was loaded
-            with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
-                yield stream
-    except OSError as error:
-        if isinstance(error, FileExistsError) and out.exists():
-            raise _exists(out) from None
-        raise DataError(f"{shown(out)} cannot be written: {error.strerror or error}") from error
+    with failing_as(DataError, f"{shown(out)} cannot be written"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with alone(beside(out), busy):
+                _check_free(out, force=force)  # it may have come to be while the model was loaded
+                with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
+                    yield stream
+        except FileExistsError:
+            if out.exists():
+                raise _exists(out) from None
+            raise
 
 
 def _check_free(out: Path, *, force: bool) -> None:

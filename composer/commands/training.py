@@ -13,7 +13,7 @@ from composer.devices import processes_started
 from composer.errors import in_words
 from composer.graph.lowering import AUTO
 from composer.notices import doubt, inform
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
@@ -76,7 +76,7 @@ def distil(
         asked = read_student(model, overrides)
         stages_of(asked.record, asked.recipe, stage)
         check_references((*several(data), *several(held_out)))
-    with told_of(progress, bar_of) as watch, without_theirs():
+    with progress_callback(progress, bar_of) as watch, without_theirs():
         from composer.training.distill import distill as run
 
         options = _options(
@@ -134,7 +134,7 @@ def train(
     if processes_started() == 1:
         stage_from_nothing(read_student(model, overrides))
         check_references((*several(data), *several(held_out)))
-    with told_of(progress, bar_of) as watch, without_theirs():
+    with progress_callback(progress, bar_of) as watch, without_theirs():
         from composer.training.scratch import train as run
 
         options = _options(
@@ -187,7 +187,7 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
 
 
 def bar_of(step: StepProgress) -> Shown:
-    """Where a stage is, as a bar shows it."""
+    """The progress of a stage, as a bar shows it."""
     return Shown(step.stage, step.step, step.steps, figures_of(step))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from composer.commands.arguments import Reference
 from composer.errors import in_words
-from composer.progress import Shown, told_of
+from composer.progress import Shown, progress_callback
 from composer.weights.findings import VerifyReport
 
 
@@ -21,10 +21,10 @@ def verify(model: Reference, *, progress: bool | Callable[[str, int, int], None]
     """
     from composer.weights.verify import verify as checks_of
 
-    with told_of(progress, bar_of, "name", "bar", "bytes", "speed") as watch:
+    with progress_callback(progress, bar_of, "name", "bar", "bytes", "speed") as watch:
         return checks_of(model, watch)
 
 
 def bar_of(name: str, done: int, total: int) -> Shown:
-    """How far a file is read, as a bar shows it."""
+    """The progress of reading a file, as a bar shows it."""
     return Shown(f"reading {name}", done, total)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from composer.commands.arguments import Reference
 from composer.errors import SpecError, in_words
+from composer.files import failing_as
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
-from composer.viewing.reading import MOST_TEXT, Place
+from composer.viewing.reading import MOST_TEXT, EditorContext
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 from converters.bounded import read_bytes
@@ -55,23 +56,22 @@ def view(
     """
     text, place = _opened(spec)
     if source is not None:
-        place = Place(place.called, place.folder, dimensions(describe_model(source, revision).trunk))
+        place = EditorContext(place.called, place.folder, dimensions(describe_model(source, revision).trunk))
     made = page(text, place)
     return Served(launch(made, port=port, open_browser=browser), made)
 
 
-def _opened(spec: str | Path | None) -> tuple[str | None, Place]:
+def _opened(spec: str | Path | None) -> tuple[str | None, EditorContext]:
     """The text, and where it stands: what a file extends is looked for beside it. Raises SpecError."""
     if spec is None:
-        return None, Place()
+        return None, EditorContext()
     path = find_spec(str(spec), Path())
     if path is None:
         raise SpecError(not_found(str(spec), Path()))
     own = path not in shipped_specs().values()
     try:
-        text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
-    except OSError as error:
-        raise SpecError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+        with failing_as(SpecError, f"{shown(path)}: cannot be read"):
+            text = read_bytes(path, 4 * MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError(f"{shown(path)}: not UTF-8: save the file in that encoding") from None
-    return text, Place(path.name, path.parent if own else None)
+    return text, EditorContext(path.name, path.parent if own else None)

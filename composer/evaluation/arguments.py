@@ -16,7 +16,7 @@ from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
 KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perplexity}
-"""Everything that a model can be scored on, by name."""
+"""The tasks that a model can be scored on, by name."""
 SAID_FOR_ALL = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
 """Options that all tasks of an evaluation share, and what the command line calls them."""
 FILES = ("text", "haystack", "babi")

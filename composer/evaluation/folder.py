@@ -16,7 +16,7 @@ from composer.locks import working_in
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
 PICTURES = ("accuracy", "loss", "depth", "position")
-"""What the names of pictures start with."""
+"""The prefixes of the names of pictures."""
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
 
 
@@ -110,7 +110,7 @@ def _joined(folder: Path, setting: EvaluationSetting) -> EvaluationSetting:
 
 
 def earlier_report(folder: Path | None) -> EvaluationReport | None:
-    """What was found in the folder before; None where there is no report, or none that can be read."""
+    """The folder's earlier report; None where there is none, or none that can be read."""
     try:
         return None if folder is None else EvaluationReport.model_validate(read_json(folder / RESULTS, MOST_LOG))
     except (OSError, ValueError):
@@ -168,9 +168,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    try:
+    with files.failing_as(
+        EvaluationError, f"{folder} cannot be written to", "What is there stands; mend it and say the same again."
+    ):
         yield
-    except OSError as error:
-        raise EvaluationError(
-            f"{folder} cannot be written to: {error.strerror or error}. What is there stands; mend it and say the same again."
-        ) from error

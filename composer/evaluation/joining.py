@@ -16,8 +16,8 @@ UNFINISHED = "not finished: ask for it again"
 
 
 def joined(begun: Mapping[str, Any], setting: EvaluationSetting, earlier: EvaluationReport | None) -> EvaluationSetting:
-    """What was asked for so far, and what is asked for now. Raises EvaluationError where the two contradict each other, with what
-    does, and other errors where the first is none.
+    """The union of the earlier settings and those of this call. Raises EvaluationError where the two contradict each other,
+    with the settings that do, and other errors where ``begun`` holds no settings.
 
     begun: as ``run.json`` has it. earlier: the report, if there is one: it says where the models were.
     """

@@ -1,4 +1,4 @@
-"""At which lengths a task can be written, in the tokens of a model and within its positions, known before a model is loaded."""
+"""Checks, before a model is loaded, at which lengths a task can be written in a model's tokens and positions."""
 
 from __future__ import annotations
 

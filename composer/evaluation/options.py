@@ -15,8 +15,8 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """How far an evaluation is: samples that are scored, of those of all models, and the seconds since it began. making: samples
-    are made first, to be looked at; done and total are then those of one model, task and length."""
+    """The progress of an evaluation: samples that are scored, of those of all models, and the seconds since it began. making:
+    samples are made first, to check them; done and total are then those of one model, task and length."""
 
     model: str
     task: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
-from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskFacts, interval_of
+from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
 from composer.plotting import MAP, RESOLUTION, WIDTH, colour, legend, line, marker, plotting, titled, whole_ticks
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
@@ -47,7 +47,7 @@ def _good(report: EvaluationReport, model: str, task: str) -> list[EvaluationCel
     return [cell for cell in report.cells if (cell.model, cell.task) == (model, task) and cell.mean is not None]
 
 
-def _over_length(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
+def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, with 95 % intervals."""
     figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
     for index, (model, every) in enumerate(cells.items()):
@@ -74,7 +74,7 @@ def _error(cell: EvaluationCell) -> tuple[float, float]:
     return (cell.mean - ends[0], ends[1] - cell.mean) if ends else (0.0, 0.0)
 
 
-def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
+def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A square for each length and depth, in one panel a model; white where no needle stood. All panels have all lengths, so that
     columns below each other are of one length."""
     import numpy as np
@@ -108,7 +108,7 @@ def _over_depth(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCe
     return figure
 
 
-def _over_position(pyplot: Any, task: TaskFacts, cells: dict[str, list[EvaluationCell]]) -> Any:
+def _over_position(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
     """A line a model, at the longest length that it has."""
     figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
     for index, (model, every) in enumerate(cells.items()):

@@ -95,7 +95,7 @@ class EvaluationCell(Closed):
     samples: int
     seconds: float
     failure: str | None = None
-    """Why there is no result, such as ``out of memory``."""
+    """The reason why there is no result, such as ``out of memory``."""
     by_depth: tuple[DepthBin, ...] = ()
     by_position: tuple[PositionBin, ...] = ()
 
@@ -105,12 +105,12 @@ class EvaluationCell(Closed):
 
 
 class EvaluatedModelFacts(OpenedFacts):
-    """Which model was evaluated, to the hash of its tokenizer."""
+    """The identity of an evaluated model, the hash of its tokenizer included."""
 
     tokenizer_sha256: str
 
 
-class TaskFacts(Closed):
+class TaskIdentity(Closed):
     """A task with all of its options. files: SHA-256 of those that they name. provenance: of its texts, where the task has it."""
 
     label: str
@@ -122,7 +122,7 @@ class TaskFacts(Closed):
 
 
 class HarnessFacts(Closed):
-    """Which tasks lm-eval runs. files: SHA-256 of those in the included folder."""
+    """The tasks that lm-eval runs. files: SHA-256 of those in the included folder."""
 
     tasks: tuple[str, ...]
     limit: int | None
@@ -130,10 +130,10 @@ class HarnessFacts(Closed):
 
 
 class EvaluationSetting(Closed):
-    """All that decides the numbers of an evaluation."""
+    """The settings that decide the numbers of an evaluation."""
 
     models: tuple[EvaluatedModelFacts, ...]
-    tasks: tuple[TaskFacts, ...]
+    tasks: tuple[TaskIdentity, ...]
     lengths: tuple[int, ...]
     samples: int
     seed: int
@@ -144,7 +144,7 @@ class EvaluationSetting(Closed):
     versions: dict[str, str]
 
     def identity(self) -> dict[str, Any]:
-        """What a continuation has to share: all but where the models are."""
+        """The settings that a continued evaluation must share: all but the models' folders."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
 
 

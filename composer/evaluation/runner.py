@@ -18,7 +18,7 @@ from composer.evaluation.joining import all_cells
 from composer.evaluation.lengths import Made, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskFacts, make_cell
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.spec.inherit import shown
@@ -214,10 +214,10 @@ def _setting(
     )
 
 
-def task_facts(asked: NamedTask) -> TaskFacts:
+def task_facts(asked: NamedTask) -> TaskIdentity:
     """All that decides the samples of a task."""
     task = asked.task
-    return TaskFacts(
+    return TaskIdentity(
         label=asked.label,
         scored=task.scored,
         source=task.source,
@@ -234,7 +234,7 @@ def named_files(task: Task | Perplexity) -> dict[str, Path]:
 
 
 def _provenance(task: Any) -> Any:
-    """Where a task's texts come from, if it says so."""
+    """The provenance of a task's texts, if the task states it."""
     told = getattr(task, "provenance", None)
     return told() if callable(told) else told
 

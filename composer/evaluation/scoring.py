@@ -33,7 +33,7 @@ LOGITS = 2**24
 
 
 class CellFailed(EvaluationError):
-    """A cell has no result: memory does not suffice for a single sample, or logits are not finite."""
+    """A cell cannot be scored: memory does not suffice for a single sample, or logits are not finite."""
 
 
 class SampleScore(NamedTuple):

@@ -27,7 +27,7 @@ class Subject(Opened):
     tokenizer: PreTrainedTokenizerBase
 
     def facts(self, dtype: Dtype | None) -> EvaluatedModelFacts:
-        """What tells it from others, its tokenizer's hash included. Reads all weights whose hash nobody has noted."""
+        """The model's identity, its tokenizer's hash included. Reads all weights whose hash is not recorded."""
         folder = self.source.folder
         return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
 

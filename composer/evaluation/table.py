@@ -57,7 +57,7 @@ def markdown(report: EvaluationReport) -> str:
 
 
 def note(report: EvaluationReport) -> Iterator[str]:
-    """What the figures of the tables are."""
+    """Explanations of the tables' figures."""
     good = [cell for cell in report.cells if cell.mean is not None]
     if good:
         counts = " or ".join(f"{count:,}" for count in sorted({cell.samples for cell in good}))

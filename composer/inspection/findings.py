@@ -65,8 +65,8 @@ class Spectrum(Found):
     """The exponential of their entropy (Roy & Vetterli 2007)."""
 
 
-class Likeness(Found):
-    """Of a group of heads that is given the teacher's hidden states, a number a head each."""
+class HeadLikeness(Found):
+    """How alike a group of heads and the teacher's are on the teacher's hidden states, a number a head."""
 
     mse: Numbers
     """Over the numbers of the answers."""
@@ -126,7 +126,7 @@ class HeadFindings(Found):
     """The teacher's weights: heads × queries × bins."""
     teacher_found: Numbers | None = None
     """As `found`, of the teacher."""
-    likeness: Likeness | None = None
+    likeness: HeadLikeness | None = None
 
 
 class Answered(Found):

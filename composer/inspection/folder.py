@@ -36,11 +36,9 @@ def check_place(folder: Path, *, force: bool) -> None:
 def write(found: Findings, folder: Path) -> list[Path]:
     """All of it: what was there of an earlier report goes, and the page comes last. Raises InspectionError."""
     folder = folder.expanduser()
-    with working_in(folder, InspectionError, "Another inspection writes to"):
-        try:
-            return _write(found, folder)
-        except OSError as error:
-            raise InspectionError(f"{folder} cannot be written to: {error.strerror or error}.") from error
+    failed = f"{folder} cannot be written to"
+    with working_in(folder, InspectionError, "Another inspection writes to"), files.failing_as(InspectionError, failed):
+        return _write(found, folder)
 
 
 def _write(found: Findings, folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from composer.inspection.measures import Recalls, binned, entropy, half_lives, n
 from composer.inspection.stores import Store
 from composer.model.head import Head, anatomy
 from composer.model.implied import Implied, implied_weights
-from composer.model.watched import Given, Piece, pieces
+from composer.model.watched import HeadCall, Piece, pieces
 
 MOMENTS = 12
 """How often a state is looked at in a text, at most."""
@@ -25,7 +25,7 @@ def head_findings(
     layer: int,
     name: str,
     head: Head,
-    given: Given,
+    given: HeadCall,
     queries: Sequence[int],
     found_at: Mapping[int, Sequence[int]],
     *,
@@ -74,7 +74,7 @@ class Watched(NamedTuple):
     shown: dict[str, ShownNumbers]
 
 
-def _watched(head: Head, given: Given, implied: Implied, size: int, backend: str) -> Watched:
+def _watched(head: Head, given: HeadCall, implied: Implied, size: int, backend: str) -> Watched:
     """What flows, and what the states hold, a piece after the other."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))

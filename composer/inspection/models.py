@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer.inspection.findings import Answered, HeadFindings, Likeness, Numbers, Stream
+from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, Numbers, Stream
 from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
@@ -20,7 +20,7 @@ from composer.model.hosts import attentions
 from composer.model.implied import implied_weights
 from composer.model.modeling import ComposedForCausalLM
 from composer.model.overheard import overheard
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 from composer.training.transfer import answers, lesson_of
 
 Told = Callable[[str], None]
@@ -43,7 +43,7 @@ class Run:
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Look into all heads of the model in a run of its own: its answers, and its hidden states."""
 
-        def visit(layer: int, name: str, head: Head, given: Given) -> None:
+        def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
             if layer in self.layers:
                 self._tell(f"layer {layer}, {name}")
                 options = {"size": self.size, "backend": model.base.backend}
@@ -56,7 +56,7 @@ class Run:
         """What the teacher's heads attend to, and how like them the student's are on the same hidden states; after ``student``."""
         own = {attention.layer: attention for _, attention in attentions(student)}
 
-        def visit(layer: int, name: str, head: Head, given: Given) -> None:
+        def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
                 implied = implied_weights(head, given, self.queries, model.base.backend).cpu()
@@ -90,7 +90,7 @@ class Run:
         found = np.concatenate([on_answer for _, (_, on_answer) in groups])
         weights: dict[str, Tensor] = {}
 
-        def visit(at: int, name: str, head: Head, given: Given) -> None:
+        def visit(at: int, name: str, head: Head, given: HeadCall) -> None:
             implied = implied_weights(head, given, self.queries, student.base.backend).cpu()
             weights[name] = implied.total()[0].transpose(0, 1)
 
@@ -101,7 +101,7 @@ class Run:
                 continue
             place = slice(one.first, one.first + one.heads)
             mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
-            likeness = Likeness(
+            likeness = HeadLikeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),
                 cosine=torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean(0).numpy(),
                 divergence=_divergence(rows[place].double(), weights[one.name].double()),

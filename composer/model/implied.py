@@ -20,7 +20,7 @@ from blocks.flow import repeat_heads
 from blocks.operation import REFERENCE, TORCH
 from composer.graph.graph import OUTPUT
 from composer.model.head import Head, anatomy
-from composer.model.watched import Given, Piece, ordinary, pieces
+from composer.model.watched import HeadCall, Piece, ordinary, pieces
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Implied:
         return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
 
 
-def implied_weights(head: Head, given: Given, queries: Sequence[int], backend: str) -> Implied:
+def implied_weights(head: Head, given: HeadCall, queries: Sequence[int], backend: str) -> Implied:
     """The weights behind the answers to these columns, from an empty state.
 
     Takes as much room as a prefill in pieces, what the states are made of, and the weights: numbers grow with the tokens, never
@@ -118,7 +118,7 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
             module._parameters[name] = tensor
 
 
-def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Implied:
+def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Implied:
     (batch, length), heads = given.query.shape[:2], given.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
     own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
@@ -144,7 +144,7 @@ def _asked(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> 
     return Implied(queries, own, parts, answer, values, sunk, _brought(head, given, queries, backend))
 
 
-def _brought(head: Head, given: Given, queries: tuple[int, ...], backend: str) -> Tensor | None:
+def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
     """B Q H D, what values have a part in that memories bring themselves; None where no memory brings any.
 
     The answer is linear in tokens' values and the parameters that others come from, as long as caches keep the pairs that they

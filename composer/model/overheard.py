@@ -14,9 +14,9 @@ from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
 from composer.model.implied import implied_weights
 from composer.model.rows import Rows
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 
-Visit = Callable[[int, str, Head, Given], None]
+Visit = Callable[[int, str, Head, HeadCall], None]
 """Told of the layer, of the head's name, and of what it is about to be asked."""
 
 
@@ -39,7 +39,7 @@ def overheard(model: nn.Module, visit: Visit) -> Iterator[None]:
 def _heard(layer: int, name: str, visit: Visit, head: nn.Module, asked: tuple[Any, ...]) -> None:
     assert isinstance(head, Head)
     hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = asked
-    visit(layer, name, head, Given(hidden, query, key, value, tokens, sinks))
+    visit(layer, name, head, HeadCall(hidden, query, key, value, tokens, sinks))
 
 
 class Attentions:
@@ -49,7 +49,7 @@ class Attentions:
         self._layers: dict[int, list[Tensor]] = {}
         self._backend = backend
 
-    def hear(self, layer: int, name: str, head: Head, given: Given) -> None:
+    def hear(self, layer: int, name: str, head: Head, given: HeadCall) -> None:
         """A ``Visit``. Raises ValueError for heads whose answers are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:

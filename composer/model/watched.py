@@ -26,8 +26,8 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True)
-class Given:
-    """What one call of a group of heads is given: hidden B T C, query B T H D, key and value B T K D, the tokens, sinks H."""
+class HeadCall:
+    """The inputs of one call of a group of heads: hidden B T C, query B T H D, key and value B T K D, the tokens, sinks H."""
 
     hidden: Tensor
     query: Tensor
@@ -36,7 +36,7 @@ class Given:
     tokens: Tokens
     sinks: Tensor | None = None
 
-    def cut(self, columns: slice) -> Given:
+    def cut(self, columns: slice) -> HeadCall:
         """Some consecutive tokens."""
         return self._each(lambda of: of[:, columns], self.tokens.cut(columns), self.sinks)
 
@@ -44,18 +44,18 @@ class Given:
     def length(self) -> int:
         return self.query.shape[1]
 
-    def detached(self) -> Given:
+    def detached(self) -> HeadCall:
         """The same without what they were computed from."""
         return self._each(Tensor.detach, self.tokens, None if self.sinks is None else self.sinks.detach())
 
-    def ordinary(self) -> Given:
+    def ordinary(self) -> HeadCall:
         """The same, copied where inference mode made it."""
         segment, valid = (None if of is None else ordinary(of) for of in (self.tokens.segment, self.tokens.valid))
         tokens = Tokens(ordinary(self.tokens.position), segment, valid)
         return self._each(ordinary, tokens, None if self.sinks is None else ordinary(self.sinks))
 
-    def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> Given:
-        return Given(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)
+    def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> HeadCall:
+        return HeadCall(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)
 
 
 def ordinary(tensor: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Piece:
         }
 
 
-def step_by_step(head: Head, backend: str, given: Given, *, gradients: bool) -> Program:
+def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) -> Program:
     """The program that answers such a call, with an answer of each memory by itself: no form that joins memories to their read."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
     tokens = given.tokens
@@ -104,7 +104,7 @@ def step_by_step(head: Head, backend: str, given: Given, *, gradients: bool) -> 
     return lower(anatomy(head).graph, backend, setting, apart)
 
 
-def pieces(head: Head, given: Given, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
+def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
     """The call in pieces, from an empty state, with the state handed on: what all pieces answer is what one call answers.
 
     bounds: columns at which a piece has to end. gradients: values enter as leaves, and answers can be differentiated by them; a
@@ -158,7 +158,7 @@ def _given_by(step: Step) -> Iterator[tuple[str, Port]]:
             yield covered.node.name, port
 
 
-def _columns(head: Head, given: Given, bounds: tuple[int, ...]) -> Iterator[slice]:
+def _columns(head: Head, given: HeadCall, bounds: tuple[int, ...]) -> Iterator[slice]:
     length = given.length
     if anatomy(head).shape.both_ways:
         yield slice(0, length)

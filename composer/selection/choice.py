@@ -40,7 +40,7 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def state_bytes(spec: Spec, layers: Sequence[int], source: str | os.PathLike[str], sequence: int) -> int:
-    """What the student's state takes at so many tokens with these layers kept. Raises SpecError and SourceError."""
+    """The bytes of the student's state at so many tokens with these layers kept. Raises SpecError and SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
     return explain(load_spec(keeping(document, layers)), source, sequence=sequence).state_bytes
 

@@ -11,7 +11,7 @@ from composer.words import ranges
 
 KEPT, OTHER = COLOURS[5], COLOURS[0]
 MOST = 32
-"""Layers that are named; of more, every so many."""
+"""The most layers that an axis names; of more, it names every second, third and so on."""
 
 
 def draw(found: Selection, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a selection found: a score of each layer, those that are kept, and the spec that keeps them."""
+"""The report of a selection: a score of each layer, the layers to keep, and the spec that keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS: dict[By, str] = {
     "swapped": "nats a token lost by replacing it",
     "error": "relative error of its attention",
 }
-"""What each score says, as tables and pictures name it."""
+"""The description of each score, for tables and pictures."""
 
 
 class LayerScore(Closed):

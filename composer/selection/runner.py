@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import SelectionError
-from composer.files import write_whole
+from composer.files import failing_as, write_whole
 from composer.locks import working_in
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
 from composer.selection.plot import draw
@@ -88,12 +88,10 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
 
 def _write(found: Selection) -> None:
     """The spec, the report and the picture. Raises SelectionError."""
-    try:
+    with failing_as(SelectionError, f"{found.out} cannot be written to", "Choose another --out."):
         write_whole(found.out / SPEC, to_yaml(found.document))
         write_whole(found.out / SELECTION, json.dumps(found.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
         draw(found, found.out / PICTURE)
-    except OSError as error:
-        raise SelectionError(f"{found.out} cannot be written to: {error.strerror or error}. Choose another --out.") from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Scores of layers: what becomes of a model when one of its layers alone has the attention of another."""
+"""Scores of layers: how a model's output changes when one of its layers has the attention of another model."""
 
 from __future__ import annotations
 

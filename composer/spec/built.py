@@ -48,7 +48,7 @@ def _resolved(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path, name: str, most: int) -> Mapping[str, Any]:
-    """What a JSON file of the folder holds; nothing where there is none, or none that can be read."""
+    """The contents of a JSON file of the folder; empty where there is none, or none that can be read."""
     try:
         found = read_json(within(folder, name), most)
     except (OSError, ValueError):

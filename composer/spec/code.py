@@ -24,7 +24,7 @@ class Code(Closed):
 
 
 class Listing(Readable, Closed):
-    """What a spec computes on a source, as code. heads: a listing for each group of heads that are alike."""
+    """The programs of a spec on a source. heads: a listing for each group of heads that are alike."""
 
     name: str
     on: str
@@ -35,7 +35,7 @@ class Listing(Readable, Closed):
 
     @property
     def text(self) -> str:
-        """A function for each group of heads, and what is other in decode."""
+        """A function for each group of heads, with the lines that differ in decode."""
         lines = [f"# {self.name} on {self.on}: backend {self.backend} on {self.device}, {self.dtype}. Shapes: B rows, T tokens."]
         for one in self.heads:
             heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"

@@ -22,7 +22,7 @@ from composer.spec.sweep import refuse_sweep
 
 
 class Difference(Closed):
-    """One place at which they differ. layers: those where they do; None where no source says how many there are."""
+    """One difference. layers: those that have it; None where no source says how many there are."""
 
     layers: tuple[int, ...] | None
     path: Path

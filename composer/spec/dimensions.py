@@ -1,4 +1,4 @@
-"""What a spec needs to know of the model around its heads."""
+"""The sizes of the model around the heads, which a spec is resolved against."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTENTION = "model.layers.{layer}.self_attn"
 
 
 class Dimensions(Closed):
-    """What a source model, or the spec's own trunk, brings to its heads."""
+    """The sizes that a source model, or the spec's own trunk, gives its heads."""
 
     hidden_size: PositiveInt
     layers: PositiveInt

@@ -1,4 +1,4 @@
-"""The spec document: what a YAML file says, before it meets a source model. Version 1.
+"""The spec document: the contents of a YAML file, before it is resolved on a source model. Version 1.
 
 The parts inside come from the catalogue of ``blocks``; each is told by its ``kind``, and a bare word ``x`` is ``{kind: x}``.
 """
@@ -22,7 +22,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 Share = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
 
 MOST_GROUPS, MOST_RULES = 256, 4096
-"""Of a layer and of a document: what is looked at for each other one, or for each layer."""
+"""Limits: groups in a layer, rules in a document. Checking them takes time that grows with the square."""
 
 
 class HeadsOf(Closed):
@@ -56,8 +56,8 @@ MOST_VARIANTS, MOST_VARIED = 1000, 64
 
 
 class Vary(Closed):
-    """A table of specs: what its rows say differently. Of a grid and a zip together, each combination of the one meets each side
-    of the other."""
+    """A table of specs, by the values that its rows set. With both a grid and a zip, each combination of the grid is joined with
+    each row of the zip."""
 
     grid: dict[Varied, Values] = Field(default_factory=dict)
     """Every combination: a path, as ``--set`` has it, and the values that it takes. The last path changes fastest."""

@@ -1,4 +1,4 @@
-"""What a spec costs on a source, before anything is built: parts, forms, parameters, state bytes, operations, compression."""
+"""The cost of a spec on a source, before anything is built: parts, forms, parameters, state bytes, operations, compression."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class GroupCost(Closed):
     state_grows: bool
     prefill_flops_per_token: int
     decode_flops_per_token: int | None
-    """None where nothing is decoded: of heads that look both ways."""
+    """None for bidirectional heads, which decode nothing."""
     source_window: int | None = None
     """Tokens that a query of the source sees in these layers, its own among them; None: all."""
     kv_cache_bytes: int | None
-    """What the source's cache of keys and values takes for these heads, of a local layer those of its window; None where they look
-    both ways, and keep none."""
+    """Bytes of the source's cache of keys and values for these heads, in a local layer those of its window; None where they are
+    bidirectional, and keep none."""
     unused_projections: bool
     """Whether queries and keys are projected and not looked at: latents have their own."""
     compression: float | None

@@ -1,4 +1,4 @@
-"""What the closed schemas say about a path: which alternatives stand there, and which keys they know.
+"""The closed schemas by path: the alternatives at a place of the document, and their keys.
 
 Annotations are walked as pydantic leaves them on a model's fields: Annotated, unions, tuples, dicts and models.
 """
@@ -38,7 +38,7 @@ def limits(annotation: Any) -> dict[str, float]:
 
 
 def under(here: Alternatives, step: str | int) -> Alternatives:
-    """What may stand under a key or an index of any of the alternatives."""
+    """The alternatives under a key or an index of any of these alternatives."""
     found: list[Any] = []
     for kind in here:
         origin, arguments = get_origin(kind), get_args(kind)

@@ -1,4 +1,4 @@
-"""What the layers of a resolved document must be, wherever it was read from."""
+"""The rules that the layers of a resolved document must keep, wherever it was read from."""
 
 from __future__ import annotations
 

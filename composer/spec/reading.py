@@ -17,7 +17,7 @@ from composer.errors import SpecError
 from composer.spec.built import is_built, read_built
 from composer.spec.indentation import misplaced
 from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
-from converters.bounded import read_bytes
+from converters.bounded import read_bytes, reason
 
 # Beside what YAML forbids: the line breaks of YAML 1.1 that 1.2 and editors do not count as such.
 FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -91,7 +91,7 @@ def read_file(path: Path, shown: str) -> SpecNode:
     except FileNotFoundError:
         raise SpecError(f"{shown}: there is no such file") from None
     except OSError as error:
-        raise SpecError(f"{shown}: cannot be read: {error.strerror or error}") from None
+        raise SpecError(f"{shown}: cannot be read: {reason(error)}") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -37,7 +37,7 @@ SOURCE = "source"
 """What layers use that are to stay as the source has them: softmax, under all that the model around it asks for."""
 
 NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
-"""Of a model's dimensions, what positions and names have taken in by the time that it is resolved."""
+"""Fields left out of the hash: resolving has copied them into positions and parameter names."""
 
 Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
 """Groups of heads that are alike, by head and number of its heads: head, shape, layers."""

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 EVENTS: Any = event_pb2
 SUMMARIES: Any = summary_pb2
-"""Their classes are generated at import, so type checkers do not know them."""
+"""The classes of TensorBoard's protocol are generated at import, so type checkers do not know them."""
 VERSION = "brain.Event:2"
 """The first event of every file has it: tensorboard/compat/proto/event.proto."""
 
@@ -26,7 +26,7 @@ class Board:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        """step: from this one on TensorBoard drops what earlier files of the folder hold. Raises OSError."""
+        """step: TensorBoard drops the events of earlier files in the folder from this step on. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         started = EVENTS.SessionLog(status=EVENTS.SessionLog.START)

@@ -1,7 +1,7 @@
-"""Starts by what the teacher attends to: before attention is transferred, parts that can are given values of their own making.
+"""Calibration: before attention is transferred, parts compute their first values from the teacher's attention.
 
-A few rows go through the teacher once. As soon as a layer has answered, the student's layer is calibrated and all that was measured
-is forgotten, so that no more is in memory than one layer's weights of some tokens.
+A few rows go through the teacher once. As soon as a layer of the teacher has run, the student's layer is calibrated and the
+measurements are dropped, so that memory holds the attention weights of one layer and some tokens only.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from composer.model.hosts import attentions
 from composer.model.implied import Implied, implied_weights
 from composer.model.modeling import ComposedForCausalLM
 from composer.model.overheard import overheard
-from composer.model.watched import Given, pieces
+from composer.model.watched import HeadCall, pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
 from composer.training.transfer import Lesson, answers, teach
 from composer.weights.record import Start
 
 ROWS, TOKENS = 32, 8192
-"""That are looked at, at most: the first that the stage takes."""
+"""The most rows, and tokens, that calibration reads: the first of the stage."""
 QUERIES = 32
-"""Tokens of each row whose attention is looked at, evenly spaced."""
+"""Query tokens of each row whose attention is read, evenly spaced."""
 
 
 def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
-    """Their indices: the same for whoever trains by the stage."""
+    """The indices of the rows to calibrate on, the same in memory and streamed."""
     most = min(ROWS, max(1, TOKENS // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
     return rows_of_step(0, most, len(rows), seed)
 
@@ -59,7 +59,7 @@ def calibrate(
 
 
 def joined(starts: Sequence[Start]) -> Start | None:
-    """Of several layers; None where none was calibrated."""
+    """The calibrations of several layers as one; None where no layer was calibrated."""
     if not starts:
         return None
     calibrated = tuple(name for start in starts for name in start.calibrated)
@@ -69,7 +69,7 @@ def joined(starts: Sequence[Start]) -> Start | None:
 
 @torch.no_grad()
 def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Start:
-    """The same for one layer, whose attention has this full name, by one batch."""
+    """Calibrate one layer on one batch. The name is the full one of its attention."""
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     asked = ((head, given) for _, head, given in _asked(teacher, lesson, backend))
@@ -88,11 +88,11 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
 
 
-def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, Given]]:
-    """What each group of heads of a layer is asked where the layer is asked this."""
-    found = list[tuple[str, Head, Given]]()
+def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
+    """The calls of a layer's groups of heads when the layer is called with the lesson's inputs: name, head, inputs."""
+    found = list[tuple[str, Head, HeadCall]]()
 
-    def heard(_: int, name: str, head: Head, given: Given) -> None:
+    def heard(_: int, name: str, head: Head, given: HeadCall) -> None:
         found.append((name, head, given))
 
     with overheard(attention, heard):
@@ -104,13 +104,13 @@ class _Calibration:
     """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first, as what a map has to make
     up for depends on them; then maps, then the weights of memories, which depend on both."""
 
-    def __init__(self, head: Head, given: Given, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
+    def __init__(self, head: Head, given: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
         self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()
 
     def run(self) -> set[str]:
-        """Calibrate what can be; the names of those parts."""
+        """Calibrate all parts that can be; their names."""
         graph = self._of.graph
         for memory, _ in graph.memories:
             for edge in graph.into(memory.name, "decay"):
@@ -125,7 +125,7 @@ class _Calibration:
         return self._done
 
     def _calibrate(self, node: Node, memory: Node, *, maps: bool = False) -> None:
-        """Ask a part of the head for its start, beside the memory that it serves."""
+        """Ask a part of the head for its first values, given the memory that it serves."""
         assert node.part is not None
         module = self._of.parts[node.module]
         if next(module.parameters(), None) is None:
@@ -143,7 +143,7 @@ class _Calibration:
             self._done.add(node.module)
 
     def _attended(self, memory: Node) -> Attended:
-        """What there is to know of a memory, with all parts as they are now."""
+        """The measurements of a memory, with all parts as they are now."""
         implied: Implied = implied_weights(self._head, self._given, self._queries, self._backend)
         tokens, wanted = self._given.tokens, self._wanted
         held = implied.own[memory.name] != 0
@@ -167,7 +167,7 @@ class _Calibration:
         return any(one.weight == "learned" for _, one in memories)
 
     def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What a map is given of queries and of the keys of all tokens, and how much its memory forgets a token, on average."""
+        """The queries and keys that enter a feature map, and the mean decay per token of its memory."""
         graph, position = self._of.graph, features.options["position"]
         (above,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []

@@ -23,24 +23,24 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import partial_of, sync
+from composer.files import failing_as, partial_of, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
 from composer.weights.contents import sha256
 from composer.weights.stream import Piece, as_bytes, write_shard
-from converters.bounded import MOST_CONFIG, parse_json, read_text
+from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
-"""A file that only checkpoints of earlier versions have."""
+"""The name of a file that only checkpoints of earlier versions have."""
 Answer = TypeVar("Answer")
 OfKind = TypeVar("OfKind", bound=Closed)
 
 
 class ProcessFacts(Closed):
-    """What a process has written: the SHA-256 of its file, and its random states as hexadecimal digits."""
+    """A process's share of a checkpoint: the SHA-256 of its file, and its random states as hexadecimal digits."""
 
     sha256: str
     random: str
@@ -48,7 +48,7 @@ class ProcessFacts(Closed):
 
 
 class CheckpointFacts(Closed):
-    """The contents of ``facts.json``. units: by name; processes: by rank; told: what was given to ``save``."""
+    """The contents of ``facts.json``. units: by name; processes: by rank; told: the ``told`` of ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
@@ -60,17 +60,16 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
     """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
-    try:
-        by_first(lambda: _begin(folder, partial))
-        processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-        stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
-        by_first(lambda: _complete(partial, target, stored))
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise TrainingError(
-            f"The checkpoint of step {step} could not be written to {folder}: {error.strerror or error}. The one before it stands; "
-            "make room, and go on with --resume."
-        ) from error
+    failed = f"The checkpoint of step {step} could not be written to {folder}"
+    with failing_as(TrainingError, failed, "The one before it stands; make room, and go on with --resume."):
+        try:
+            by_first(lambda: _begin(folder, partial))
+            processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
+            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+            by_first(lambda: _complete(partial, target, stored))
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def _begin(folder: Path, partial: Path) -> None:
@@ -96,7 +95,7 @@ def _piece(name: str, tensor: Tensor) -> Piece:
 
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
-    """Put the checkpoint in the place of the one before, once all of it is on the disk."""
+    """Replace the previous checkpoint by this one, once all of it is on the disk."""
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
@@ -115,7 +114,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
-    """What was given to ``save``. Raises TrainingError where the checkpoint is damaged."""
+    """The ``told`` that ``save`` was given. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
 
@@ -220,9 +219,9 @@ def _undamaged(checkpoint: Path, act: Callable[[], Answer]) -> Answer:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"The checkpoint {checkpoint} is damaged: {reason}. Remove it to take the stage from its start with --resume, "
+            f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start with --resume, "
             "or begin anew with --force."
         ) from error
 

@@ -1,4 +1,4 @@
-"""What the training loop needs of a stage: units of parameters, and their losses."""
+"""A stage as the training loop sees it: units of parameters, and their losses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Course(Protocol):
 
     @property
     def units(self) -> Sequence[Unit]:
-        """What learns: groups of parameters, each with an optimiser of its own."""
+        """The groups of parameters that are trained, each with an optimiser of its own."""
         ...
 
     def count(self, batch: Batch) -> int:
-        """How many tokens, or rows, of a batch its losses are means over."""
+        """The number of tokens, or rows, of a batch that its losses are averaged over."""
         ...
 
     def learn(self, batch: Batch, total: float) -> Losses:

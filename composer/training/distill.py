@@ -60,7 +60,7 @@ def distill(
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
-    """The teacher; None where no stage learns from it and the student's source has gone, which is told."""
+    """The teacher; None where no stage learns from it and the student's source is missing, of which a message tells."""
     try:
         return open_teacher(student.record, options.teacher)
     except ComposerError as error:
@@ -72,7 +72,7 @@ def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOpt
 
 
 def _in_memory(run: TrainingRun) -> TrainingReport:
-    """All stages, with the student in memory, and the teacher as long as something is asked of it."""
+    """All stages, with the student in memory, and the teacher as long as a stage or the report needs it."""
     stages, options = run.stages, run.options
     finetune = stages.get("finetune")
 

@@ -19,6 +19,7 @@ from composer.training.losses import next_token_losses
 from composer.training.processes import added, count, shares
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
+from converters.canonical import is_composed
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 MODEL = "model"
 
 OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense", "c_proj", "Wo"))
-"""What hosts call the projection of queries, keys and values together, and that of the answer, where they do not call it o_proj."""
+"""Names that hosts give the joint projection of queries, keys and values, and the output projection if it is not o_proj."""
 
 
 class FinetuneCourse(WholeCourse):
-    """teacher: None where its distribution is not learned."""
+    """teacher: None where the loss does not use its distribution."""
 
     def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
         super().__init__(student, unit)
@@ -78,13 +79,13 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
 
 
 def _count(batch: Batch, average: Average) -> int:
-    """What a mean over a batch is divided by."""
+    """The divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
     asked = asked_for(batch)
     return int(asked.any(1).sum() if average == "rows" else asked.sum())
 
 
 def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
-    """Of the losses N of the tokens asked for, or of the means of each row's."""
+    """The sum of the losses N of the predicted tokens, or of their means over each row."""
     if average == "rows":
         asked = asked_for(batch)
         losses = losses / asked.sum(1, keepdim=True).expand_as(asked)[asked]
@@ -103,7 +104,7 @@ def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:
     fresh: dict[str, nn.Parameter] = {}
     trunk: dict[str, nn.Parameter] = {}
     for name, parameter in student.named_parameters():
-        kind = adapters if ".lora_" in name else fresh if ".composed." in name else trunk
+        kind = adapters if ".lora_" in name else fresh if is_composed(name) else trunk
         kind[name] = parameter
     learning = adapters | (trunk if stage.trunk else {})
     student.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The folder of a training run, and its ``run.json``: what a continuation must have in common with the run."""
+"""The run folder, and its ``run.json``: the settings that a resumed run must share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import partial_of, write_whole
+from composer.files import failing_as, partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.training.identity import SAID, RunIdentity, differences
@@ -20,7 +20,7 @@ from converters.source import Source
 
 IDENTITY = "run.json"
 UNSAID: RunIdentity = {"--backend": AUTO}
-"""What runs of earlier versions had, whose ``run.json`` does not hold it."""
+"""The settings of runs of earlier versions, whose ``run.json`` does not name them."""
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
 
 
 def _check(folder: Path, *, resume: bool, force: bool) -> None:
-    """The same, but does not ask whether another run is at work there."""
+    """The same check without the lock: another run may be using the folder."""
     if not folder.exists():
         if resume:
             raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")
@@ -115,7 +115,5 @@ def _alone(folder: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    try:
+    with failing_as(TrainingError, f"The run cannot stand at {folder}", "Choose another --out."):
         yield
-    except OSError as error:
-        raise TrainingError(f"The run cannot stand at {folder}: {error.strerror or error}. Choose another --out.") from error

@@ -1,4 +1,4 @@
-"""What a run that is gone on with has otherwise than it was begun with, setting by setting."""
+"""The settings that identify a run, and how those of a resumed run differ from them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from composer.spec.places import brief
 
 RunIdentity = Mapping[str, Any]
-"""All that decides a run's numbers, by the names that a user knows, as JSON holds it."""
+"""Every setting that decides a run's numbers, by its name on the command line, as JSON holds it."""
 SAID = "said"
-"""What was said of the data: it decides nothing by itself, and says why the data are others."""
+"""The key of the data references: they decide nothing by themselves, and explain why the data differ."""
 ROWS = ("recipe.sequence", "recipe.rows")
-"""What decides which rows the same texts make."""
+"""The settings that decide how texts are packed into rows."""
 LONG = 8
-"""Settings that are named, one by one, at most."""
+"""The most differing settings that a message lists."""
 
 
 def differences(then: RunIdentity, now: RunIdentity) -> list[str]:
-    """A line for each setting that differs, with both values; none for what only follows from another."""
+    """A line for each setting that differs, with both values; none for one that follows from another."""
     found = {name: f"{name}: was {_told(was)}, now {_told(new)}" for name, was, new in _settings(then, now)}
     recipe = [name for name in found if name.startswith("recipe.")]
     if then.get("data") != now.get("data"):
@@ -46,7 +46,7 @@ def _settings(then: RunIdentity, now: RunIdentity) -> Iterator[tuple[str, Any, A
 
 
 def _leaves(path: str, was: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Values that differ, as deep as both have mappings."""
+    """The values that differ, down to the depth where both are mappings."""
     if isinstance(was, dict) and isinstance(new, dict):
         for key in {**new, **was}:
             yield from _leaves(f"{path}.{key}", was.get(key), new.get(key))
@@ -55,7 +55,7 @@ def _leaves(path: str, was: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _of_data(then: RunIdentity, now: RunIdentity, options: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Of these options, those that were said otherwise. Runs of earlier versions do not hold them."""
+    """The options whose values differ. Runs of earlier versions do not store them."""
     was, new = then.get(SAID), now.get(SAID)
     if isinstance(was, dict) and isinstance(new, dict):
         for option in options:
@@ -64,7 +64,7 @@ def _of_data(then: RunIdentity, now: RunIdentity, options: tuple[str, ...]) -> I
 
 
 def _files(was: Any, new: Any) -> str:
-    """Which of what identifies a model is another."""
+    """The parts of a model's identity that differ, in words."""
     if not (isinstance(was, dict) and isinstance(new, dict)):
         return "another than then"
     if was.get("spec") != new.get("spec"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import TrainingError
 from composer.files import write_whole
 from composer.training.processes import by_first
-from converters.bounded import MOST_LOG, parse_json, read_bytes
+from converters.bounded import MOST_LOG, parse_json, read_bytes, reason
 
 if TYPE_CHECKING:
     from composer.training.board import Board
@@ -21,13 +21,13 @@ LOG = "log.jsonl"
 CURVE = "curve.png"
 BOARD = "tensorboard"
 MOST_NAMED = 12
-"""Curves of a plot that are named; of more, every so many."""
+"""The most curves that a plot's legend names; of more, it names every second, third and so on."""
 
 
 class Journal:
     """The log of one run; a continued run appends to it. Of several processes only the first writes.
 
-    Where that fails, all processes raise TrainingError, here and in the methods.
+    Where writing fails, all processes raise TrainingError, here and in the methods.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,7 +125,7 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Each number by the name of its curve."""
+    """The figures as numbers by the names of their curves."""
     for name, figure in figures.items():
         for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
             yield name + (f"/{part}" if part else ""), number
@@ -138,5 +138,5 @@ def _writable(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
         raise TrainingError(
-            f"The {what} in {folder} could not be written: {error.strerror or error}. {mend}, and go on with --resume."
+            f"The {what} in {folder} could not be written: {reason(error)}. {mend}, and go on with --resume."
         ) from error

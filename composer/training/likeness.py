@@ -32,7 +32,7 @@ class AttentionLikeness(Closed):
     """Means over the tokens and heads of one layer, which is given the teacher's hidden states."""
 
     mse: float
-    """Of what the heads give, over its numbers."""
+    """The mean squared error of the heads' outputs, over their elements."""
     divergence: float | None
     """KL(teacher ‖ student) of the weights, in nats. None where one of them has no weights: its answers are not normalised, or are
     no weighed means of the values. A weight of 0 counts as float32's smallest normal number, so that it costs no more than 87."""

@@ -25,12 +25,12 @@ from composer.training.stopping import awaited
 from composer.weights.record import Start
 
 EVALUATIONS = 10
-"""Evaluations in a stage, where its recipe does not say how often."""
+"""Evaluations in a stage whose recipe does not set how often to evaluate."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Where the loop is after a step.
+    """The progress of the loop after a step.
 
     tokens_per_second: of training alone; seconds_left: with evaluations; evaluating: the share of the time so far that they took.
     """
@@ -72,16 +72,16 @@ class Outcome(Closed):
     stage: str
     steps: int
     tokens: int
-    """Tokens of all training steps."""
+    """The number of tokens of all training steps."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
-    """Which parts started by the teacher's attention, where the recipe asks for that."""
+    """The parts that calibration gave their first values, where the recipe asks for it."""
 
 
 class StageState(Closed):
-    """How far a stage has come: what its checkpoint stores beside the units. identity: what a continuation has to share."""
+    """The progress of a stage, as its checkpoint stores it beside the units. identity: what a resumed stage must share."""
 
     identity: dict[str, Any]
     step: int
@@ -96,7 +96,7 @@ class StageState(Closed):
 def run_stage(
     name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
 ) -> Outcome:
-    """Runs a stage, or what is left of it; its units end with the parameters that the recipe keeps. Raises TrainingError."""
+    """Runs a stage, or the rest of a stopped one; its units end with the parameters that the recipe keeps. Raises TrainingError."""
     return _StageRun(name, course, stage, rows, held_out, setting).run()
 
 
@@ -122,7 +122,7 @@ class _StageRun:
         )
 
     def _to_the_end(self, signalled: Callable[[], int]) -> None:
-        """All steps that are left. Raises Stopped behind the one in which a signal came."""
+        """Run the remaining steps. Raises Stopped after the step in which a signal came."""
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
@@ -149,7 +149,7 @@ class _StageRun:
                 )
 
     def _step(self) -> dict[str, float]:
-        """Update every unit that has not stopped; their losses."""
+        """Take one step with every unit that has not stopped; their losses."""
         stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         batch = self.rows.batch(indices)

@@ -1,4 +1,4 @@
-"""How many nats each next token costs: by fla's kernel on a GPU, which reads logits once and as they are, or as defined."""
+"""The cross-entropy of each next token, in nats: by fla's kernel on a GPU, which reads logits once, or as defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows a run evaluates on, and what makes one doubt that it learns."""
+"""How many rows a run evaluates on, and the signs that it does not learn."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from composer.words import plural
 FIFTH = 0.25
 """Rows to evaluate for one to learn from, so that evaluation takes a fifth of a stage where it takes as long as learning."""
 MOST_PASSES = 20
-"""Times that a stage sees the same tokens before somebody should be told."""
+"""The number of passes over the same tokens above which a stage warns."""
 
 
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
-    """As many held-out rows, of all stages alike, as take at most about a fifth of the time of each."""
+    """The number of held-out rows, the same for all stages, whose evaluation takes about a fifth of each stage's time at most."""
     most = []
     for stage in stages:
         steps = length_of(stage, rows)
@@ -28,12 +28,12 @@ def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
 
 
 def some(rows: PackedRows, count: int) -> PackedRows:
-    """So many of the rows at most, from all over them."""
+    """At most so many of the rows, evenly spaced."""
     return rows if len(rows) <= count else rows.taken(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
 
 
 def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """What to say of stages whose data do not fill a step, or are seen many times: how many tokens there are, and are needed."""
+    """The warning for stages whose data do not fill a step, or are repeated many times: the tokens there are and those needed."""
     for name, stage in stages.items():
         steps = length_of(stage, rows)
         passes = steps * stage.batch / len(rows)
@@ -51,7 +51,7 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
 
 
 def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """What to say of stages of which nothing got better on the held-out rows."""
+    """The warning for stages in which no held-out loss got better."""
     for outcome in outcomes:
         if outcome.before and all(outcome.after[name] >= before for name, before in outcome.before.items()):
             advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"

@@ -16,6 +16,7 @@ from composer.training.course import WholeCourse
 from composer.training.finetune import MODEL
 from composer.training.processes import within
 from composer.training.unit import Unit
+from converters.canonical import is_composed
 
 
 class ModelTransferCourse(WholeCourse):
@@ -43,7 +44,7 @@ def last_hidden(model: ComposedForCausalLM, batch: Batch) -> Tensor:
 
 def _unit(student: ComposedForCausalLM, stage: Transfer) -> Unit:
     student.requires_grad_(False)
-    fresh = {name: parameter for name, parameter in student.named_parameters() if ".composed." in name}
+    fresh = {name: parameter for name, parameter in student.named_parameters() if is_composed(name)}
     for parameter in fresh.values():
         parameter.requires_grad_()
     return Unit(MODEL, stage, [(stage.lr, fresh)])

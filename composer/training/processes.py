@@ -1,4 +1,4 @@
-"""Training in several processes, as torchrun starts them; no other module knows of them.
+"""Training in several processes, as torchrun starts them; only this module handles them.
 
 - Parameters are sharded layer by layer (FSDP: Zhao et al. 2023, arXiv:2304.11277; torch's ``fully_shard``), and each process
   computes a share of a batch's rows.
@@ -36,17 +36,17 @@ COMPUTE = "compute_with_whole_parameters"
 
 
 def count() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """The rank of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Whether this process has rank 0, which alone writes files and messages."""
     return rank() == 0
 
 
@@ -174,7 +174,7 @@ def said_by_first(number: float) -> float:
 
 
 def by_first(act: Callable[[], Answer]) -> Answer:
-    """Calls ``act`` in the first process once all have come here, and returns its result in all; where it raises, all do."""
+    """Calls ``act`` in the first process once all have reached this call, and returns its result in all; if it raises, all do."""
     if count() == 1:
         return act()
     added({"here": 1.0})

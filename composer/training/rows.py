@@ -1,4 +1,4 @@
-"""The rows of a run: those to learn from, those to evaluate on, and what makes one doubt them."""
+"""The rows of a run: those to train on, those to evaluate on, and the warnings about them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from composer.training.student import Student
 
 LONGEST_ROW = 1024
-"""Tokens of a row, where neither the recipe nor the source says less."""
+"""The length of a row in tokens, unless the recipe or the source sets less."""
 
 
 def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
-    """The rows to learn from, and those to evaluate on. Raises TrainingError and DataError."""
+    """The rows to train on, and those to evaluate on. Raises TrainingError and DataError."""
     trunk = student.record.trunk
     tokenizer = tokenizer_of(student.source.folder)
     return both_sides(tokenizer, trunk["vocabulary_size"], trunk["max_positions"], student.recipe, options)
@@ -35,7 +35,7 @@ def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, Pac
 def both_sides(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
 ) -> tuple[PackedRows, PackedRows | None]:
-    """The same for any model with so many embeddings, that was made for at most ``longest`` tokens."""
+    """The same for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
     own = bool(options.held_out)
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
@@ -64,13 +64,13 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
-    """What to say of rows that the tokenizer in a folder cannot write."""
+    """The warning for rows that the tokenizer in a folder cannot write."""
     if said := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
         yield said
 
 
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
-    """The held-out rows that are evaluated on, with a word where they are not all."""
+    """The held-out rows to evaluate on; a message says how many, where they are not all."""
     asked = options.held_out_rows
     few = some(held_out, rows_to_evaluate(stages.values(), rows) if asked is None else asked)
     if asked is None and len(few) < len(held_out) and is_first():
@@ -82,7 +82,7 @@ def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows,
 
 
 def doubt(said: Iterable[str], options: TrainingOptions) -> None:
-    """Tell what makes one doubt a run. Raises TrainingError for the first where that is an error."""
+    """Print the warnings about a run. Raises TrainingError with the first where ``strict`` makes them errors."""
     for what in said:
         if options.strict:
             raise TrainingError(f"{what} That is an error, as --strict was said.")

@@ -1,4 +1,4 @@
-"""Refuses recipes that a model cannot be trained by, before any data is read."""
+"""Checks that a model can be trained by its recipe, before any data is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
 
 
 def learns_from_teacher(stages: Mapping[str, Stage]) -> bool:
-    """Whether one of the stages does."""
+    """Whether one of the stages learns from the teacher."""
     return any(isinstance(stage, Transfer) or (isinstance(stage, Finetune) and bool(stage.distill)) for stage in stages.values())
 
 

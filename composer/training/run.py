@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,6 @@ from composer.weights.output import check_output
 from composer.weights.record import TrainedStage
 from composer.weights.trained import Adapter, Trained, write_trained
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -64,7 +61,7 @@ class TrainingOptions:
     - merge: fold adapters into the weights at the end.
     - strict: a run that learns nothing, or sees few tokens too often, is an error.
     - watch: called after each step.
-    - tell: called with messages to the user. warn: with what makes one doubt the run; None: tell is.
+    - tell: called with messages to the user. warn: called with warnings; None: ``tell`` is.
     """
 
     data: Sequence[str]
@@ -106,7 +103,8 @@ class TrainingReport(Readable, Closed):
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What the stages of a run share. held_out: None where nothing is. folder: of the run, until its result is written."""
+    """The state that all stages of a run share. held_out: None where no rows are. folder: of the run, until its result is
+    written."""
 
     student: Student
     teacher: Teacher | None
@@ -130,7 +128,7 @@ class TrainingRun:
         check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
 
     def setting(self, journal: Journal) -> StageSetting:
-        """How its stages are run."""
+        """The settings of its stages."""
         kind = torch.bfloat16 if self.options.autocast else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
         return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell)
@@ -175,7 +173,7 @@ class TrainingRun:
 def open_run(
     student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingRun:
-    """Read what a run needs, and check that it can start, or continue; nothing is written yet.
+    """Read the inputs of a run, and check that it can start or continue. Writes nothing.
 
     Raises TrainingError, DataError and BuildError.
     """
@@ -215,7 +213,7 @@ def open_run(
 
 
 def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> dict[str, Any]:
-    """Which teacher it was; nothing where no stage learns from it, so that its numbers do not follow from it."""
+    """The teacher's identity; nothing where no stage learns from it, so that the run's numbers do not depend on it."""
     if teacher is None or not learns_from_teacher(stages):
         return {}
     return {"teacher": {"folder": str(teacher.source.folder), **fingerprint(teacher.source)}}

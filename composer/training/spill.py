@@ -1,4 +1,4 @@
-"""Hidden states on disk: what the next layer of a teacher takes, for all rows that a stage needs."""
+"""Hidden states on disk: the inputs of the teacher's next layer, for all rows of a stage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
-from composer.files import partial_of, whole
+from composer.files import failing_as, partial_of, whole
 from composer.training.stored import StoredModel, read_rows
 
 TOKENS = 1024
-"""Tokens that go through a layer of the teacher at a time, on their way to the next; one row at least."""
+"""Tokens of a batch that runs through a layer of the teacher to make the next layer's inputs; one row at least."""
 DIGEST = hashlib.sha256().digest_size
 """Bytes behind the numbers of a file: their SHA-256."""
 BLOCK = 1 << 22
@@ -59,16 +59,16 @@ class Spill:
 
     @property
     def bytes(self) -> int:
-        """Of one file. Between two layers there are two of them."""
+        """Bytes of one file. Between two layers there are two files."""
         return 4 * math.prod(self._shape) + DIGEST
 
     @property
     def at(self) -> int:
-        """The layer that takes what the newest file holds; -1 where there is no file."""
+        """The index of the layer whose inputs the newest file holds; -1 where there is no file."""
         return max(self._files(), default=-1)
 
     def tidy(self) -> str | None:
-        """After a run that was stopped: keep only the newest file, if it is undamaged. What is wrong with it, if anything."""
+        """After a stopped run: keep only the newest file, if it is undamaged; else the message about its damage."""
         for partial in self._folder.glob(partial_of(self._path("*")).name):
             partial.unlink()
         files = self._files()
@@ -114,19 +114,15 @@ class Spill:
     def _fill(self, index: int, make: Callable[[Batch, np.ndarray], Tensor]) -> None:
         """Write a file; it appears whole or not at all."""
         digest = hashlib.sha256()
-        try:
-            # Written, not mapped: on a full disk a map ends the process, where a write says so.
-            with whole(self._path(index)) as partial, partial.open("wb") as stream:
-                for places in np.array_split(np.arange(len(self._used)), self._parts()):
-                    numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
-                    stream.write(numbers)
-                    digest.update(numbers)
-                stream.write(digest.digest())
-        except OSError as error:
-            raise TrainingError(
-                f"The hidden states for layer {index} could not be written to {self._folder}: {error.strerror}. They take "
-                f"{self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
-            ) from error
+        failed = f"The hidden states for layer {index} could not be written to {self._folder}"
+        mend = f"They take {self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
+        # Written, not mapped: on a full disk a map ends the process, where a write says so.
+        with failing_as(TrainingError, failed, mend), whole(self._path(index)) as partial, partial.open("wb") as stream:
+            for places in np.array_split(np.arange(len(self._used)), self._parts()):
+                numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
+                stream.write(numbers)
+                digest.update(numbers)
+            stream.write(digest.digest())
 
     def _read(self, index: int, places: np.ndarray) -> Tensor:
         """n T C of n rows."""
@@ -142,7 +138,7 @@ class Spill:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
 
     def _files(self) -> dict[int, Path]:
-        """By the layer that takes what is in them."""
+        """The files by the index of the layer whose inputs they hold."""
         return {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(f"{self._name}-*.hidden")}
 
     def _path(self, index: int | Literal["*"]) -> Path:
@@ -150,7 +146,7 @@ class Spill:
 
 
 def _undamaged(path: Path, size: int) -> bool:
-    """Whether a file has so many bytes, and its numbers are those that were written."""
+    """Whether a file has the expected size, and its contents match their checksum."""
     if path.stat().st_size != size:
         return False
     digest, left = hashlib.sha256(), size - DIGEST

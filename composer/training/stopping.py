@@ -13,10 +13,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
-    """A function that gives the number of the signal that has come, 0 where none has.
+    """A function that returns the number of the signal that was received, 0 where none was.
 
-    tell: called with what the user is to know as it comes. Where somebody else handles a signal, and outside of the main thread,
-    none is awaited.
+    tell: called with the message to the user when a signal arrives. Where other code handles a signal, and outside of the main
+    thread, none is awaited.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]

@@ -1,4 +1,4 @@
-"""A model on disk, a layer at a time: what a run needs of it is read, and no more is in memory."""
+"""A model on disk, read a layer at a time, so that memory holds no more than a run needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from converters.source import Source
 
 @dataclass(frozen=True)
 class Handed:
-    """What each layer is called with on one batch: hidden B T C, of the first layer, and the options of every layer."""
+    """The arguments of every layer on one batch: hidden B T C, of the first layer, and the options of each layer."""
 
     hidden: Tensor
     options: tuple[Mapping[str, Any], ...]
@@ -102,12 +102,12 @@ class StoredModel:
         return tensors
 
     def _within(self, index: int) -> str:
-        """What the names of a layer's tensors begin with."""
+        """The prefix of the names of a layer's tensors."""
         return f"{self._prefix}{self._path}.{index}."
 
     @torch.no_grad()
     def handed(self, batch: Batch) -> Handed:
-        """What the layers are called with. Of the embeddings, the rows of this batch's tokens alone are read."""
+        """The arguments of the layers. Of the embeddings, only the rows of this batch's tokens are read."""
         stored = self._tensors[self._embedding]
         kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
@@ -119,7 +119,7 @@ class StoredModel:
         return Handed(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
 
     def _called(self, index: int, hidden: Tensor, **options: Any) -> Tensor:
-        """In the place of a layer: hand on what it is handed."""
+        """Stands in for a layer: returns its input."""
         self._calls[index] = {"hidden": hidden, "options": options}
         return hidden
 
@@ -136,7 +136,7 @@ class StoredModel:
                 module.register_buffer(name, buffer, persistent=False)
 
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """A parameter in the place of one that has no numbers."""
+        """Replaces a parameter without numbers by this one."""
         path, _, own = name.rpartition(".")
         module.get_submodule(path).register_parameter(own, nn.Parameter(tensor, requires_grad=False))
 

@@ -47,7 +47,7 @@ and two moments, in the one that is to take its place, and in the result."""
 
 
 class _Heard(Exception):
-    """The attention has answered."""
+    """Raised once the attention has run, so that the rest of the layer does not."""
 
     def __init__(self, lesson: Lesson) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class LayerCourse:
 
     @torch.no_grad()
     def _lesson(self, batch: HiddenBatch) -> Lesson:
-        """What the teacher's attention answers; the rest of its layer need not be computed."""
+        """The output of the teacher's attention; the rest of its layer is not computed."""
 
         def heard(*said: Any) -> None:
             raise _Heard(lesson_of(*said))
@@ -163,7 +163,7 @@ def transfer_streamed(
 
 
 Layer = tuple[Mapping[str, Tensor], Outcome | None]
-"""What a finished layer ends with. No outcome: it has nothing to train."""
+"""The result of a finished layer. No outcome: the layer has nothing to train."""
 
 
 def _train(
@@ -210,7 +210,7 @@ def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
 
 
 def _give_back() -> None:
-    """Hand the system what was freed: glibc keeps pieces of what a layer took, and the next one may not fit into them."""
+    """Return freed memory to the system: glibc keeps pieces of it, and the next layer may not fit into them."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -220,7 +220,7 @@ def _path(run: TrainingRun, index: int) -> Path:
 
 
 def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome | None) -> None:
-    """What a layer ends with, in a file that says that it is finished. Raises TrainingError."""
+    """Writes the result of a layer into a file that marks it as finished. Raises TrainingError."""
     told = {} if outcome is None else {OUTCOME: outcome.model_dump_json()}
     try:
         with whole(target) as partial:
@@ -232,7 +232,7 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
 
 
 def _read_finished(run: TrainingRun, index: int) -> Layer | None:
-    """What a layer ended with, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
+    """The result of a layer, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
     path = _path(run, index)
     if not path.is_file():
         return None

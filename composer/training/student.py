@@ -1,4 +1,4 @@
-"""A built model as a run of training finds it, and what its recipe asks for; nothing here needs torch."""
+"""The student of a training run and the stages of its recipe; nothing here needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run as a table: losses before and after, and what it took."""
+"""The report of a run as tables: losses before and after, steps, tokens and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def losses(report: TrainingReport) -> Table:
-    """Of held-out rows, a row for each thing that a stage teaches; empty where nothing was held out."""
+    """The held-out losses, a row for each unit of a stage; empty where nothing was held out."""
     rows = tuple(
         (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
         for outcome in report.stages

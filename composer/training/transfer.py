@@ -1,7 +1,7 @@
-"""Stage 1, attention transfer: each layer's fresh parameters learn what the teacher's attention answers to the same hidden states.
+"""Stage 1, attention transfer: each layer's fresh parameters learn the output of the teacher's attention on the same hidden states.
 
 The layers do not depend on each other; ``model_transfer`` has the form in which they do. The teacher walks through its layers,
-and as soon as one of them has answered, the student's layer is compared with it and its gradients are taken, so that no more than
+and as soon as one of them has run, the student's layer is compared with it and its gradients are taken, so that no more than
 one layer's graph is alive.
 """
 
@@ -82,7 +82,7 @@ class TransferCourse:
 
 
 def computing_alone(model: ComposedForCausalLM) -> Iterator[nn.Module]:
-    """What computes by itself as attention is transferred: the attention of each layer, and the rest of it."""
+    """The modules that are called by themselves in a transfer: each layer's attention, and the rest of the layer."""
     for (_, attention), layer in zip(attentions(model), layers_of(model.base)[1], strict=True):
         yield attention
         yield layer
@@ -106,12 +106,12 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
 
 
 Visit = Callable[[int, ComposedAttention, Lesson], None]
-"""Told of a layer's index, of the teacher's attention there, and of what it has answered."""
+"""A callback: it takes a layer's index, the teacher's attention there, and that attention's inputs and output."""
 
 
 @torch.no_grad()
 def teach(teacher: ComposedForCausalLM, batch: Batch, visit: Visit) -> None:
-    """Let a batch go through the teacher, and tell of each layer as soon as its attention has answered."""
+    """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run."""
     found = [attention for _, attention in attentions(teacher)]
     for index, attention in enumerate(found):
         attention.listener = partial(_heard, index, attention, visit)
@@ -133,13 +133,13 @@ def _heard(
 
 
 def lesson_of(question: Question, options: Mapping[str, Any], attended: Tensor) -> Lesson:
-    """What a layer's attention was asked and has answered."""
+    """The inputs and the output of a layer's attention."""
     assert question.heads is not None, "the host has asked"
     return Lesson(question.hidden, question.passed.tokens, options, question.heads, attended)
 
 
 def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What an attention answers to what another was asked: before the output projection, and after it."""
+    """The output of an attention on another's inputs: before the output projection, and after it."""
     return attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values)
 
 

@@ -1,4 +1,4 @@
-"""Parameters that are updated together, with their optimiser: a layer's in stage 1, the whole model's in the others."""
+"""A unit: parameters that share an optimiser; a layer's in stage 1, the whole model's in the other stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer.training.processes import norm as norm_of
 RECENT = 20
 """Steps over which losses are averaged before a run is said to diverge."""
 DIVERGED = 10.0
-"""A run has diverged where its recent loss is so many times what it began with."""
+"""A run has diverged where its recent loss is so many times its first losses."""
 PLATEAU = 2
 """Evaluations in a row without a gain, after which the plateau schedule halves the rate."""
 
@@ -32,14 +32,14 @@ class UnitProgress:
     waited: int = 0
     """Evaluations since then."""
     factor: float = 1.0
-    """What the plateau schedule multiplies learning rates by."""
+    """The factor by which the plateau schedule multiplies learning rates."""
     stopped: bool = False
     began: list[float] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
 
 
 class Unit:
-    """Named parameters, AdamW over them, and what their losses have been.
+    """Named parameters, their AdamW optimiser, and the course of their losses.
 
     groups: pairs of a learning rate and the parameters, by their full names, that it holds for.
     """
@@ -60,7 +60,7 @@ class Unit:
         )
 
     def rate(self, step: int, steps: int) -> float:
-        """What the unit's learning rates are multiplied by in ``step``, counted from 0."""
+        """The factor on the unit's learning rates in ``step``, counted from 0."""
         return share_of_rate(self._stage, step, steps) * self.progress.factor
 
     def update(self, step: int, steps: int, loss: float) -> float:
@@ -97,7 +97,7 @@ class Unit:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Go back to the best parameters, where an evaluation has chosen some."""
+        """Restore the best parameters, if an evaluation has kept any."""
         for name, kept in self.best.items():
             self.parameters[name].copy_(kept)
 
@@ -110,7 +110,7 @@ class Unit:
         return held
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint stores beside the tensors: the progress, and which tensors there are."""
+        """The facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""
         return {
             "progress": asdict(self.progress),
             "best": bool(self.best),
@@ -153,7 +153,7 @@ class Unit:
 
 
 def share_of_rate(stage: Stage, step: int, steps: int) -> float:
-    """What warm-up and schedule leave of the rate in a step, counted from 0."""
+    """The share of the learning rate that warm-up and schedule give in a step, counted from 0."""
     if step < stage.warmup:
         return (step + 1) / stage.warmup
     if stage.schedule != "cosine":

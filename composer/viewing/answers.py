@@ -10,7 +10,7 @@ from composer.drawing.picture import picture
 from composer.errors import ComposerError, SpecError
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
-from composer.viewing.reading import MOST_TOKENS, Place, resolved_text, whole
+from composer.viewing.reading import MOST_TOKENS, EditorContext, resolved_text, whole
 from converters.shard import BYTES
 
 MOST_LINES = 20
@@ -27,7 +27,7 @@ class Answer:
     program: str | None = None
 
 
-def answer(text: str, place: Place, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
+def answer(text: str, place: EditorContext, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
     """All that is said of a text. tokens: at which caches are compared. Nothing that is typed raises."""
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)

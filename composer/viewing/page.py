@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
 from composer.viewing.answers import answer
-from composer.viewing.reading import TYPED, Place
+from composer.viewing.reading import TYPED, EditorContext
 from converters.shard import BYTES
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def made_with() -> Any:
     return gradio
 
 
-def page(text: str | None = None, place: Place | None = None) -> Blocks:
+def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
     """The page, ready to be launched. text: what stands on the left at first; a shipped spec where it is left out. Raises
     ComposerError where there is no Gradio."""
-    gradio, at = made_with(), place or Place()
+    gradio, at = made_with(), place or EditorContext()
     first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
     numbers = tuple(getattr(at.base, name) for name in TYPED)
 

@@ -29,16 +29,16 @@ TYPED = ("layers", "hidden_size", "heads", "key_heads", "head_dim")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a text is said to stand. called: as messages have it. folder: where names that it extends start; None: it may extend
-    shipped specs alone. base: the source's sizes, of which those that are typed may differ."""
+class EditorContext:
+    """The surroundings of the text in the editor. called: its name in messages. folder: where the names that it extends start;
+    None: it may extend shipped specs only. base: the source's sizes, before those that the user types."""
 
     called: str = "spec.yaml"
     folder: Path | None = None
     base: Dimensions = TYPICAL
 
 
-def resolved_text(text: str, place: Place, sizes: tuple[float | None, ...]) -> Resolved:
+def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ...]) -> Resolved:
     """The spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
     if len(text) > MOST_TEXT:
         raise SpecError(f"{place.called}: {len(text):,} characters; this page reads {MOST_TEXT:,} at most")

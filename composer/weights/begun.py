@@ -1,4 +1,4 @@
-"""Where a model in memory comes from: what a build would have recorded, and what its values were when it began."""
+"""The origin of a model in memory: the record of its build, and the values that it began with."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from composer.model.classes import Composed
 
 IN_MEMORY = "(a model in memory)"
-"""What stands in the place of a source's folder where there was none."""
+"""The value of a source's folder in a record where there was none."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was when it came to be here.
+    """The state of a model when it was loaded or built in this process.
 
     record: of the folder that it was loaded from, or, of one that was built here, what a build would have written. folder: where
     its values are, those that are inherited from a source under the source's names; None where they are nowhere. sha256: of the
@@ -53,7 +53,7 @@ def origin_of(
     raw: tuple[str, ...],
     folder: Path | None = None,
 ) -> Origin:
-    """Of a model that was built in memory. raw: its untrained parameters."""
+    """The origin of a model that was built in memory. raw: its untrained parameters."""
     record = Record(
         spec=dict(spec_document),
         resolved=resolved,
@@ -97,7 +97,7 @@ def origin_in_memory(
 
 
 def values_at_first(record: Record) -> Callable[[str], torch.Tensor | None]:
-    """What a fresh parameter of a build began with, by its name: it follows from the seed; None of any other."""
+    """The first values of a fresh parameter, by its name: they follow from the seed. None for any other parameter."""
     from composer.weights.fresh import parameters
 
     trunk = recorded_trunk(record.trunk)
@@ -107,7 +107,7 @@ def values_at_first(record: Record) -> Callable[[str], torch.Tensor | None]:
 
 
 def _still_raw(before: Origin, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Those of these parameters that nobody has trained, as far as their first values are known."""
+    """The parameters that are untrained, as far as their first values are known."""
     import torch
 
     at_first = values_at_first(before.record)

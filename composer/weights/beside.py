@@ -1,4 +1,4 @@
-"""What stands beside the weights: which files a build wrote, which of them decide what the model says, and which came later."""
+"""The files beside the weights: those of the build, those that decide the model's output, and those added later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from converters.source import GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER
 
 CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
 READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
-"""What transformers reads of a model's folder by its name alone, beside config and index."""
+"""The files that transformers finds in a folder by their names, beside config and index."""
 HASHED_ANYWAY = 256 * 2**20
 """Bytes of unchanged files up to which they are read and hashed unasked: a matter of a few tenths of a second."""
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """All that stands in a folder and below it, by path: files, links, and folders with nothing in them."""
+    """The contents of a folder and its subfolders, by path: files, links, and empty folders."""
     found = {}
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if Path(parent, name).is_symlink()]
@@ -37,7 +37,7 @@ def documents_in(folder: Path, weights: Mapping[str, StoredFile]) -> dict[str, s
 
 
 def is_read(name: str) -> bool:
-    """Whether a file decides what the model says: its tokenizer's, its settings, its adapters'."""
+    """Whether a file decides the model's output: of its tokenizer, its settings or its adapters."""
     return _fits(name, READ) or PurePosixPath(name).name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 
@@ -57,7 +57,7 @@ def adapter_in(record: Record) -> str | None:
 
 
 def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]]:
-    """Files that no build put into its folder, and those of the build that somebody has changed since."""
+    """The files that the build did not write, and those of the build that have changed since."""
     strangers, changed = [], []
     for name, path in files_in(folder).items():
         if name == RECORD:

@@ -19,7 +19,7 @@ from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
 from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
-from composer.weights.given import Given, given_by, merged_piece, value_piece, with_given
+from composer.weights.given import LolcatsValues, given_by, merged_piece, value_piece, with_given
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
@@ -46,11 +46,11 @@ SHOWN = 8
 """Problems of a host's weights that a message has at most."""
 
 Progress = Callable[[str, int, int], None]
-"""Told of a file's name, the bytes of it that are there by now, and all of its bytes."""
+"""A callback for progress: it takes a file's name, its bytes written so far, and its size."""
 
 
 class BuildReport(Readable, Closed):
-    """What a build did, or would do. ``bytes_shared`` are in files that the output has in common with its source."""
+    """The report of a build, or of a dry run. ``bytes_shared`` are in files that the output has in common with its source."""
 
     out: Path
     dry_run: bool
@@ -180,7 +180,7 @@ class _Writer:
     student: Record | None
     resolved: Resolved
     plan: Plan
-    given: Given | None
+    given: LolcatsValues | None
     copy: bool
     hash_contents: bool
     seed: int
@@ -276,7 +276,7 @@ def report_of(
     *,
     dry_run: bool,
 ) -> BuildReport:
-    """What a build says of itself. total: bytes of all files of the output, small ones included."""
+    """The report of a finished build. total: bytes of all files of the output, small ones included."""
     shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
     return BuildReport(
         out=out,

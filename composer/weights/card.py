@@ -1,4 +1,4 @@
-"""The model card, ``README.md``: what a model is made of, where its weights come from, and how to load it."""
+"""The model card, ``README.md``: the parts of a model, the source of its weights, and how to load it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from composer.spec.writing import to_yaml
 from composer.weights.record import RECORD, Record, StoredSource
 
 PICTURE = "composition.svg"
-"""What the model is made of, drawn."""
+"""The file name of the picture of the model's heads and layers."""
 
 
 def model_card(record: Record, name: str) -> str:

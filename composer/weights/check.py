@@ -12,7 +12,7 @@ from converters.source import Source, open_source
 
 
 def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
-    """What is wrong with a folder that ``plan`` was carried out in, one line each; empty where nothing is."""
+    """The problems of a folder that was built by ``plan``, one line each; empty where there are none."""
     try:
         built = open_source(folder)
     except ConverterError as error:

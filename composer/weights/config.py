@@ -55,5 +55,5 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
 
 
 def recorded_trunk(stored: Mapping[str, Any]) -> Sizes:
-    """What a record has of the model around the heads."""
+    """The trunk as a record stores it."""
     return Host(**stored) if "config" in stored else Trunk(**stored)

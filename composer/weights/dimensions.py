@@ -1,4 +1,4 @@
-"""What a spec needs to know of a source: the sizes of its attention."""
+"""The sizes of a source's attention, which a spec is resolved against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture is drawn of: a model's own spec, or a spec on a source, on its own trunk, or on sizes that stand in for one."""
+"""The subject of a picture: a model's own spec, or a spec on a source, on its own trunk, or on assumed sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verification has found."""
+"""The findings of a verification."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = Literal["passed", "failed", "unknown"]
 
 
 class Check(Closed):
-    """One thing that was looked at. ``unknown``: it could not be checked, and ``detail`` says why."""
+    """One check. ``unknown``: it could not be made, and ``detail`` says why."""
 
     what: str
     subject: str
@@ -27,7 +27,7 @@ class VerifyReport(Readable, Closed):
 
     folder: Path
     record_sha256: str
-    """Of the record itself: what its maker can tell, and nothing inside the folder can."""
+    """SHA-256 of the record itself, to compare with the one that its maker publishes."""
     checks: tuple[Check, ...]
 
     @property

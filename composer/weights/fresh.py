@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from composer.model.classes import Composed
 
 DEVIATION = 0.02
-"""Of the normal distribution that embeddings and projections start from."""
+"""Standard deviation of the normal distribution that embeddings and projections start from."""
 ANY_LENGTH = 2048
 """``max_position_embeddings`` where no positions are learned: a number that nothing depends on."""
 

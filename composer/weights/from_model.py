@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError, SourceError
+from composer.notices import warn_caller
 from composer.spec.resolve import Resolved
 from composer.weights.begun import origin_in_memory
 from composer.weights.dimensions import dimensions
@@ -96,8 +96,7 @@ def _tell_of_dropped(assignment: Assignment) -> None:
     if reasons:
         lines = [f"  {len(names)} such as {names[0]}: {reason}" for reason, names in reasons.items()]
         text = "\n".join(["The model has heads of its own, and these parameters of them are not kept:", *lines])
-        # At whoever asked `composer.build`.
-        warnings.warn(text, UserWarning, stacklevel=5)
+        warn_caller(text)
 
 
 def assembled(

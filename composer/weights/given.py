@@ -44,8 +44,9 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Given:
-    """By the student's names: parameters of its heads, and products that go into its trunk. Together they are all of the files."""
+class LolcatsValues:
+    """The values in LoLCATs' files by the student's names: parameters of its heads, and products to add to its trunk's matrices.
+    Together they are all of the files."""
 
     files: tuple[Path, ...]
     values: Mapping[str, Stored]
@@ -53,11 +54,11 @@ class Given:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user would else find out later."""
+        """Warnings about the result."""
         return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
 
 
-def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> Given:
+def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
     """What LoLCATs' files give to this student of a source. Nothing is left over, and no parameter of the heads is left out.
 
     Raises SourceError and BuildError.
@@ -79,11 +80,11 @@ def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source
     if problems or more:
         where = f"{', '.join(map(str, paths))} on {source.folder}"
         raise BuildError("\n".join([f"These are not the weights of the heads of {resolved.name}: {where}", *problems, *more]))
-    return Given(paths, values, products)
+    return LolcatsValues(paths, values, products)
 
 
 def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
-    """The heads' parameters by their full names, and what is wrong with them."""
+    """The heads' parameters by their full names, and the problems with them."""
     wanted = fresh_parameters(resolved)
     whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
     full = {(at, name): prefix(resolved, at, whole[at]) + name for at, name in read.parameters if at in whole}
@@ -124,7 +125,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
 
 
 def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
-    """What goes into the trunk's matrices by their names, and what is wrong with it."""
+    """The products to add to the trunk's matrices, by name, and the problems with them."""
     keys = dict.fromkeys([*read.down, *read.up])
     if not keys:
         return {}, []
@@ -165,7 +166,7 @@ def _said(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 
-def with_given(plan: Plan, given: Given, dtype: Dtype | None) -> Plan:
+def with_given(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
     """The plan of a build from the source alone, with what the files give. dtype: of every tensor; None keeps each one's own."""
     parameters = dict(plan.parameters)
     for name, value in given.values.items():
@@ -184,7 +185,7 @@ def with_given(plan: Plan, given: Given, dtype: Dtype | None) -> Plan:
 
 
 def _merged_into(shard: ShardPlan, plan: Plan) -> ShardPlan:
-    """What becomes of one of the source's files: rewritten where adapters go into it."""
+    """The use of one of the source's files: rewritten where adapters are merged into it."""
     here = [entry for entry in plan.inherited.values() if entry.file == shard.file]
     if not (count := sum(1 for entry in here if entry.added)):
         return shard

@@ -1,4 +1,4 @@
-"""What a spec is resolved on: a source, or what the spec says itself."""
+"""The sizes that a spec is resolved on: those of a source, or those that the spec gives itself."""
 
 from __future__ import annotations
 

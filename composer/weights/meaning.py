@@ -1,4 +1,4 @@
-"""What the parameters of heads mean: a name and a shape alone do not say whether trained values fit where they would go."""
+"""The meaning of heads' parameters: a name and a shape alone do not say whether trained values fit another head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a parameter's values have been trained for, in the words of a spec: where all is equal, they go on meaning the same.
+    """The role that a parameter's values were trained for, in the words of a spec: values fit where all of it is equal.
 
     part: its owner, without what is incidental to it. heads: those of the layer that it is for. seen: what comes before the owner.
     beside: what its numbers stand for one by one, or are weighed by.
@@ -38,7 +38,7 @@ class Meaning:
     beside: str
 
     def difference(self, other: Meaning) -> str | None:
-        """Why values of ``other`` have no place here; None where they have."""
+        """Why values of ``other`` do not fit here; None where they do."""
         if self.part != other.part:
             return f"it was made for `{other.part}`, and here is `{self.part}`"
         if self.heads != other.heads:

@@ -1,4 +1,4 @@
-"""The folder that a build writes when it is not told another one."""
+"""The folder that a build writes when none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models that are compared: named, opened, told apart, and loaded only when it is their turn."""
+"""Language models to compare: named, opened, identified, and loaded one at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OpenedFacts(Closed):
-    """What exactly a model is. reference: as the user said it. weights: SHA-256 of each file, adapters included."""
+    """The identity of a model. reference: as the user wrote it. weights: SHA-256 of each file, adapters included."""
 
     label: str
     reference: str
@@ -89,7 +89,7 @@ class Opened:
             ) from error
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:
-        """What tells it from others. Reads all weights whose hash nobody has noted."""
+        """The model's identity. Reads all weights whose hash is not recorded."""
         folder, source = self.source.folder, self.source
         files = {name: shard.file for name, shard in source.shards.items()}
         adapter = source.config.get(ADAPTER_KEY)

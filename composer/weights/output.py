@@ -21,7 +21,7 @@ from composer.files import sync
 from composer.locks import alone, beside
 from composer.weights.beside import not_of_the_build
 from composer.weights.record import RECORD, read_record
-from converters.bounded import circle_of_links
+from converters.bounded import circle_of_links, reason
 from converters.source import Source
 
 _RENAME_EXCHANGE = 2
@@ -125,7 +125,7 @@ def _remove_abandoned(out: Path) -> None:
 
 
 def _take_place(partial: Path, out: Path, *, force: bool) -> Path:
-    """Puts ``partial`` at ``out``, and says where what was there, if anything, stands now."""
+    """Moves ``partial`` to ``out``; the path that the earlier contents of ``out`` have now, if there were any."""
     if not force:
         partial.rename(out)  # which fails where a folder has anything in it
         return partial
@@ -164,7 +164,7 @@ def _sync_all(folder: Path) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Ends the process through its ``finally`` clauses, as Ctrl-C does, where nobody has asked for something else."""
+    """Makes SIGTERM end the process through its ``finally`` clauses, as Ctrl-C does, unless another handler is set."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -203,9 +203,9 @@ def _what_failed(error: OSError, out: Path) -> str:
     if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
         return f"{out} has come to be since this build began, and stays. Use --force to replace it, or choose another folder."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"Not allowed to write {error.filename or out}: {error.strerror}. {nothing}"
+        return f"Not allowed to write {error.filename or out}: {reason(error)}. {nothing}"
     where = f" ({error.filename})" if error.filename else ""
-    return f"Writing {out} failed: {error.strerror or error}{where}. {nothing}"
+    return f"Writing {out} failed: {reason(error)}{where}. {nothing}"
 
 
 def _existing(path: Path) -> Path:

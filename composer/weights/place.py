@@ -81,7 +81,7 @@ def _cloned(source: Path, target: Path) -> bool:
 
 
 def _copied(reader: int, writer: int, count: int) -> int:
-    """Copies up to ``count`` bytes from where both files stand; how many it were."""
+    """Copies up to ``count`` bytes from the current position of both files; the number of bytes copied."""
     if hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(reader, writer, count)

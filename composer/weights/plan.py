@@ -1,4 +1,4 @@
-"""The weight plan: where every parameter of a student comes from, and what becomes of every tensor of its source.
+"""The weight plan: the origin of every parameter of a student, and the use of every tensor of its source.
 
 It is made from names, shapes and specs alone, can be shown before anything is written, and is stored with the weights.
 """
@@ -56,7 +56,7 @@ class GivenParameter(Closed):
 
 
 class FreshParameter(Closed):
-    """A parameter that no checkpoint brings; its values follow from the seed and its name."""
+    """A parameter that is in no checkpoint; its values follow from the seed and its name."""
 
     kind: Literal["fresh"] = "fresh"
     output: str
@@ -65,7 +65,7 @@ class FreshParameter(Closed):
 
 
 class Dropped(Closed):
-    """A tensor of the source that the student does without."""
+    """A tensor of the source that the student does not use."""
 
     file: str
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Dropped(Closed):
 
 
 class ShardPlan(Closed):
-    """What becomes of one of the source's files: linked as it is, rewritten tensor by tensor, or left behind."""
+    """The use of one of the source's files: linked, rewritten tensor by tensor, or left out."""
 
     file: str
     output: str | None
@@ -241,7 +241,7 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
 
 
 def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[str, ...]:
-    """What a user would else find out later. labels: of a classifier. fresh: built from nothing."""
+    """Warnings about the student. labels: of a classifier. fresh: built from nothing."""
     from composer.spec.explain import uses_projections
 
     notes = []

@@ -1,4 +1,4 @@
-"""What is stored with the weights, in ``composition.json``: what the model is, and how it came to be."""
+"""The record, ``composition.json``: what a model consists of, and how it was built and trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer.versions import versions_of
 from composer.weights.names import FileName
 from composer.weights.place import How
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, read_bytes, shortened, within
+from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, within
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -73,17 +73,17 @@ class TrainedStage(Closed):
     recipe: dict[str, Any]
     """The stage as its recipe has it."""
     data: dict[str, Any]
-    """What was read, as ``composer.data`` reports it."""
+    """The data, as ``composer.data`` reports them."""
     teacher: str | None
     """Where the teacher stands, if there was one."""
     seed: int
     backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
-    """Which forms ran the heads."""
+    """The backend whose forms ran the heads."""
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
     """Where it was not as each part says."""
     steps: int
     tokens: int
-    """Seen in training, as often as they were."""
+    """Tokens of all training steps, repeated ones counted each time."""
     seconds: float
     before: dict[str, float]
     after: dict[str, float]
@@ -135,7 +135,7 @@ def read_record(folder: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
+        raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = shortened(".".join(str(part) for part in first["loc"]))

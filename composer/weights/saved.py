@@ -8,7 +8,6 @@ user's program did in between is nobody's to say.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers.utils.hub import cached_file
 from composer.errors import BuildError, ComposerError
 from composer.files import write_whole
 from composer.model.keepers import KEEPERS
+from composer.notices import warn_caller
 from composer.weights.begun import Origin, values_at_first
 from composer.weights.beside import CONFIG
 from composer.weights.check import problems_of
@@ -63,7 +63,7 @@ class _Records:
             record = record_of_saved(model._origin, folder)
             write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         except (ComposerError, ConverterError, OSError) as error:
-            warnings.warn(f"{folder} is saved without {RECORD}, its record: {error}", UserWarning, stacklevel=3)
+            warn_caller(f"{folder} is saved without {RECORD}, its record: {error}")
 
 
 def keep_records() -> None:

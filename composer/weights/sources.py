@@ -19,7 +19,7 @@ from converters.source import Described, Source, describe, open_source
 HUB = "hub:"
 """Before a model's name on the Hub, where a folder might be meant."""
 NEAR = 0.75
-"""How alike names are that are taken for a slip of the other, as difflib counts."""
+"""The least likeness, as difflib counts it, at which a message suggests another name."""
 
 
 def open_model(reference: str | os.PathLike[str], revision: str | None = None) -> Source:

@@ -1,4 +1,4 @@
-"""What a build says of itself: what becomes of the tensors, and what was written."""
+"""The report of a build in words: the use of each tensor, and the files that were written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from composer.spec.inherit import shown
 from composer.tables import Table, View
 from composer.words import plural, quantity, ranges, short_hashes, size
+from converters.canonical import is_composed
 from converters.coverage import Shaped
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ def view_of(report: BuildReport, seed: int | None = None) -> View:
 
 
 def _of_plan(plan: Plan) -> list[Table]:
-    """What becomes of each tensor; those that differ only in their layer are on one line."""
+    """The use of each tensor; tensors that differ only in their layer share a line."""
     kinds = {"inherited": plan.inherited, "given": plan.given, "fresh": plan.fresh, "dropped": plan.dropped}
     counts = tuple((what, plural(len(some), "tensor"), f"{_numbers(some)} numbers") for what, some in kinds.items() if some)
     tables = [Table("Plan", ("", "", ""), counts)]
-    heads = {name: entry for name, entry in plan.inherited.items() if ".composed." in name}
+    heads = {name: entry for name, entry in plan.inherited.items() if is_composed(name)}
     lists: dict[str, Mapping[str, Shaped]] = {"Fresh": plan.fresh, "Given": plan.given, "Kept of the source's own heads": heads}
     for reason in {entry.reason: None for entry in plan.dropped.values()}:
         lists[f"Dropped, as {reason}"] = {name: entry for name, entry in plan.dropped.items() if entry.reason == reason}

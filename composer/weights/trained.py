@@ -1,4 +1,4 @@
-"""What training has made of a built model, as a folder: what did not change is linked, what did is written."""
+"""A trained model as a folder: files without changes are linked, the others are written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has made of a model. changed: parameters of the model by their names."""
+    """The result of a run. changed: parameters of the model by their names."""
 
     changed: Mapping[str, torch.Tensor]
     adapter: Adapter | None

@@ -188,7 +188,7 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
 
 
 def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
-    """SHA-256 of the file and the names of tensors with a value that is not finite, in one reading."""
+    """SHA-256 of the file, and the names of its tensors with a value that is not finite, in one reading."""
     digest = hashlib.sha256()
     for block in blocks(shard.file, 0, shard.header_bytes):
         digest.update(block)

@@ -12,7 +12,7 @@ from IPython import display as page
 from transformers.utils import logging
 
 from composer.commands import texts, verifying
-from composer.progress import Shown, told_of, without_theirs
+from composer.progress import Shown, progress_callback, without_theirs
 
 
 def shown(done: int, total: int) -> Shown:
@@ -20,7 +20,7 @@ def shown(done: int, total: int) -> Shown:
 
 
 def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
-    with told_of(True, verifying.bar_of, "name", "bar", "bytes", "speed") as moved:
+    with progress_callback(True, verifying.bar_of, "name", "bar", "bytes", "speed") as moved:
         assert moved is not None
         moved("[red]one", 500, 1000)
         moved("two", 1000, 1000)
@@ -31,27 +31,27 @@ def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
 
 
 def test_things_are_counted(terminal: rich.console.Console) -> None:
-    with told_of(True, texts.bar_of, "name", "bar", "count", "left") as tell:
+    with progress_callback(True, texts.bar_of, "name", "bar", "count", "left") as tell:
         assert tell is not None
         tell(2, 7)
     assert "2/7" in terminal.export_text()
 
 
 def test_nothing_is_shown_unasked(terminal: rich.console.Console) -> None:
-    with told_of(False, shown) as tell:
+    with progress_callback(False, shown) as tell:
         assert tell is None
     assert terminal.export_text() == ""
 
 
 def test_where_nothing_can_move_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with told_of(True, shown) as tell:
+    with progress_callback(True, shown) as tell:
         assert tell is None
     assert capsys.readouterr() == ("", "")
 
 
 def test_what_the_caller_has_is_called_itself() -> None:
     told: list[tuple[int, int]] = []
-    with told_of(lambda done, total: told.append((done, total)), shown) as tell:
+    with progress_callback(lambda done, total: told.append((done, total)), shown) as tell:
         assert tell is not None
         tell(1, 2)
     assert told == [(1, 2)]
@@ -68,7 +68,7 @@ def test_one_bar_on_a_page_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(page, "display", display)
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace(kernel=None))
-    with told_of(True, shown) as tell:
+    with progress_callback(True, shown) as tell:
         assert tell is not None
         tell(1, 2)
     assert drawn[0] == drawn[-1] == ""

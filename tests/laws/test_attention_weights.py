@@ -15,7 +15,7 @@ from composer.graph.composition import HeadSpec
 from composer.model.head import Head
 from composer.model.implied import implied_weights
 from composer.model.overheard import overheard
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 from composer.training.rules import without_weights
 from composer.training.transfer import answers, attention_weights
 from tests.composer.training.by_hand import asked, attention_of
@@ -42,7 +42,7 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(small_llama(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
     attention, lesson = attention_of(student, 1), asked(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
-    heard: list[tuple[Head, Given]] = []
+    heard: list[tuple[Head, HeadCall]] = []
     with torch.no_grad(), overheard(student, lambda _layer, _name, head, given: heard.append((head, given))):
         answers(attention, lesson, "torch")
     (head, given), found = heard[0], attention_weights(attention, lesson, "torch")

@@ -13,7 +13,7 @@ from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head
 from composer.model.implied import Implied, implied_weights
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, every_head, inputs, once, run
 from tests.laws.draw import random_heads
 
@@ -23,9 +23,9 @@ SAID_APART = {"value_position", "output"}
 """What becomes of an answer when memories and read have given it."""
 
 
-def given_to(head: Head, data: Inputs) -> Given:
+def given_to(head: Head, data: Inputs) -> HeadCall:
     """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
-    return Given(data.hidden, data.query, data.key, data.value, data.tokens)
+    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
 
 
 @once

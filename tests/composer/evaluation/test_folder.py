@@ -12,7 +12,7 @@ import pytest
 from composer.errors import EvaluationError
 from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, open_score_log, write_whole
 from composer.evaluation.joining import differences
-from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskFacts
+from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskIdentity
 from tests.composer.training.processes import ending, forked
 
 KEY = CellKey("model", "recall", 64)
@@ -32,7 +32,7 @@ def setting(**changes: Any) -> EvaluationSetting:
         tokenizer_sha256="3",
         dtype="float32",
     )
-    task = TaskFacts(label="recall", scored="tokens", source="", options={"pairs": 4}, files={})
+    task = TaskIdentity(label="recall", scored="tokens", source="", options={"pairs": 4}, files={})
     whole: dict[str, Any] = {
         "models": (model,),
         "tasks": (task,),

@@ -14,7 +14,7 @@ mpl.use("Agg")
 
 from composer.errors import EvaluationError
 from composer.evaluation.plots import draw
-from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskFacts, make_cell
+from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskIdentity, make_cell
 from composer.evaluation.table import markdown, tables
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
@@ -32,8 +32,8 @@ def cell(model: str, task: str, length: int, **more: Any) -> EvaluationCell:
 def report() -> EvaluationReport:
     (model,) = setting().models
     tasks = (
-        TaskFacts(label="passkey,form=original", scored="written", source="", options={}, files={}),
-        TaskFacts(label="stories", scored="loss", source="", options={}, files={}),
+        TaskIdentity(label="passkey,form=original", scored="written", source="", options={}, files={}),
+        TaskIdentity(label="stories", scored="loss", source="", options={}, files={}),
     )
     labels = ("one", "two|three")
     facts = tuple(model.model_copy(update={"label": label}) for label in labels)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.inspection.findings import HeadFindings
 from composer.inspection.heads import MOMENTS, head_findings
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
@@ -21,7 +21,7 @@ STATE = {"kind": "state", "normalise": False}
 
 def looked(head: dict[str, Any], data: Inputs, queries: range, backend: str = "auto") -> HeadFindings:
     made = built(complete({"position": "none", **head}), SHAPE)
-    given = Given(data.hidden, data.query, data.key, data.value, data.tokens)
+    given = HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
     return head_findings(0, "head", made, given, queries, {}, size=1, backend=backend)
 
 

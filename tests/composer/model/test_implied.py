@@ -13,7 +13,7 @@ from blocks.legend import Shape
 from composer.benching.memory import can_tell_resident, resident
 from composer.model import watched
 from composer.model.implied import implied_weights
-from composer.model.watched import Given
+from composer.model.watched import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs
 
 LOLA = {
@@ -27,8 +27,8 @@ LOLA = {
 }
 
 
-def given_to(data: Inputs) -> Given:
-    return Given(data.hidden, data.query, data.key, data.value, data.tokens)
+def given_to(data: Inputs) -> HeadCall:
+    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
 
 
 def test_of_a_full_memory_they_are_its_softmax() -> None:

@@ -15,7 +15,7 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
 from composer.spec.shipped import shipped_specs
 from composer.viewing.answers import answer
-from composer.viewing.reading import TYPED, Place
+from composer.viewing.reading import TYPED, EditorContext
 from composer.words import size
 
 SIZES = tuple(getattr(TYPICAL, name) for name in TYPED)
@@ -26,7 +26,7 @@ SINGLE = sorted(name for name in shipped_specs() if load_spec(name).vary is None
 @pytest.mark.parametrize("name", SINGLE)
 def test_shipped_specs_are_shown_as_the_commands_show_them(name: str) -> None:
     text = shipped_specs()[name].read_text(encoding="utf-8")
-    found = answer(text, Place(), SIZES, 4096, "float32")
+    found = answer(text, EditorContext(), SIZES, 4096, "float32")
     resolved = resolve(load_spec(name), None if load_spec(name).trunk else TYPICAL)
     assert resolved.hash[:12] in found.status
     assert found.picture is not None
@@ -40,7 +40,7 @@ def test_shipped_specs_are_shown_as_the_commands_show_them(name: str) -> None:
 def test_a_mistake_is_shown_with_its_line() -> None:
     wrong = LOLCATS.replace("feature_map:", "feature_mop:")
     line = 1 + wrong[: wrong.index("feature_mop")].count("\n")
-    found = answer(wrong, Place(), SIZES, 4096, "float32")
+    found = answer(wrong, EditorContext(), SIZES, 4096, "float32")
     assert f"<b>line {line}</b>" in found.status
     assert "did you mean &quot;feature_map&quot;?" in found.status
     assert "feature_mop: {kind: hedgehog" in found.status
@@ -49,17 +49,17 @@ def test_a_mistake_is_shown_with_its_line() -> None:
 
 def test_every_mistake_has_its_line() -> None:
     wrong = LOLCATS.replace("feature_map:", "feature_mop:").replace("read: shared", "read: shard")
-    assert len(re.findall(r"<b>line \d+</b>", answer(wrong, Place(), SIZES, 4096, "float32").status)) == 2
+    assert len(re.findall(r"<b>line \d+</b>", answer(wrong, EditorContext(), SIZES, 4096, "float32").status)) == 2
 
 
 def test_sizes_change_the_state() -> None:
     states = []
     for window in (64, 256):
-        found = answer(LOLCATS.replace("size: 64", f"size: {window}"), Place(), SIZES, 4096, "bfloat16")
+        found = answer(LOLCATS.replace("size: 64", f"size: {window}"), EditorContext(), SIZES, 4096, "bfloat16")
         states += re.findall(r"State ([\d.]+ \w+)", found.picture or "")
     assert len(set(states)) == 2
     for sizes, dtype in ((SIZES, "float32"), ((2, *SIZES[1:]), "bfloat16")):
-        states += re.findall(r"State ([\d.]+ \w+)", answer(LOLCATS, Place(), sizes, 4096, dtype).picture or "")
+        states += re.findall(r"State ([\d.]+ \w+)", answer(LOLCATS, EditorContext(), sizes, 4096, dtype).picture or "")
     assert len(set(states)) == 4
 
 
@@ -78,17 +78,17 @@ def test_sizes_change_the_state() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_told(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:
-    found = answer(LOLCATS, Place(), sizes, tokens, dtype)
+    found = answer(LOLCATS, EditorContext(), sizes, tokens, dtype)
     assert expected in found.status
     assert found.picture is None
 
 
 def test_what_is_typed_is_escaped() -> None:
-    found = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), Place(), SIZES, 4096, "float32")
+    found = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), EditorContext(), SIZES, 4096, "float32")
     assert found.picture is not None
     assert "<script" not in found.picture
     assert "&lt;script&gt;" in found.picture
-    wrong = answer("compose: 1\nname: <script>alert(1)</script>\n", Place(), SIZES, 4096, "float32")
+    wrong = answer("compose: 1\nname: <script>alert(1)</script>\n", EditorContext(), SIZES, 4096, "float32")
     assert "<script" not in wrong.status
 
 
@@ -100,12 +100,12 @@ PIECES = st.sampled_from(
 @given(at=st.integers(0, len(LOLCATS)), cut=st.integers(0, 40), typed=st.lists(PIECES, max_size=4))
 def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
     """As one types: some of a spec removed, something else in its place."""
-    found = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], Place(), SIZES, 64, "float32")
+    found = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], EditorContext(), SIZES, 64, "float32")
     assert ('class="wrong"' in found.status) == (found.picture is None)
 
 
 @pytest.mark.parametrize(("name", "given"), [("lolcats", "hidden, query, key, value"), ("rglru-window", "hidden")])
 def test_the_program_is_that_of_compose_show(name: str, given: str) -> None:
-    found = answer(shipped_specs()[name].read_text(encoding="utf-8"), Place(), SIZES, 4096, "float32")
+    found = answer(shipped_specs()[name].read_text(encoding="utf-8"), EditorContext(), SIZES, 4096, "float32")
     assert found.program == code_of(resolve(load_spec(name), TYPICAL), "these sizes").text
     assert f"\n# 32 query heads (8 key heads) in layers 0 to 15\ndef head({given}):\n" in str(found.program)

@@ -16,7 +16,7 @@ from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
 from composer.viewing import page as page_module
 from composer.viewing.page import launch, made_with, page
-from composer.viewing.reading import Place
+from composer.viewing.reading import EditorContext
 from tests.composer.cli.conftest import Compose, compose  # noqa: F401
 from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, Watched, gradio_or_skip, opened
 
@@ -36,7 +36,7 @@ LOLCATS = shipped_specs()["lolcats"].read_text(encoding="utf-8")
 def address() -> Iterator[str]:
     """Of the page, served."""
     gradio_or_skip()
-    made = page(None, Place(base=TYPICAL))
+    made = page(None, EditorContext(base=TYPICAL))
     yield launch(made)
     made.close()
 

@@ -200,8 +200,9 @@ def test_softmax_keeps_nothing_and_says_so(tmp_path: Path) -> None:
     folder = student(tmp_path, LOLCATS)
     with pytest.warns(UserWarning, match=r"6 such as model\.layers\.0\..*window\.weight: this spec has no such parameter"):
         composer.build(SOFTMAX, composer.load(folder))
-    with pytest.warns(UserWarning, match="not kept"):
+    with pytest.warns(UserWarning, match="not kept") as warned:
         composer.build(SOFTMAX, folder)
+    assert [one.filename for one in warned if "not kept" in str(one.message)] == [__file__]  # at this call, not inside
 
 
 def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:

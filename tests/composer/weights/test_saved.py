@@ -199,8 +199,9 @@ def test_saves_add_up(built: Path, tmp_path: Path) -> None:
 def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> None:
     model = composer.load(built)
     model.config.spec_hash = "0" * 64
-    with pytest.warns(UserWarning, match="is saved without composition.json, its record: its config.json has the spec 0000"):
+    with pytest.warns(UserWarning, match="is saved without composition.json, its record: its config.json has the spec 0") as warned:
         model.save_pretrained(tmp_path / "saved")
+    assert [one.filename for one in warned if "saved without" in str(one.message)] == [__file__]  # at this call, not inside
     assert not (tmp_path / "saved" / RECORD).exists()
 
 

@@ -1,0 +1,88 @@
+"""The fields of parts and the options of tasks, in the words of ``parts`` and ``known_tasks``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from blocks.part import Closed, Part
+from composer.spec.fields import is_model, kind_words
+from composer.spec.writing import said
+
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file or a folder"}
+
+
+class FieldFacts(Closed):
+    """A field of a part, or an option of a task. type: as a reader of YAML would put it. default: as a spec would say it,
+    None where it is required."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    description: str
+
+    @property
+    def said(self) -> str:
+        """The default in words."""
+        if self.required:
+            return "(required)"
+        return f"{self.default:g}" if isinstance(self.default, float) else said(self.default)
+
+
+def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldFacts:
+    """All that a schema says of one of its fields. words: its type in words, where they do not follow from the schema."""
+    return FieldFacts(
+        name=name,
+        type=words or _words(field.annotation, field.metadata),
+        required=field.is_required(),
+        default=None if field.is_required() else _value(field.get_default(call_default_factory=True)),
+        description=plain(field.description or ""),
+    )
+
+
+def _value(default: Any) -> Any:
+    """A default as a spec would say it."""
+    if isinstance(default, Part):
+        said = default.model_dump(mode="json", exclude_defaults=True)
+        kind = getattr(default, "kind")  # noqa: B009 - each part declares its own
+        return {"kind": kind, **said} if said else kind
+    if isinstance(default, Path):
+        return str(default)
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
+    """The type of a field as a reader of YAML would put it. limits: what pydantic knows of it beside the type."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        said = _words(arguments[0], arguments[1:])
+    elif origin in (Union, UnionType):
+        said = " | ".join(dict.fromkeys(_words(member) for member in arguments if member is not type(None)))
+    elif origin is Literal:
+        said = " | ".join(map(str, arguments))
+    elif origin is tuple:
+        said = f"a list of {_words(arguments[0])}"
+    elif is_model(annotation):
+        said = " | ".join(kind_words(annotation)) or "a mapping"
+    else:
+        said = _TYPES[annotation]
+    return said + _bounds(limits)
+
+
+def _bounds(limits: Iterable[Any]) -> str:
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    known = [limit for one in limits for limit in (one.metadata if isinstance(one, FieldInfo) else (one,))]
+    said = [f"{sign} {getattr(limit, name):g}" for limit in known for name, sign in signs.items() if hasattr(limit, name)]
+    return f" {', '.join(said)}" if said else ""
+
+
+def plain(text: str) -> str:
+    """Docstrings are wrapped and have double back-quotes; screens wrap by themselves."""
+    paragraphs = re.split(r"\n\s*\n", text.replace("``", "`"))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

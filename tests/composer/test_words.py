@@ -1,0 +1,18 @@
+"""Figures in words, as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer.words import plural, size
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (70 * 2**20, "70.0 MiB"), (2**41, "2.0 TiB")]
+)
+def test_sizes(value: int, said: str) -> None:
+    assert size(value) == said
+
+
+def test_plurals() -> None:
+    assert [plural(count, "thread") for count in (0, 1, 1000)] == ["0 threads", "1 thread", "1,000 threads"]
