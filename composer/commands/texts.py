@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from blocks.part import Closed
 from composer.api import load
-from composer.commands.arguments import Reference, check_range
+from composer.arguments import Reference, check_range
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
