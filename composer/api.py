@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.arguments import Reference, several
+from composer.arguments import Reference, check_dtype, check_seed, several
 from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
@@ -23,7 +23,6 @@ from composer.weights.dimensions import dimensions
 from composer.weights.ground import TRUNK, Ground, ground_of
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
-from converters.shard import BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +77,8 @@ def build(
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
+    check_seed(seed)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
@@ -147,7 +147,8 @@ def build_folder(
     """
     from composer.weights.build import build_folder as write_folder
 
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
+    check_seed(seed)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
     if source is None and several(lolcats):
@@ -208,11 +209,11 @@ def explain(
     source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
     sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
+    check_dtype(dtype, BuildError)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     loaded = load_spec(spec, overrides)
     ground = ground_of(spec, loaded, source, revision=revision) or Ground(TRUNK, None, "float32")
     resolved = resolve_spec(loaded, ground.size)
-    _check_dtype(dtype)
     return explain_resolved(
         resolved,
         on=ground.on,
@@ -230,16 +231,11 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
 
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
     with without_theirs():
         from composer.weights.loading import load_model
 
         return load_model(Path(folder), dtype, device, backend)
-
-
-def _check_dtype(said: str | None) -> None:
-    if said is not None and said not in BYTES:
-        raise BuildError(f'there is no dtype "{said}"; there are {", ".join(BYTES)}')
 
 
 def _written(name: str, done: int, total: int) -> Shown:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from blocks.part import Closed
 from composer.api import load
-from composer.arguments import Reference, check_range
+from composer.arguments import Reference, check_range, check_seed
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import whole
@@ -83,6 +83,7 @@ def generate(
     most = tokens_of(max_new_tokens, "max_new_tokens (--max-new-tokens)", ComposerError)
     check_range("temperature", temperature, 0)
     check_range("top_p", top_p, 0, 1)
+    check_seed(seed)
     if top_p < 1 and temperature == 0:
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
     built = describe_model(model).is_composed  # a mistake is told before all that takes seconds to import
@@ -163,6 +164,7 @@ def sample(
     for name, number, least in (("texts", texts, 1), ("temperature", temperature, 0.01), ("seed", seed, 0)):
         check_range(name, number, least)
     check_range("top_p", top_p, 0.01, 1)
+    check_seed(seed)
     longest = tokens_of(length, "length (--length)", DataError, 2)
     check_range("batch", batch, 1)
     target = Path(out).expanduser()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from blocks.part import Closed
-from composer.arguments import Reference, check_known, check_range, path_of, several
+from composer.arguments import Reference, check_known, check_range, check_seed, path_of, several
 from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.errors import in_words
@@ -206,6 +206,7 @@ def _options(
     from composer.training.run import TrainingOptions
 
     check_range("seed", seed, 0)
+    check_seed(seed)
     check_range("checkpoint_seconds", more["checkpoint_seconds"], 0)
     if held_out_rows is not None:
         check_range("held_out_rows", held_out_rows, 1)
