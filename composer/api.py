@@ -131,7 +131,7 @@ def build_folder(
     hash_contents: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    progress: bool | Progress | None = None,
+    progress: bool | Progress | None = False,
     lolcats: Reference | Sequence[Reference] = (),
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.

@@ -81,7 +81,7 @@ def select(
     for option, said in (("rows", rows), ("keep", keep), ("budget", budget)):
         if said is not None:
             check_range(option, said, 1)
-    tokens = tokens_of(sequence, "sequence (--sequence)", SelectionError)
+    tokens = tokens_of(sequence, "sequence (--seq)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
     if not several(held_out) and not share:

@@ -69,7 +69,7 @@ def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path
         ("draw", "softmax", "--seq", "4q"),
         ("generate", "TEACHER", "--prompt", "a", "--max-new-tokens", "4q"),
         ("sample", "TEACHER", "-o", "t.jsonl", "--length", "4q"),
-        ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--sequence", "4q"),
+        ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--seq", "4q"),
         ("eval", "TEACHER", "--tasks", "passkey", "--lengths", "128", "--batch-tokens", "4q"),
     ],
     ids=lambda command: command[0],
