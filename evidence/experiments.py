@@ -118,6 +118,7 @@ FULL = Experiment(
         "evidence/specs/ours-delta.yaml",
         "evidence/specs/ours-kda.yaml",
         "evidence/specs/macchiato-full.yaml",
+        "specs/gated-delta.yaml",
     ),
     replace(SCORED, data=("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200"), share=0.0),
     FULL_RECIPE,

@@ -10,14 +10,15 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.main import get_command
 
 import composer
 from composer.cli.main import app
-from composer.numbers import read_numbers
+from composer.errors import ComposerError
+from composer.numbers import tokens_of
 from tests.composer.programs import ROOT
 
 FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}
@@ -66,10 +67,9 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 
 def _plain(default: object) -> object:
-    """Numbers may be said between commas, and as thousands, on a command line."""
-    if isinstance(default, str) and re.fullmatch(r"[0-9]+k?", default):
-        return read_numbers(default, "the default", composer.ComposerError)[0]
-    return default
+    """Numbers may be said between commas on a command line, and in thousands."""
+    said = isinstance(default, str) and default[:1].isdecimal()
+    return tokens_of(cast("str", default), "default", ComposerError) if said else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:

@@ -150,7 +150,7 @@ NINES = "9" * 5000
         ),
         (
             "trunk: {width: 64, layers: 1, heads: 4, vocabulary: 64, theta: 1e30}",
-            "trunk.theta: expected a number of at most 1000000000000",
+            "trunk.theta: expected a number of at most 1e+12, got 1e+30",
         ),
     ],
 )
