@@ -69,7 +69,7 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 def _plain(default: object) -> object:
     """Numbers may be said between commas on a command line, and in thousands."""
     said = isinstance(default, str) and default[:1].isdecimal()
-    return tokens_of(cast("str", default), "default", ComposerError) if said else default
+    return tokens_of(cast("str", default), "default", ComposerError, least=0) if said else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:
