@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from composer.arguments import Reference, check_dtype, check_seed, several
 from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
@@ -15,13 +16,13 @@ from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
+from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
 from composer.weights.dimensions import dimensions
 from composer.weights.ground import TRUNK, Ground, ground_of
 from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
-from converters.shard import BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,19 +31,24 @@ if TYPE_CHECKING:
     from composer.weights.build import BuildReport, Progress
     from converters.trunk import Dtype
 
-__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "loaded_spec", "resolve_spec"]
+__all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
 
 SpecLike = Spec | str | Path | Mapping[str, Any]
 """A spec, the path of one, the name of a shipped one, or what stands in one."""
 Origin = TypeVar("Origin")
 
 
-def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Sequence[str] = ()) -> Resolved:
+def specs_of(said: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
+    """One spec, or several."""
+    return (said,) if isinstance(said, Spec | str | os.PathLike | Mapping) else tuple(said)
+
+
+def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:
     """The complete document for a source of this size, or, for None, on the spec's own trunk.
 
     Raises SpecError with file, line and path.
     """
-    loaded = loaded_spec(spec, overrides)
+    loaded = load_spec(spec, overrides)
     try:
         return resolve(loaded, size)
     except GraphError as error:
@@ -55,7 +61,7 @@ def build(
     source: str | os.PathLike[str] | PreTrainedModel | None = None,
     *,
     fresh: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
     dtype: Dtype | None = None,
     seed: int = 0,
@@ -71,9 +77,10 @@ def build(
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
+    check_seed(seed)
     source = _origin(source, fresh, revision)
-    loaded = loaded_spec(spec, overrides)
+    loaded = load_spec(spec, overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
         from composer.weights.fresh import build_fresh
@@ -116,7 +123,7 @@ def build_folder(
     *,
     fresh: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
     dtype: Dtype | None = None,
     seed: int = 0,
@@ -124,8 +131,8 @@ def build_folder(
     hash_contents: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    progress: bool | Progress | None = None,
-    lolcats: Sequence[str | os.PathLike[str]] = (),
+    progress: bool | Progress | None = False,
+    lolcats: Reference | Sequence[Reference] = (),
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
 
@@ -140,10 +147,11 @@ def build_folder(
     """
     from composer.weights.build import build_folder as write_folder
 
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
+    check_seed(seed)
     source = _origin(source, fresh, revision)
-    loaded = loaded_spec(spec, overrides)
-    if source is None and lolcats:
+    loaded = load_spec(spec, overrides)
+    if source is None and several(lolcats):
         raise BuildError("LoLCATs' checkpoints (--lolcats) stand on a model: name it with --from")
     if source is None:
         from composer.weights.fresh import build_fresh_folder
@@ -180,7 +188,7 @@ def build_folder(
             force=force,
             dry_run=dry_run,
             progress=moved,
-            lolcats=lolcats,
+            lolcats=several(lolcats),
         )
 
 
@@ -189,7 +197,7 @@ def explain(
     spec: SpecLike,
     source: str | os.PathLike[str] | None = None,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
     sequence: Tokens = 4096,
     backend: str = AUTO,
@@ -201,11 +209,11 @@ def explain(
     source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
     sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
+    check_dtype(dtype, BuildError)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
-    loaded = loaded_spec(spec, overrides)
+    loaded = load_spec(spec, overrides)
     ground = ground_of(spec, loaded, source, revision=revision) or Ground(TRUNK, None, "float32")
     resolved = resolve_spec(loaded, ground.size)
-    _check_dtype(dtype)
     return explain_resolved(
         resolved,
         on=ground.on,
@@ -223,16 +231,11 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
 
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
-    _check_dtype(dtype)
+    check_dtype(dtype, BuildError)
     with without_theirs():
         from composer.weights.loading import load_model
 
         return load_model(Path(folder), dtype, device, backend)
-
-
-def _check_dtype(said: str | None) -> None:
-    if said is not None and said not in BYTES:
-        raise BuildError(f'there is no dtype "{said}"; there are {", ".join(BYTES)}')
 
 
 def _written(name: str, done: int, total: int) -> Shown:
@@ -250,12 +253,3 @@ def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin 
     if fresh and revision is not None:
         raise BuildError("a revision is for a source of the Hub, and there is none: leave it out")
     return source
-
-
-def loaded_spec(spec: SpecLike, overrides: Sequence[str]) -> Spec:
-    """The spec with its overrides. Raises SpecError."""
-    if not isinstance(spec, Spec):
-        return load_spec(spec, overrides)
-    if overrides:
-        return load_spec(spec.model_dump(mode="json", exclude_unset=True), overrides)
-    return spec

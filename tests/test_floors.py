@@ -14,7 +14,7 @@ FLOORS = (
     {"graph"},
     {"spec"},
     {"drawing", "model", "numbers", "tasks"},
-    {"data", "weights"},
+    {"arguments", "data", "weights"},
     {"api", "registration"},
     {"evaluation", "training"},
     {"ablation", "benching", "inspection", "selection", "viewing"},

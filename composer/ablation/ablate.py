@@ -15,9 +15,11 @@ from composer.ablation.runner import OnStep, Start, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import markdown
 from composer.ablation.teacher import teacher_scores
+from composer.api import SpecLike
 from composer.errors import AblationError
 from composer.files import write_whole
 from composer.locks import alone, inside, say_if_unguarded
+from composer.spec.overrides import Overrides
 from composer.weights.record import versions
 from converters.bounded import reason
 
@@ -25,11 +27,11 @@ STEPS, REPORT, TABLE = "steps", "report.json", "table.md"
 
 
 def ablate(
-    specs: Sequence[str],
+    specs: Sequence[SpecLike],
     request: Request,
     out: Path,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     workers: Start = one_process,
     tell: OnStep | None = None,
 ) -> AblationReport:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer.ablation.identity import common_to_all
-from composer.api import build_folder
+from composer.api import SpecLike, build_folder
 from composer.errors import AblationError
 from composer.spec.document import Spec
 from composer.spec.loading import variants_of
+from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
 from composer.training.rules import check_held_out
@@ -103,7 +104,7 @@ class Chain:
     steps: tuple[AblationStep, ...]
 
 
-def read_variants(specs: Sequence[str], overrides: Sequence[str] = ()) -> list[Variant]:
+def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[Variant]:
     """Each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
     found = [variant for said in specs for variant in _variants(said, overrides)]
     names = [variant.name for variant in found]
@@ -141,7 +142,7 @@ def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Ch
     return [chain for variant in variants for chain in _chains(variant, request, folder, common)]
 
 
-def _variants(said: str, overrides: Sequence[str]) -> Iterator[Variant]:
+def _variants(said: SpecLike, overrides: Overrides) -> Iterator[Variant]:
     vary, specs = variants_of(said, overrides)
     if vary is None:
         yield from (Variant(spec.name, spec, {}) for spec in specs.values())

@@ -24,8 +24,6 @@ def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Ma
         yield tuple(named), {}
         return
     source = next((one for one in named if one not in specs), None)
-    name, found, revision = (source or "").rpartition("@")
-    tagged = bool(found) and source is not None and not Path(source).expanduser().is_dir()
     with tempfile.TemporaryDirectory(prefix="compose-bench-") as folder:
         paths, said = [], {}
         for number, one in enumerate(named):
@@ -40,14 +38,7 @@ def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Ma
                 )
             out = Path(folder) / str(number) / spec.name
             fresh = spec.trunk is not None
-            build_folder(
-                spec,
-                None if fresh else name if tagged else source,
-                out,
-                fresh=fresh,
-                revision=revision if tagged and not fresh else None,
-                seed=seed,
-            )
+            build_folder(spec, None if fresh else source, out, fresh=fresh, seed=seed)
             paths.append(str(out))
             said[str(out)] = f"the spec {one}" if fresh else f"the spec {one} on {source}"
         yield tuple(paths), said

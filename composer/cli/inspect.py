@@ -50,7 +50,7 @@ def inspect(
         text=None if text is None else _read(text),
         tasks=tasks,
         length=length,
-        layers=_layers(layers),
+        layers=layers,
         queries=queries,
         teacher=teacher,
         alone=alone,
@@ -80,12 +80,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InspectionError(f"{path} cannot be read as text ({error}).") from error
-
-
-def _layers(said: str | None) -> tuple[int, ...] | None:
-    if said is None:
-        return None
-    try:
-        return tuple(int(one) for one in said.split(","))
-    except ValueError as error:
-        raise InspectionError(f"--layers {said}: say numbers with commas between them, such as 0,1,-1.") from error

@@ -22,7 +22,10 @@ def complete_spec(incomplete: str) -> list[str]:
 
 
 SpecName = Annotated[str, typer.Argument(help=SPEC, autocompletion=complete_spec)]
-SOURCE = "A folder with config.json and safetensors, a built model too, or a model of the Hub (OWNER/NAME, or hub:OWNER/NAME)."
+SOURCE = (
+    "A folder with config.json and safetensors, a built model too, or a model of the Hub (OWNER/NAME, OWNER/NAME@REVISION, "
+    "hub:OWNER/NAME)."
+)
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[
     list[str] | None,

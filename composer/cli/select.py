@@ -26,7 +26,9 @@ def select(
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="In place of --keep: as many as fit into so many bytes of state.")
     ] = None,
-    sequence: Annotated[str, typer.Option(metavar="N", help="Tokens at which the state is counted; 4k is 4,096.")] = str(SEQUENCE),
+    sequence: Annotated[
+        str, typer.Option("--seq", "--sequence", metavar="TOKENS", help="Tokens at which the state is counted; 4k is 4,096.")
+    ] = str(SEQUENCE),
     by: Annotated[
         By,
         typer.Option(

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer.commands.arguments import Numbers, Reference, check_range, numbers_of, several
+from composer.api import SpecLike, specs_of
+from composer.arguments import Numbers, Reference, check_range, numbers_of, several
 from composer.data.loading import SHARE, check_references
 from composer.devices import check_device
 from composer.errors import AblationError, in_words
 from composer.progress import Shown, progress_callback, without_theirs
+from composer.spec.overrides import Overrides
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @in_words
 def ablate(
-    specs: Reference | Sequence[Reference],
+    specs: SpecLike | Sequence[SpecLike],
     source: Reference | None = None,
     *,
     out: Reference,
@@ -39,7 +41,7 @@ def ablate(
     text: Reference | None = None,
     haystack: Reference | None = None,
     babi: Reference | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     device: str = "cpu",
     bfloat16: bool = False,
     jobs: int | None = 1,
@@ -48,7 +50,7 @@ def ablate(
 ) -> AblationReport:
     """Builds, trains and scores every variant of sweeps, with each seed; the same call continues what was stopped.
 
-    - specs: sweeps, for all of their variants; single specs, too.
+    - specs: sweeps, for all of their variants; single specs, too. One, or several.
     - source: the model to build from; or, with ``fresh``, none, where ``tokenizer`` names a model whose tokenizer to take.
     - out: the folder of the ablation, with ``report.json``, ``table.md`` and ``plot.png``.
     - data, held_out, share, teacher: to train on, as ``distil`` has them. tasks, lengths, samples, text, haystack, babi: to score
@@ -94,7 +96,7 @@ def ablate(
         )
         workers = _workers(jobs, ray, device)
         with progress_callback(progress, bar_of, "bar", "count", "elapsed", "text") as tell:
-            return run(several(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
+            return run(specs_of(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
 
 
 def _workers(jobs: int | None, ray: str | None, device: str) -> Start:

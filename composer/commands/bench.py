@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from composer.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
 from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
 from composer.benching.specs import built
-from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
 from composer.progress import Shown, progress_callback, without_theirs

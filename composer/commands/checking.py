@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path as File
 from typing import cast
 
@@ -11,8 +11,9 @@ from composer.api import SpecLike
 from composer.errors import GraphError, Mistake, SpecError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
-from composer.spec.document import Spec, Vary
+from composer.spec.document import Spec
 from composer.spec.loading import locate, variants_of
+from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_said, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
@@ -29,11 +30,11 @@ class SpecCheck(Closed):
     mistakes: tuple[Mistake, ...]
 
 
-def answers_on(said: SpecLike, size: Dimensions | None, overrides: Sequence[str] = ()) -> Iterator[SpecCheck]:
+def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Iterator[SpecCheck]:
     """One, or of a sweep one a variant. size: of the source; None where there is none. overrides: of each."""
     named = str(said) if isinstance(said, str | File) else None
     try:
-        vary, specs = _variants(said, overrides)
+        vary, specs = variants_of(said, overrides)
     except SpecError as error:
         yield _wrong(named or "the spec", error)
         return
@@ -49,14 +50,6 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Sequence[str]
             yield _wrong(source, error)
             continue
         yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
-
-
-def _variants(said: SpecLike, overrides: Sequence[str]) -> tuple[Vary | None, dict[str | None, Spec]]:
-    if not isinstance(said, Spec):
-        return variants_of(said, overrides)
-    if said.vary is None and not overrides:
-        return None, {None: said}  # as it is, with the places that it knows
-    return variants_of(said.model_dump(mode="json", exclude_unset=True), overrides)
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:

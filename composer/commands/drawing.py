@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from composer.api import SpecLike, loaded_spec
-from composer.commands.arguments import Reference, check_dtype
+from composer.api import SpecLike, load_spec
+from composer.arguments import Reference, check_dtype
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
 from composer.files import failing_as, write_whole
 from composer.numbers import Tokens, tokens_of
 from composer.spec.document import Spec
+from composer.spec.overrides import Overrides
 from composer.weights.drawn import of_model, on_source
 from converters.trunk import Dtype
 
@@ -27,7 +28,7 @@ def draw(
     spec: SpecLike | PreTrainedModel,
     source: Reference | None = None,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
     sequence: Tokens = 4096,
     dtype: Dtype | None = None,
@@ -48,7 +49,7 @@ def draw(
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     given = of_model(spec)
     if given is None:
-        given = on_source(loaded_spec(cast("SpecLike", spec), overrides), source, revision)
+        given = on_source(load_spec(cast("SpecLike", spec), overrides), source, revision)
     elif source is not None or overrides or revision is not None:
         raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
     found = picture(given.resolved, on=given.on, sequence=tokens, dtype=dtype or given.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.commands.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
 from composer.errors import EvaluationError, in_words
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, EvaluationOptions, EvaluationProgress
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @in_words
 def evaluate(
     models: Reference | Sequence[Reference] | Mapping[str, Reference],
-    tasks: str | Sequence[str | Task | Perplexity] = (),
+    tasks: str | Task | Perplexity | Sequence[str | Task | Perplexity] = (),
     lengths: Numbers = (),
     *,
     samples: int | None = None,
@@ -62,7 +62,7 @@ def evaluate(
     harness = tuple(name for one in several(lm_eval) for part in one.split(",") if (name := part.strip()))
     if include_path is not None and not harness:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
-    asked = [tasks] if isinstance(tasks, str) else list(tasks)
+    asked = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     sizes = numbers_of(lengths, "--lengths", EvaluationError)
     named = models if isinstance(models, Mapping) else several(models)
     with progress_callback(progress, bar_of, "text", "bar", "count", "left") as watch:

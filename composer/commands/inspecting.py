@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from composer.commands.arguments import Numbers, Reference, numbers_of, path_of
+from composer.arguments import Numbers, Reference, numbers_of, path_of
 from composer.errors import InspectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, InspectOptions
@@ -23,7 +23,7 @@ def inspect(
     text: str | None = None,
     tasks: str | None = None,
     length: Numbers = LENGTH,
-    layers: Sequence[int] | None = None,
+    layers: Numbers | None = None,
     queries: int = QUERIES,
     teacher: Reference | None = None,
     alone: bool = False,
@@ -59,7 +59,7 @@ def inspect(
         text=text,
         length=lengths[0],
         seed=seed,
-        layers=layers,
+        layers=layers_of(layers),
         queries=queries,
         teacher=None if teacher is None else str(teacher),
         alone=alone,
@@ -74,3 +74,13 @@ def inspect(
 
         with without_theirs(warnings=True):
             return run(model, options, tokenizer=tokenizer, tell=tell)
+
+
+def layers_of(said: Numbers | None) -> tuple[int, ...] | None:
+    """Layers as people name them, -1 the last; None: all. Raises InspectionError."""
+    if said is None or not isinstance(said, str):
+        return None if said is None else numbers_of(said, "--layers", InspectionError)
+    try:
+        return tuple(int(one) for one in said.split(","))
+    except ValueError as error:
+        raise InspectionError(f"--layers {said}: say numbers with commas between them, such as 0,1,-1.") from error

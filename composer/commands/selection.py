@@ -7,8 +7,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, get_args
 
-from composer.api import SpecLike, build_folder, loaded_spec, resolve_spec
-from composer.commands.arguments import Reference, check_known, check_range, several
+from composer.api import SpecLike, build_folder, load_spec, resolve_spec
+from composer.arguments import Reference, check_known, check_range, several
 from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
@@ -20,6 +20,7 @@ from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
 from composer.spec.document import Spec
 from composer.spec.inherit import shown
+from composer.spec.overrides import Overrides
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.dimensions import dimensions
@@ -50,7 +51,7 @@ def select(
     rows: int = ROWS,
     held_out: str | Sequence[str] = (),
     share: float = SHARE,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
@@ -80,12 +81,12 @@ def select(
     for option, said in (("rows", rows), ("keep", keep), ("budget", budget)):
         if said is not None:
             check_range(option, said, 1)
-    tokens = tokens_of(sequence, "sequence (--sequence)", SelectionError)
+    tokens = tokens_of(sequence, "sequence (--seq)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
     if not several(held_out) and not share:
         raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
-    loaded, folder = loaded_spec(spec, overrides), Path(out).expanduser()
+    loaded, folder = load_spec(spec, overrides), Path(out).expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
     check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()

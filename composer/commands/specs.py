@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
-from composer.api import SpecLike, loaded_spec, resolve_spec
-from composer.commands.arguments import Reference, check_dtype
+from composer.api import SpecLike, load_spec, resolve_spec, specs_of
+from composer.arguments import Reference, check_dtype
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
 from composer.devices import device_kind
@@ -20,6 +19,7 @@ from composer.spec.difference import Difference, differences_of_specs, differenc
 from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
+from composer.spec.overrides import Overrides
 from composer.spec.places import dotted
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
@@ -59,7 +59,7 @@ def show(
     source: Reference | None = None,
     *,
     fresh: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
 ) -> ShownSpec:
     """A spec after ``extends`` and overrides; with a source, or ``fresh`` for one with a trunk of its own, resolved: every default
@@ -69,7 +69,7 @@ def show(
 
         print(composer.show("lawcat", "teacher").yaml)
     """
-    loaded = loaded_spec(spec, overrides)
+    loaded = load_spec(spec, overrides)
     if source is None and not fresh:
         return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
     ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
@@ -84,7 +84,7 @@ def code(
     source: Reference | None = None,
     *,
     fresh: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
     backend: str = AUTO,
     device: str = "cpu",
@@ -98,7 +98,7 @@ def code(
         print(composer.code("lawcat", "teacher").text)
     """
     check_dtype(dtype)
-    loaded = loaded_spec(spec, overrides)
+    loaded = load_spec(spec, overrides)
     ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
     if ground is None:
         raise ComposerError(CODE_OF_ONE)
@@ -144,7 +144,7 @@ def check(
     specs: SpecLike | Sequence[SpecLike],
     source: Reference | None = None,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     revision: str | None = None,
 ) -> CheckReport:
     """Every mistake of specs, with its file, line and column; of a sweep, of every variant. They are returned, not raised.
@@ -155,10 +155,7 @@ def check(
         assert composer.check("mine.yaml", "teacher").ok
     """
     size = None if source is None else dimensions(describe_model(source, revision).trunk)
-    one = isinstance(specs, str | os.PathLike | Mapping | Spec)
-    return CheckReport(
-        answers=tuple(answer for spec in ([specs] if one else specs) for answer in answers_on(spec, size, overrides))
-    )  # pyright: ignore
+    return CheckReport(answers=tuple(answer for spec in specs_of(specs) for answer in answers_on(spec, size, overrides)))
 
 
 class SpecDifferences(Readable, Closed):
@@ -215,7 +212,7 @@ def diff(
         composer.diff("lolcats", "lola", "teacher").differences
     """
     check_file(draw, force=force)
-    specs = [loaded_spec(one, ()) for one in (first, second)]
+    specs = [load_spec(one, ()) for one in (first, second)]
     if source is None:
         for spec in specs:
             _check(spec)

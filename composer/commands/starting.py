@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
+from composer.arguments import Reference
 from composer.errors import ComposerError, SpecError
 from composer.files import failing_as
 from composer.spec.document import Name
@@ -25,13 +26,14 @@ NAMED = r"^name:\s*[\w-]+"
 """The start of the line that says a spec's name."""
 
 
-def new(name: str, like: str | None = None) -> Path:
+def new(name: Reference, like: Reference | None = None) -> Path:
     """Writes a commented spec to start from: ``NAME.yaml``, where the name may be a path; its path.
 
     like: start from a copy of this file, shipped spec or built model. Raises ComposerError, also where the file is there already.
 
         composer.new("mine", like="lawcat")
     """
+    name, like = os.fspath(name), None if like is None else os.fspath(like)
     path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
     try:
         TypeAdapter(Name).validate_python(path.stem)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from blocks.part import Closed
 from composer.api import load
-from composer.commands.arguments import Reference, check_range
+from composer.arguments import Reference, check_range, check_seed
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
@@ -25,7 +25,6 @@ from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.trust import load_tokenizer
-from composer.weights.beside import CONFIG
 from composer.weights.opened import open_models
 from composer.weights.sources import describe_model
 from composer.words import plural, size
@@ -84,15 +83,16 @@ def generate(
     most = tokens_of(max_new_tokens, "max_new_tokens (--max-new-tokens)", ComposerError)
     check_range("temperature", temperature, 0)
     check_range("top_p", top_p, 0, 1)
+    check_seed(seed)
     if top_p < 1 and temperature == 0:
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
-    describe_model(model)  # a mistake is told before all that takes seconds to import
+    built = describe_model(model).is_composed  # a mistake is told before all that takes seconds to import
     check_device(device)
     with without_theirs():
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token
 
-        loaded, folder = _loaded(str(model), device, backend)
+        loaded, folder = _loaded(str(model), device, backend, built=built)
         tokenizer = _tokenizer(folder)
         tokens = tokenizer(prompt, return_tensors="pt").to(device)
         count = tokens["input_ids"].shape[1]
@@ -164,6 +164,7 @@ def sample(
     for name, number, least in (("texts", texts, 1), ("temperature", temperature, 0.01), ("seed", seed, 0)):
         check_range(name, number, least)
     check_range("top_p", top_p, 0.01, 1)
+    check_seed(seed)
     longest = tokens_of(length, "length (--length)", DataError, 2)
     check_range("batch", batch, 1)
     target = Path(out).expanduser()
@@ -196,11 +197,10 @@ def bar_of(done: int, total: int) -> Shown:
     return Shown("texts", done, total)
 
 
-def _loaded(model: str, device: str, backend: str) -> tuple[Any, Path]:
+def _loaded(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
     """The model, and its folder. Raises ComposerError where it writes no text."""
     folder = Path(model).expanduser()
-    plain = (folder / CONFIG).is_file() and not describe_model(folder).is_composed
-    if not plain and (folder.exists() or model.count("/") != 1):
+    if built and folder.is_dir():
         loaded: Any = load(folder, device=device, backend=backend)
         if loaded.config.labels is not None:
             raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")

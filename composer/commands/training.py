@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from blocks.part import Closed
-from composer.commands.arguments import Reference, check_known, check_range, path_of, several
+from composer.arguments import Reference, check_known, check_range, check_seed, path_of, several
 from composer.data.loading import SHARE, check_references
 from composer.devices import processes_started
 from composer.errors import in_words
@@ -15,6 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.notices import doubt, inform
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.inherit import shown
+from composer.spec.overrides import Overrides
 from composer.tables import Readable, View
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import open_model
@@ -37,7 +38,7 @@ def distil(
     held_out_rows: int | None = None,
     teacher: Reference | None = None,
     stage: Which = "all",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
@@ -112,7 +113,7 @@ def train(
     held_out: str | Sequence[str] = (),
     share: float = SHARE,
     held_out_rows: int | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     seed: int = 0,
     device: str = "cpu",
     backend: str = AUTO,
@@ -205,6 +206,7 @@ def _options(
     from composer.training.run import TrainingOptions
 
     check_range("seed", seed, 0)
+    check_seed(seed)
     check_range("checkpoint_seconds", more["checkpoint_seconds"], 0)
     if held_out_rows is not None:
         check_range("held_out_rows", held_out_rows, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from composer.commands.arguments import Reference
+from composer.arguments import Reference
 from composer.errors import in_words
 from composer.progress import Shown, progress_callback
 from composer.weights.findings import VerifyReport

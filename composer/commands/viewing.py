@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer.commands.arguments import Reference
+from composer.arguments import Reference
 from composer.errors import SpecError, in_words
 from composer.files import failing_as
 from composer.spec.inherit import find_spec, not_found, shown

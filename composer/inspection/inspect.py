@@ -151,7 +151,9 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
     if own is not None:
         built = subject.load("float32", options.device, options.backend)
     else:
-        built = _opened_teacher(os.fspath(model)).load(options.device, options.backend)
+        from composer.training.teacher import Teacher
+
+        built = Teacher(subject.reference, subject.source).load(options.device, options.backend)
     return _Opened(built, tokenizer or subject.tokenizer, subject.label, *_teacher(own, options))
 
 

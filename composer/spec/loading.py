@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,24 +12,26 @@ from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary
 from composer.spec.inherit import find_spec, inherited, not_found, shown
 from composer.spec.messages import spec_error
-from composer.spec.overrides import overridden
+from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
-Source = str | Path | Mapping[str, object]
-"""A file, the name of a shipped spec, or what stands in one."""
+Source = Spec | str | Path | Mapping[str, object]
+"""A file, the name of a shipped spec, what stands in one, or one that is loaded."""
 OF_A_SWEEP = ("compose", "name", "vary")
 """What is a sweep's own, and no override of its variants completes."""
 
 
-def load_spec(source: Source, overrides: Sequence[str] = ()) -> Spec:
+def load_spec(source: Source, overrides: Overrides = ()) -> Spec:
     """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a sweep's.
 
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
+    if isinstance(source, Spec) and not each(overrides):
+        return source  # with the places that it knows
     source, variant = _split(source)
     document = load_document(source)
     if variant is None:
@@ -47,13 +49,13 @@ def load_text(text: str, called: str, folder: Path) -> Spec:
     return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
-def variants_of(source: Source, overrides: Sequence[str] = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
+def variants_of(source: Source, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
     """What a sweep varies, and its specs by their variants' names; of what is no sweep, None and the one spec, under None.
 
     Overrides are said on top of each, and what they complete is checked after them. Raises SpecError.
     """
     _, variant = _split(source)
-    if variant is not None:
+    if variant is not None or (isinstance(source, Spec) and source.vary is None):
         return None, {None: load_spec(source, overrides)}
     document = load_document(source)
     said = document.child("vary")
@@ -63,14 +65,14 @@ def variants_of(source: Source, overrides: Sequence[str] = ()) -> tuple[Vary | N
     return vary, {**_expanded(document, vary, overrides)}
 
 
-def expand(source: Source, overrides: Sequence[str] = ()) -> dict[str, Spec]:
+def expand(source: Source, overrides: Overrides = ()) -> dict[str, Spec]:
     """The specs of a sweep, by their variants' names; overrides are said on top of each. Raises SpecError, also where it is no
     sweep, and then with every mistake of every variant."""
     document = load_document(source)
     return _expanded(document, _vary(document, overrides), overrides)
 
 
-def load_specs(source: str, overrides: Sequence[str] = ()) -> dict[str, Spec]:
+def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
     """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
     _, specs = variants_of(source, overrides)
     return {source if name is None else f"{source}{SEPARATOR}{name}": one for name, one in specs.items()}
@@ -78,6 +80,8 @@ def load_specs(source: str, overrides: Sequence[str] = ()) -> dict[str, Spec]:
 
 def load_document(source: Source) -> SpecNode:
     """The whole document after ``extends``, with its places, before it is checked."""
+    if isinstance(source, Spec):
+        source = source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return inherited(from_plain(source), Path(), (Spec,))
     path = find_spec(str(source), Path())
@@ -96,22 +100,22 @@ def names_a_spec(said: str) -> bool:
 
 def _split(source: Source) -> tuple[Source, str | None]:
     """The sweep and its variant, where the source is one. A file of the whole name comes first."""
-    if isinstance(source, Mapping) or find_spec(str(source), Path()) is not None:
+    if isinstance(source, Spec | Mapping) or find_spec(str(source), Path()) is not None:
         return source, None
     file, separator, variant = str(source).rpartition(SEPARATOR)
     return (file, variant) if separator and find_spec(file, Path()) is not None else (source, None)
 
 
-def _vary(document: SpecNode, overrides: Sequence[str]) -> Vary:
+def _vary(document: SpecNode, overrides: Overrides) -> Vary:
     """What the document varies. All of it has to be right where no overrides are still to come; with them, each variant has."""
     known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
-    vary = checked(SpecNode(known, document.place) if overrides else document, Spec).vary
+    vary = checked(SpecNode(known, document.place) if each(overrides) else document, Spec).vary
     if vary is None:
         raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
     return vary
 
 
-def _expanded(document: SpecNode, vary: Vary, overrides: Sequence[str]) -> dict[str, Spec]:
+def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, Spec]:
     """With every mistake of every variant where there are any."""
     specs: dict[str, Spec] = {}
     problems: list[tuple[str, SpecError]] = []
@@ -125,8 +129,8 @@ def _expanded(document: SpecNode, vary: Vary, overrides: Sequence[str]) -> dict[
     return specs
 
 
-def _overridden(document: SpecNode, overrides: Sequence[str]) -> Spec:
-    for override in overrides:
+def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
+    for override in each(overrides):
         document = overridden(document, override, (Spec,))
     spec = checked(document, Spec)
     spec._places = Places(document)

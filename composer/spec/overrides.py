@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pydantic import BaseModel
 
@@ -15,9 +16,16 @@ from composer.spec.places import DEEPEST, Path, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
 from converters.bounded import shortened
 
+Overrides = str | Sequence[str]
+"""``path=value``, one or several."""
 Steps = tuple[str, ...]
 LONGEST = 200
 """Characters of an override that a message shows."""
+
+
+def each(overrides: Overrides) -> tuple[str, ...]:
+    """One after the other."""
+    return (overrides,) if isinstance(overrides, str) else tuple(overrides)
 
 
 def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:

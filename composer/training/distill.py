@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.overrides import Overrides
 from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
 from composer.training.calibration import calibrate
 from composer.training.course import Course
@@ -35,7 +36,7 @@ def distill(
     options: TrainingOptions,
     *,
     which: Which = "all",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     recipe: Recipe | None = None,
 ) -> TrainingReport:
     """Trains the model of a folder, and writes the result to ``out``, whole or not at all.

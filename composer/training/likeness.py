@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -15,6 +14,7 @@ from composer.errors import TrainingError
 from composer.model.attention import ComposedAttention
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
+from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
 from composer.training.rows import rows_of
@@ -57,7 +57,7 @@ class Likeness(Closed):
 
 
 def likeness_of(
-    model: str | os.PathLike[str], options: TrainingOptions, *, overrides: Sequence[str] = (), recipe: Recipe | None = None
+    model: str | os.PathLike[str], options: TrainingOptions, *, overrides: Overrides = (), recipe: Recipe | None = None
 ) -> Likeness:
     """The student of a folder and its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
     described = read_student(model, overrides, recipe)

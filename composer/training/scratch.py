@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from composer.devices import check_device
+from composer.spec.overrides import Overrides
 from composer.spec.recipe import Finetune, Recipe, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
 from composer.training.journal import Journal
@@ -22,7 +22,7 @@ def train(
     out: str | os.PathLike[str],
     options: TrainingOptions,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     recipe: Recipe | None = None,
 ) -> TrainingReport:
     """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""

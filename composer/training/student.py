@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from composer.errors import TrainingError
 from composer.spec.loading import load_spec
+from composer.spec.overrides import Overrides, each
 from composer.spec.recipe import Recipe, Stage, Train
 from composer.training.rules import check_stage
 from composer.weights.record import RECORD, Record, read_record
@@ -28,7 +28,7 @@ class Student:
     recipe: Recipe
 
 
-def read_student(model: str | os.PathLike[str], overrides: Sequence[str], recipe: Recipe | None = None) -> Student:
+def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Recipe | None = None) -> Student:
     """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
 
     Raises TrainingError, BuildError and SourceError.
@@ -72,8 +72,8 @@ def stage_from_nothing(student: Student) -> Train:
     return stage
 
 
-def _recipe(record: Record, overrides: Sequence[str]) -> Recipe:
-    beside = [setting for setting in overrides if not setting.startswith("recipe.")]
+def _recipe(record: Record, overrides: Overrides) -> Recipe:
+    beside = [setting for setting in each(overrides) if not setting.startswith("recipe.")]
     if beside:
         raise TrainingError(
             f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as recipe.transfer.lr=1e-2"

@@ -6,12 +6,12 @@ import html
 import re
 from dataclasses import dataclass
 
+from composer.arguments import check_dtype
 from composer.drawing.picture import picture
-from composer.errors import ComposerError, SpecError
+from composer.errors import ComposerError
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
 from composer.viewing.reading import MOST_TOKENS, EditorContext, resolved_text, whole
-from converters.shard import BYTES
 
 MOST_LINES = 20
 """Mistakes that are shown at once."""
@@ -31,8 +31,7 @@ def answer(text: str, place: EditorContext, sizes: tuple[float | None, ...], tok
     """All that is said of a text. tokens: at which caches are compared. Nothing that is typed raises."""
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)
-        if dtype not in BYTES:
-            raise SpecError(f"there is no dtype {dtype}; there are {', '.join(BYTES)}")
+        check_dtype(dtype)
         resolved = resolved_text(text, place, sizes)
     except ComposerError as error:
         return Answer(mistakes(str(error), text, place.called))

@@ -147,11 +147,9 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 
 
 def _open(reference: str, refusal: type[ComposerError]) -> Source:
-    name, found, revision = reference.rpartition("@")
-    here = Path(reference).expanduser().is_dir()
     if names_a_spec(reference):
         raise refusal(f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE")
-    source = open_model(name, revision) if found and not here else open_model(reference)
+    source = open_model(reference)
     if source.trunk.labels is not None:
         raise refusal(f"{reference} is a classifier, and this is for language models.")
     record = read_record(source.folder) if source.is_composed else None

@@ -1,13 +1,16 @@
-"""A model named by its user: a folder here, or a repository on the Hub (``hub:OWNER/NAME`` says that it is one)."""
+"""A model named by its user: a folder here, or a repository on the Hub (``hub:OWNER/NAME`` says that it is one, and
+``OWNER/NAME@REVISION`` which of its states)."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from composer.errors import SourceError
 from converters.bounded import lost_link
@@ -18,6 +21,8 @@ from converters.source import Described, Source, describe, open_source
 
 HUB = "hub:"
 """Before a model's name on the Hub, where a folder might be meant."""
+TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?)@(.+)")
+"""A model of the Hub with its revision; no path, which begins with a slash, a tilde or ``./``."""
 NEAR = 0.75
 """The least likeness, as difflib counts it, at which a message suggests another name."""
 
@@ -28,11 +33,11 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None) -
     Headers are read and checked, weights are not. Raises ``SourceError``.
     """
     with _told_to_the_user():
-        folder = _folder(reference, revision)
-        if folder is not None:
-            return open_source(folder)
-        fetched, commit = fetch(_on_hub(reference), revision)
-        return replace(open_source(fetched), repo_id=_on_hub(reference), revision=revision, commit=commit)
+        place = _place(reference, revision)
+        if isinstance(place, Path):
+            return open_source(place)
+        fetched, commit = fetch(*place)
+        return replace(open_source(fetched), repo_id=place.repo_id, revision=place.revision, commit=commit)
 
 
 def check_merged(source: Source) -> None:
@@ -44,23 +49,33 @@ def check_merged(source: Source) -> None:
 def describe_model(reference: str | os.PathLike[str], revision: str | None = None) -> Described:
     """Reads a model's ``config.json`` alone: enough to resolve a spec and to explain it. Raises ``SourceError``."""
     with _told_to_the_user():
-        folder = _folder(reference, revision)
-        return describe(folder if folder is not None else fetch(_on_hub(reference), revision, weights=False)[0])
+        place = _place(reference, revision)
+        return describe(place if isinstance(place, Path) else fetch(*place, weights=False)[0])
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
     """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
     with _told_to_the_user():
-        folder = _folder(reference, None)
-        return folder if folder is not None else fetch(_on_hub(reference), weights=False, tokenizer=True)[0]
+        place = _place(reference, None)
+        return place if isinstance(place, Path) else fetch(*place, weights=False, tokenizer=True)[0]
 
 
-def _folder(reference: str | os.PathLike[str], revision: str | None) -> Path | None:
-    """The folder, or None where it is a model of the Hub. Raises SourceError for what looks like a folder, and is none."""
+class _OnHub(NamedTuple):
+    repo_id: str
+    revision: str | None
+
+
+def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
+    """The folder, or the model of the Hub, ``@REVISION`` behind its name. Raises SourceError for what looks like a folder, and is
+    none, and where two revisions are said."""
     folder = Path(reference).expanduser()
     if not folder.is_dir():
+        if tagged := TAGGED.fullmatch(str(reference)):
+            if revision is not None:
+                raise SourceError(f"{str(reference)!r} says a revision, and {revision!r} is another: leave one of them out.")
+            return _place(*tagged.groups())
         if str(reference).startswith(HUB):
-            return None
+            return _OnHub(str(reference).removeprefix(HUB), revision)
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
         meant = _meant(folder)
@@ -69,7 +84,7 @@ def _folder(reference: str | os.PathLike[str], revision: str | None) -> Path | N
             problem = f'there is no folder "{reference}"' + (f'; did you mean "{meant}"?' if meant else f" in {folder.parent}.")
             is_id = len(folder.parts) <= 2 and not (folder.is_absolute() or str(reference).startswith(("~", ".")))
             raise SourceError(f"{problem} A model of the Hub of that name is {HUB}{reference}." if is_id else problem)
-        return None
+        return _OnHub(str(reference), revision)
     if revision is not None:
         raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {str(reference)!r} is a folder here.")
     return folder.resolve()
@@ -88,10 +103,6 @@ def _meant(folder: Path) -> Path | None:
         if not found.is_dir():
             return None
     return found if (found / "config.json").is_file() else None
-
-
-def _on_hub(reference: str | os.PathLike[str]) -> str:
-    return str(reference).removeprefix(HUB)
 
 
 @contextmanager

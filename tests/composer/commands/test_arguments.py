@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,9 @@ import composer
 from composer.errors import BenchError, ComposerError, EvaluationError
 from composer.numbers import read_numbers, tokens_of
 from tests.composer.cli.conftest import Compose
+from tests.composer.programs import ROOT
+
+TEACHER = ROOT / "examples" / "teacher"
 
 NONE = ["", "1q", "1,,2", "-1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]
 
@@ -65,7 +69,7 @@ def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path
         ("draw", "softmax", "--seq", "4q"),
         ("generate", "TEACHER", "--prompt", "a", "--max-new-tokens", "4q"),
         ("sample", "TEACHER", "-o", "t.jsonl", "--length", "4q"),
-        ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--sequence", "4q"),
+        ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--seq", "4q"),
         ("eval", "TEACHER", "--tasks", "passkey", "--lengths", "128", "--batch-tokens", "4q"),
     ],
     ids=lambda command: command[0],
@@ -77,3 +81,40 @@ def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Pa
     assert '"4q" is no number; expected such as 4096, or 4k, which is the same.' in result.stderr
     with pytest.raises(ComposerError, match="sequence"):
         composer.explain("softmax", teacher, sequence="4q")
+
+
+SEEDED = {
+    "build": lambda seed: composer.build("lolcats", TEACHER, seed=seed),
+    "build_folder": lambda seed: composer.build_folder("lolcats", TEACHER, "out", seed=seed),
+    "generate": lambda seed: composer.generate(TEACHER, "Once", max_new_tokens=1, temperature=1.0, seed=seed),
+    "sample": lambda seed: composer.sample(TEACHER, "texts.jsonl", texts=1, length=4, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_seeds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest is taken; what no generator takes is told, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    for said in (2**63, 2**70, -(2**63) - 1, 1.5, True):
+        with pytest.raises(ComposerError, match=r"^seed"):
+            SEEDED[name](said)
+    assert not list(tmp_path.iterdir())
+    SEEDED[name](2**63 - 1)
+
+
+def test_dtypes_are_refused_in_the_same_words() -> None:
+    said: Any = "float46"
+    told = set()
+    for call in (
+        lambda: composer.build("lolcats", TEACHER, dtype=said),
+        lambda: composer.build_folder("lolcats", TEACHER, dtype=said),
+        lambda: composer.explain("lolcats", dtype=said),
+        lambda: composer.load("nowhere", dtype=said),
+        lambda: composer.draw("lolcats", dtype=said),
+        lambda: composer.bench(TEACHER, prefill=8, dtype=said),
+    ):
+        with pytest.raises(ComposerError) as caught:
+            call()
+        told.add(str(caught.value))
+    (one,) = told
+    assert one.startswith('dtype: "float46" is not known; did you mean "float64"')

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from typer.main import get_command
 
 import composer
 from composer.cli.main import app
@@ -61,14 +62,26 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
             assert name in ("as_json", "quiet") or (command == "show" and name in ELSEWHERE), (
                 f"compose {command}: {name} is not in Python"
             )
-        elif parameter.default not in (None, inspect.Parameter.empty) and command not in ("ablate", "generate"):
+        elif parameter.default not in (None, inspect.Parameter.empty):
             assert _plain(known[own].default) == _plain(parameter.default), f"{own} of compose {command}"
 
 
 def _plain(default: object) -> object:
     """Numbers may be said between commas on a command line, and in thousands."""
     said = isinstance(default, str) and default[:1].isdecimal()
-    return tokens_of(cast("str", default), "default", ComposerError) if said else default
+    return tokens_of(cast("str", default), "default", ComposerError, least=0) if said else default
+
+
+def test_the_length_that_states_are_counted_at_has_one_name() -> None:
+    """``--seq``; what it was called before is taken, too."""
+    commands: Any = get_command(app)
+    options = {
+        name: parameter.opts
+        for name, command in commands.commands.items()
+        for parameter in command.params
+        if parameter.name in ("seq", "sequence")
+    }
+    assert options == {"draw": ["--seq"], "explain": ["--seq"], "select": ["--seq", "--sequence"]}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

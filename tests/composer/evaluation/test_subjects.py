@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import composer
 from composer.errors import EvaluationError, SourceError
 from composer.evaluation.subjects import open_subjects
-from composer.weights import opened as opened_module
+from composer.weights import sources
 from composer.weights.opened import labels_of
 from composer.weights.sources import open_model
 from tests.composer.evaluation.conftest import TEACHER
@@ -92,12 +92,13 @@ def test_adapters_are_applied(folders: dict[str, Path], tmp_path: Path) -> None:
 def test_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def opened(reference: str, revision: str | None = None) -> Any:
-        asked.append((reference, revision))
-        return SOURCE
+    def fetch(repo_id: str, revision: str | None = None) -> tuple[Path, None]:
+        asked.append((repo_id, revision))
+        return SOURCE.folder, None
 
-    monkeypatch.setattr(opened_module, "open_model", opened)
-    open_subjects(["owner/model@v2", "owner/model"])
+    monkeypatch.setattr(sources, "fetch", fetch)
+    first, second = open_subjects(["owner/model@v2", "owner/model"])
+    assert (first.source.revision, second.source.revision) == ("v2", None)
     assert asked == [("owner/model", "v2"), ("owner/model", None)]
 
 

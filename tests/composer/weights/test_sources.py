@@ -11,7 +11,7 @@ from composer.errors import SourceError
 from composer.weights import sources
 from composer.weights.dimensions import dimensions
 from composer.weights.naming import default_output
-from composer.weights.sources import describe_model, open_model
+from composer.weights.sources import describe_model, open_model, tokenizer_folder
 from tests.checkpoints import LLAMA3_ROPE, llama
 
 
@@ -29,6 +29,37 @@ def test_a_repository_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytes
     source = open_model("owner/model", "v2")
     assert (source.repo_id, source.revision, source.commit) == ("owner/model", "v2", "commit of owner/model at v2")
     assert default_output("lawcat", source) == Path("lawcat-model")
+
+
+@pytest.mark.parametrize("said", ["owner/model@v2", "hub:owner/model@v2"])
+def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
+    folder, asked = llama(tmp_path / "snapshot"), []
+
+    def fetch(*place: object, **_: object) -> tuple[Path, str]:
+        asked.append(place)
+        return folder, "commit"
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    source = open_model(said)
+    assert (source.repo_id, source.revision, source.commit) == ("owner/model", "v2", "commit")
+    describe_model(said)
+    tokenizer_folder(said)
+    assert asked == [("owner/model", "v2")] * 3
+    for reader in (open_model, describe_model):
+        with pytest.raises(SourceError, match="leave one of them out"):
+            reader(said, "v3")
+    assert len(asked) == 3
+
+
+def test_a_folder_may_have_that_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    llama(tmp_path / "owner" / "model@v2")
+    assert open_model("owner/model@v2").folder == tmp_path / "owner" / "model@v2"
+    with pytest.raises(SourceError, match=r"'owner/model@v2' is a folder here"):
+        open_model("owner/model@v2", "v3")
+    with pytest.raises(SourceError, match=f"'{tmp_path}/user@host/model' is neither a folder here nor"):
+        open_model(tmp_path / "user@host" / "model")
 
 
 def test_a_revision_of_a_folder_is_a_mistake(tmp_path: Path):

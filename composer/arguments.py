@@ -14,6 +14,8 @@ from converters.trunk import Dtype
 
 Reference = str | os.PathLike[str]
 """A folder, or a model of the Hub: ``OWNER/NAME``."""
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
+"""What every generator takes; below 0 for builds and what was sampled before."""
 Numbers = int | str | Sequence[int]
 """One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
 
@@ -40,17 +42,23 @@ def numbers_of(said: Numbers | None, option: str, refusal: type[ComposerError], 
     return found
 
 
-def check_known(option: str, said: str, known: Iterable[str]) -> None:
-    """Raises ComposerError where a word is none of those that are known."""
+def check_known(option: str, said: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
+    """Raises ``refusal`` where a word is none of those that are known."""
     known = list(known)
     if said not in known:
-        raise ComposerError(f"{option}: {brief(said)} is not known{nearest(said, known) or '.'} Known: {', '.join(known)}.")
+        raise refusal(f"{option}: {brief(said)} is not known{nearest(said, known) or '.'} Known: {', '.join(known)}.")
 
 
-def check_dtype(said: str | None) -> None:
-    """Raises ComposerError where there is no such type of weights."""
+def check_dtype(said: str | None, refusal: type[ComposerError] = ComposerError) -> None:
+    """Raises ``refusal`` where there is no such type of weights."""
     if said is not None:
-        check_known("dtype", said, get_args(Dtype))
+        check_known("dtype", said, get_args(Dtype), refusal)
+
+
+def check_seed(said: int) -> None:
+    """Raises ComposerError where no generator of random numbers can be started with it."""
+    if isinstance(said, bool) or not isinstance(said, int) or not LEAST_SEED <= said <= MOST_SEED:
+        raise ComposerError(f"seed: {brief(str(said))} is no seed; say a whole number from 0 to {MOST_SEED:,}.")
 
 
 def check_range(option: str, said: float, least: float, most: float | None = None) -> None:
