@@ -27,13 +27,15 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
     if reference is None or not request.tasks:
         return {}, None
     from composer.evaluation import EvaluationOptions, evaluate
+    from composer.evaluation.folder import RESULTS
 
-    inform(f"Scoring the teacher, {reference}")
     try:
         decides = {"teacher": model_identity(open_model(reference)), "device": request.device, "samples": request.samples}
         text = json.dumps({**decides, "versions": versions_of(PACKAGES), "files": {k: str(v) for k, v in request.files.items()}})
         out = steps / f"{TEACHER}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))
+        if not (out / RESULTS).is_file():
+            inform(f"Scoring the teacher, {reference}")
         report = evaluate({TEACHER: reference}, request.tasks, request.lengths, options)
     except ComposerError as error:
         return {}, str(error)

@@ -58,8 +58,6 @@ class ComposedHeads(nn.Module):
             first += group.heads
         self._mixes = any(head._mixes for head in self._heads())
         """Something stands before the projections of queries and keys."""
-        self.brings = any(memory.brings_values for group in self._groups for memory in resolved.heads[group.head].memory)
-        """A memory answers with values of its own, too."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""

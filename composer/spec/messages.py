@@ -242,7 +242,12 @@ def _bounded(fault: Fault) -> str:
     bounds = limits(field.annotation) if field is not None else {}
     if fault.fork is None or len(bounds) < 2:
         bounds = {name: bound for name, bound in fault.context.items() if name in _BOUNDS}
-    return "a number " + " and ".join(f"{_BOUNDS[name]} {bound:g}" for name, bound in bounds.items())
+    return "a number " + " and ".join(f"{_BOUNDS[name]} {_short(bound)}" for name, bound in bounds.items())
+
+
+def _short(bound: float) -> str:
+    """1, not 1.0; whole numbers with all of their digits."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def _fitting(fault: Fault) -> str:

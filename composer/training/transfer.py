@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from blocks.flow import Tokens
 from composer.data.packing import Batch
 from composer.model.attention import ComposedAttention, Passed, Question
+from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
@@ -177,7 +178,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     width, heads = attention.asked.head_dim, attention.asked.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = answers(attention, lesson, backend, nothing)[0] if attention.composed.brings else None
+    brought = answers(attention, lesson, backend, nothing)[0] if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
@@ -185,6 +186,12 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
         weights = weights if brought is None else weights - brought
         found.append(weights[..., : length - start].float())
     return torch.cat(found, dim=-1)
+
+
+def _brings(attention: ComposedAttention) -> bool:
+    """Whether a memory of a layer answers with values of its own, too."""
+    heads = (head for head in attention.composed.children() if isinstance(head, Head))
+    return any(memory.brings_values for head in heads for _, memory in anatomy(head).graph.memories)
 
 
 def _over_tokens(losses: Tensor, tokens: Tokens) -> Tensor:

@@ -17,6 +17,7 @@ from composer.ablation.plan import Chain, Request
 from composer.ablation.report import AblationReport, Column, Figure, make_report
 from composer.ablation.steps import FAILURE, Figures
 from composer.ablation.table import cells, markdown
+from composer.plotting import RESOLUTION
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
 pytestmark = pytest.mark.drawn
@@ -175,7 +176,8 @@ def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
     few = report.model_copy(update={"columns": report.columns[:1]})
     draw(few, tmp_path / "few.png")
     heights = [int.from_bytes((tmp_path / name).read_bytes()[20:24], "big") for name in ("plot.png", "few.png")]
-    assert heights[0] == pytest.approx(6 * heights[1], rel=0.02)
+    title = 0.4 * RESOLUTION
+    assert heights[0] - title == pytest.approx(6 * (heights[1] - title), rel=0.02)
     draw(report.model_copy(update={"columns": ()}), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
 

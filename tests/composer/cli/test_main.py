@@ -113,7 +113,7 @@ def test_ctrl_c(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check_module, "load_spec", interrupted)
+    monkeypatch.setattr(check_module, "variants_of", interrupted)
     result = compose("check", "lawcat")
     assert result.exit_code == INTERRUPTED
     assert result.stderr == "Interrupted.\n"
@@ -123,7 +123,7 @@ def test_errors_of_the_program_itself_are_not_hidden(compose: Compose, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(check_module, "load_spec", broken)
+    monkeypatch.setattr(check_module, "variants_of", broken)
     assert isinstance(compose("check", "lawcat").exception, ZeroDivisionError)
 
 
@@ -131,7 +131,7 @@ def test_every_line_of_a_message_is_shown(compose: Compose, monkeypatch: pytest.
     def wrong(*_: object) -> None:
         raise BuildError("one [b] thing\nanother")
 
-    monkeypatch.setattr(check_module, "load_spec", wrong)
+    monkeypatch.setattr(check_module, "variants_of", wrong)
     assert compose("check", "lawcat").stderr == "one [b] thing\nanother\n"
 
 

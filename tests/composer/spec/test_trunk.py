@@ -87,7 +87,7 @@ def test_the_defaults_stay() -> None:
         ({"length": 9}, "trunk.length: `length` says how many positions are learned, and none are"),
         ({"embedding": "sinusoidal", "length": 9}, "trunk.length: `length` says"),
         ({"labels": 3, "tied": False}, "trunk.tied: a classifier (`labels`) has no output matrix"),
-        ({"dropout": 1.0}, "trunk.dropout: expected a number less than 1.0, got 1.0"),
+        ({"dropout": 1.0}, "trunk.dropout: expected a number less than 1, got 1.0"),
         ({"layers": 10_001}, "trunk.layers: expected a number of at most 10000, got 10001"),
         ({"width": 10**10}, "trunk.width: expected a number of at most 2147483648"),
         ({"mlp": {"kind": "plain", "width": 10**10}}, "trunk.mlp.width: expected a number of at most 2147483648"),

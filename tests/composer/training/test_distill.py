@@ -17,7 +17,7 @@ import composer
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows
 from composer.errors import BuildError, SourceError, TrainingError
-from composer.model import modeling
+from composer.model import adapters
 from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
 from composer.training.finetune import loss_of
@@ -94,13 +94,13 @@ def test_adapters_come_from_where_the_model_does_and_can_be_left(
     assert torch.equal(logits(ComposedForCausalLM.from_pretrained(tmp_path / "plain").eval()), logits(plain.eval()))
     shutil.copytree(out, tmp_path / "shelf" / "model")
     asked: list[dict[str, Any]] = []
-    original = modeling.cached_file
+    original = adapters.cached_file
 
     def spy(*arguments: Any, **options: Any) -> Any:
         asked.append(options)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(modeling, "cached_file", spy)
+    monkeypatch.setattr(adapters, "cached_file", spy)
     where: dict[str, Any] = {"revision": "main", "cache_dir": str(tmp_path), "local_files_only": True}
     loaded = ComposedForCausalLM.from_pretrained(tmp_path / "shelf", subfolder="model", token=None, **where).eval()
     assert torch.equal(logits(loaded), trained)

@@ -223,7 +223,8 @@ def test_explained_on_its_own_trunk(tmp_path: Path):
         composer.explain(document("lolcats"), overrides=["trunk=null"], source=out),
     )
     assert own.hash != on_source.hash
-    assert own.model_dump(exclude={"hash"}) == on_source.model_dump(exclude={"hash"})
+    assert (own.on, on_source.on) == ("its own trunk", str(out))
+    assert own.model_dump(exclude={"hash", "on"}) == on_source.model_dump(exclude={"hash", "on"})
 
 
 def test_every_parameter_has_a_place_in_the_plan():
