@@ -68,11 +68,11 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> Non
 def test_from_the_hub_no_weights_are_fetched(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def fetch(name: str, **options: object) -> tuple[Path, None]:
-        asked.append((name, options))
+    def fetch(name: str, revision: str | None, **options: object) -> tuple[Path, None]:
+        asked.append((name, revision, options))
         return tokenizer, None
 
     monkeypatch.setattr(sources, "fetch", fetch)
     composer.build_folder(document(), out=tmp_path / "out", fresh=True, tokenizer="owner/model")
-    assert asked == [("owner/model", {"weights": False, "tokenizer": True})]
+    assert asked == [("owner/model", None, {"weights": False, "tokenizer": True})]
     assert (tmp_path / "out" / "tokenizer.json").exists()
