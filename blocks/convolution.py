@@ -12,7 +12,7 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, kinds
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, in_order, kinds
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
 Input = Literal["q", "k", "v"]
@@ -47,9 +47,7 @@ class Convolution(Part):
     @field_validator("inputs")
     @classmethod
     def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-        if len(set(inputs)) < len(inputs):
-            raise ValueError("names an input twice")
-        return tuple(sorted(inputs, key=list(NAMES).index))
+        return in_order(inputs, NAMES)
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> Self:

@@ -7,9 +7,9 @@ and state go in, outputs and the new state come out. It owns no tensor, so a spe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticKnownError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from blocks.calibration import Attended
     from blocks.operation import Call, Operation
 
+Word = TypeVar("Word", bound=str)
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
 State = dict[str, "Tensor"]
@@ -135,6 +136,13 @@ class Part(Closed):
 def bare(value: Any) -> Any:
     """A bare word ``x`` stands for ``{kind: x}``."""
     return {"kind": value} if isinstance(value, str) else value
+
+
+def in_order(inputs: tuple[Word, ...], known: Iterable[str]) -> tuple[Word, ...]:
+    """Names of a list that a user may write in any order, as ``known`` has them. Raises ValueError where one stands twice."""
+    if len(set(inputs)) < len(inputs):
+        raise ValueError("names an input twice")
+    return tuple(sorted(inputs, key=list(known).index))
 
 
 def kinds(union: Any) -> dict[str, type[Part]]:

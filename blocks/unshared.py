@@ -11,7 +11,7 @@ from blocks import initialise
 from blocks.flow import repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.part import Fresh, Parameters, Part, State, bare, in_order, kinds
 
 Input = Literal["k", "v"]
 NAMES: Mapping[Input, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("value", Kind.VALUE)}
@@ -35,9 +35,7 @@ class Copies(Part):
     @field_validator("inputs")
     @classmethod
     def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-        if len(set(inputs)) < len(inputs):
-            raise ValueError("names an input twice")
-        return tuple(sorted(inputs, key=list(NAMES).index))
+        return in_order(inputs, NAMES)
 
     def operation(self, shape: Shape) -> Operation:
         """shape: as the model around has it, with the key heads that are shared."""

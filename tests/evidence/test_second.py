@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from evidence.kept import all_runs, identity
 from evidence.running import missing_runs, read_variants, run_missing
 from evidence.second import HARDER, SECOND, SECOND_TEACHER
 from evidence.verdict import Place
+from tests.evidence.sizes import SMALL
 
 QUICK = (
     "recipe={sequence: 128, rows: whole}",
@@ -29,14 +29,7 @@ def tiny(folder: Path) -> None:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    }
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=507, num_hidden_layers=1, **sizes)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=507, num_hidden_layers=1, **SMALL)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
     (folder / "scores.json").write_text("{}")
 

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from evidence.experiments import TEACHER
 from evidence.kept import all_runs, path_of, read
 from evidence.running import make, missing_runs
 from evidence.selecting import BEATEN, BEFORE, CHANCE, CHOSEN, NAME, STATE, TRAINED, Setting, chosen, run_all, trained
+from tests.evidence.sizes import SMALL
 
 QUICK = (
     "recipe={sequence: 32, rows: whole}",
@@ -33,14 +33,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
     folder = tmp_path_factory.mktemp("teachers") / "four"
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    }
-    config = LlamaConfig(vocab_size=507, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.3, **sizes)
+    config = LlamaConfig(vocab_size=507, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.3, **SMALL)
     LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
     (folder / "scores.json").write_text("{}")

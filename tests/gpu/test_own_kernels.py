@@ -80,6 +80,17 @@ def packed() -> Inputs:
     return Inputs(*data.tensors, Tokens(position[None], torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]))
 
 
+def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
+    """Answers, states and gradients: in a call that is split, and with packed documents where a shape has them."""
+    for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
+        (expected, held, slopes), (found, kept, others) = answers(head, shape, data, kind, bounds, True)
+        close(found, expected, CLOSE[kind])
+        for name, one in held.items():
+            close(kept[name], one, CLOSE[kind])
+        for one, other in zip(others, slopes, strict=True):
+            close(one, other, 5 * CLOSE[kind])
+
+
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 @pytest.mark.parametrize(
     ("head", "shape"),
@@ -92,13 +103,7 @@ def packed() -> Inputs:
     ids=["lolcats", "128 wide", "terraced, row_max", "decay"],
 )
 def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
-    for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
-        (expected, held, slopes), (found, kept, others) = answers(head, shape, data, kind, bounds, True)
-        close(found, expected, CLOSE[kind])
-        for name, one in held.items():
-            close(kept[name], one, CLOSE[kind])
-        for one, other in zip(others, slopes, strict=True):
-            close(one, other, 5 * CLOSE[kind])
+    assert_both_agree(head, shape, kind)
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
@@ -106,13 +111,7 @@ def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype)
 def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
     assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
-    for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
-        (expected, held, slopes), (found, kept, others) = answers(head, shape, data, kind, bounds, True)
-        close(found, expected, CLOSE[kind])
-        for name, one in held.items():
-            close(kept[name], one, CLOSE[kind])
-        for one, other in zip(others, slopes, strict=True):
-            close(one, other, 5 * CLOSE[kind])
+    assert_both_agree(head, shape, kind)
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
