@@ -19,13 +19,13 @@ Scores and sums are of 32 bits; of equals the older stay, as ``blocks.scores.bas
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from blocks.fused.given import Cache
 from blocks.fused.tiles import configs, products_of, put, tile, width
 from blocks.fused.window_and_state import LEAST, LOG2_E
 from blocks.legend import Float, Int
@@ -198,16 +198,6 @@ def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
     equal = contends & (above == 0) & (bar - score <= within)
     stays = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= S - tl.sum(above.to(tl.int32), 0)))
     return stays, tl.cumsum(stays.to(tl.int32), 0) - 1
-
-
-@dataclass(frozen=True)
-class Cache:
-    """What is held as it is handed in: keys, values, features of the keys, and positions."""
-
-    key: Float[Tensor, "B S H D"]
-    value: Float[Tensor, "B S H D"]
-    features: Float[Tensor, "B S M F"]
-    position: Int[Tensor, "B S H"]
 
 
 def walked(

@@ -14,27 +14,12 @@ from torch import Tensor
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
+from blocks.fused.given import Fall
 from blocks.fused.tiles import parts, products_of, width
-from blocks.legend import Float, Int
+from blocks.legend import Float
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
-
-
-@dataclass(frozen=True)
-class Fall:
-    """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
-
-    held: entries before those of the call. reach: F ≤ t + reach, F of the entries being fallen with token t. entries: at most so
-    many fall.
-    """
-
-    held: int
-    reach: int
-    entries: int
-    rows: Int[Tensor, "B 4"]
-    fallen: Int[Tensor, "B T"] | None = None
-    start: Int[Tensor, "B E"] | None = None
 
 
 def together(

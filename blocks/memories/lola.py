@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from blocks.flow import Mapped, Pairs
+from blocks.fused.given import Cache
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Int, Tensor, torch
 from blocks.memories.sparse import Sparse
@@ -50,8 +51,6 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     summed = to_write_over(state.call)["state"]
 
     def answer(_: Any) -> tuple[Tensor, Tensor]:
-        from blocks.fused.cascade import Cache
-
         before = sparse.call.state
         given = Cache(before["key"], before["value"], held, before["position"])
         count = torch.full_like(tokens.position[:, 0], tokens.position.shape[1]) if tokens.valid is None else tokens.valid.sum(1)
