@@ -1,34 +1,26 @@
-"""On fla's kernels every program of a shipped head is its definition: texts in pieces, documents, padding, and gradients."""
+"""On fla's kernels every program of a shipped head is its definition, documents in pieces included, and so are a mass's gradients.
+
+Each form by itself is held to more in ``test_kernel_forms.py``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
+from blocks.flow import Tokens
 from blocks.operation import Setting
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
 from tests.laws.cases import SMALL, complete, every_spec, steady
-from tests.laws.kernels import assert_on_kernels, packed, padded, plain
+from tests.laws.kernels import assert_on_kernels, packed, padded
 
 SHAPE = SMALL.shape(2)
-LATTE = "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32"
-ALONE = {"kind": "window", "size": 5, "evict": "drop"}
-PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "a state, normalised": ({"memory": ["state"], "feature_map": "hedgehog"}, {"chunk_simple_gla"}),
-    "a state of exponential features": ({"memory": ["state"], "feature_map": "exp"}, {"chunk_gla"}),
-    "its mass beside a window's": (
-        {"memory": [{"kind": "window", "size": 5, "weight": "learned"}, "state"], "feature_map": "hedgehog"}, {"chunk_simple_gla"}
-    ),
-    "latents": ({"memory": [{"kind": "latents", "size": 12}]}, {LATTE}),
-    "a window": ({"memory": [ALONE], "position": "rope"}, {"parallel_attn"}),
-    "a convolution": ({"memory": ["state"], "feature_map": "elu", "conv": "causal"}, {"causal_conv1d", "chunk_simple_gla"}),
-    "a convolved input": ({"memory": [ALONE], "mix_input": {"kind": "conv", "feeds": "qk"}}, {"causal_conv1d", "parallel_attn"}),
-    "a recurrent mixer": ({"memory": [ALONE], "mix_input": {"kind": "rglru", "feeds": "qk"}}, {"chunk_hgrn", "parallel_attn"}),
-}  # fmt: skip
+MASS = {"memory": [{"kind": "window", "size": 5, "weight": "learned"}, "state"], "feature_map": "hedgehog"}
+"""A state whose mass stands beside a window's."""
 
 
 def heads() -> dict[str, HeadSpec]:
@@ -62,19 +54,8 @@ def test_documents_in_pieces_are_the_definition(name: str) -> None:
     assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9, 20), close=1e-4)
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_gradients_are_the_definitions(name: str) -> None:
-    head, named = PARTS[name]
-    spec = complete(head)
-    assert kernels(spec) == named
-    assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9,), gradients=True)
-
-
-@pytest.mark.parametrize("name", ["its mass beside a window's", "latents", "a window", "a convolution", "a recurrent mixer"])
-def test_padding_is_not_seen(name: str) -> None:
-    assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", padded())
-
-
-@pytest.mark.parametrize("name", ["a state, normalised", "a window"])
-def test_decode_goes_on_from_a_prefill(name: str) -> None:
-    assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", plain(), split=(17, 18, 19, 20))
+@pytest.mark.parametrize("tokens", [packed, padded])
+def test_a_mass_has_its_gradients(tokens: Callable[[], Tokens]) -> None:
+    spec = complete(MASS)
+    assert kernels(spec) == {"chunk_simple_gla"}
+    assert_on_kernels(spec, SHAPE, "fla", tokens(), split=(9,) if tokens is packed else (), gradients=True)
