@@ -38,7 +38,7 @@ class Found(NamedTuple):
 def heads() -> tuple[HeadSpec, ...]:
     """Also what is mixed in front of a memory that has no kernel, so that none but the mixer's rounds."""
     mixed = ({"memory": ["full"], "mix_input": {"kind": kind, "feeds": "qk"}} for kind in CATALOGUE["mix input"])
-    return *every_head().values(), *(complete(head) for head in mixed)
+    return *dict.fromkeys(every_head().values()), *(complete(head) for head in mixed)
 
 
 @cache
@@ -46,7 +46,8 @@ def runs() -> dict[Found, dict[tuple[bool, bool, bool], HeadSpec]]:
     """Of each form that runs somewhere, where it does (documents, one token, gradients), and a head there that has as little else
     as may be: no other kernel, if there is such a head, and few steps."""
     least: dict[Found, dict[tuple[bool, bool, bool], tuple[int, int, HeadSpec]]] = defaultdict(dict)
-    for spec, backend, there in product(heads(), KERNELS, product((False, True), repeat=3)):
+    settings = [(documents, *call) for documents in (False, True) for call in ((False, False), (False, True), (True, False))]
+    for spec, backend, there in product(heads(), KERNELS, settings):
         documents, one_token, gradients = there
         setting = Setting(documents=documents, one_token=one_token, gradients=gradients)
         steps = lower(build_graph(spec, SHAPE), backend, setting).steps
