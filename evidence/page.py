@@ -128,7 +128,8 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
         if experiment.made is not None:
             yield f"\nIts teacher is made first, where it is not there:\n\n    {experiment.made}\n"
         if experiment.trained is not None:
-            yield f"\n`trained-SEED` is `{'/'.join(experiment.trained)}` of that seed with its adapters folded in (`compose "
+            other, variant = experiment.trained
+            yield f"\n`trained-SEED` is `{other.name}/{variant}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
     yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
