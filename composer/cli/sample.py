@@ -9,8 +9,8 @@ import typer
 
 import composer
 from composer.cli.bars import at_once
-from composer.cli.options import SOURCE, Quiet, RunsOn
-from composer.cli.screen import heading
+from composer.cli.options import SOURCE, Json, Quiet, RunsOn
+from composer.cli.screen import heading, print_json
 from composer.spec.inherit import shown
 
 
@@ -26,12 +26,13 @@ def sample(
     device: RunsOn = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Let a model write texts to train its student on.
 
     For a teacher whose own training data are not at hand: compose distill STUDENT --data FILE.
     """
-    at_once(f"Reading {model}", quiet=quiet)
+    at_once(f"Reading {model}", quiet=quiet or as_json)
     made = composer.sample(
         model,
         out,
@@ -43,6 +44,9 @@ def sample(
         seed=seed,
         device=device,
         force=force,
-        progress=not quiet,
+        progress=not (quiet or as_json),
     )
-    heading(f"Wrote {shown(made.out)}")
+    if as_json:
+        print_json(made.model_dump(mode="json"))
+    else:
+        heading(f"Wrote {shown(made.out)}")

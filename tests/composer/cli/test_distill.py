@@ -64,6 +64,10 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
     assert "Loading weights" not in result.stderr + merged.stderr, "bars are for terminals"
+    told = compose("merge", "tiny-distilled", "-o", "told", "--json")
+    assert json.loads(told.stdout) == {"out": "told", "spec_hash": record.spec_hash}, told.output
+    refused = compose("merge", "told", "-o", "again", "--json")
+    assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
 def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path) -> None:
