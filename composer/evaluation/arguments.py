@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from composer.errors import EvaluationError
 from composer.evaluation.options import SAMPLES, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
-from composer.spec.places import brief, nearest
+from composer.spec.places import brief, near_and_all, nearest
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
@@ -56,6 +56,11 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
     return tuple(asked)
 
 
+def no_task(name: str) -> str:
+    """Say that there is no such task, which come near, and where all are listed."""
+    return f"No task {brief(name)}{near_and_all(name, KINDS, 'tasks')}"
+
+
 def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
     """Each once, in ascending order. Raises EvaluationError."""
     if not said:
@@ -71,7 +76,7 @@ def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
         key, found, value = (part.strip() for part in word.partition("="))
         if not found:
             if key not in KINDS:
-                raise EvaluationError(f"No task {brief(key)}{nearest(key, KINDS) or '.'} Tasks: {', '.join(KINDS)}.")
+                raise EvaluationError(no_task(key))
             parted.append((key, {}))
         elif not parted or not key:
             raise EvaluationError(f"{brief(word)} follows no task; options stand behind theirs: passkey,depth=0.5,recall.")
