@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from composer.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.arguments import Reference, check_dtype, path_of, several
 from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
 from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
+from composer.numbers import Numbers, numbers_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
@@ -54,7 +55,7 @@ def bench(
 
         composer.bench(["teacher", "lawcat-mine"], prefill=256, decode="512,4k")
     """
-    check_dtype(dtype)
+    check_dtype(dtype, BenchError)
     lengths, positions, rows = (
         numbers_of(said, option, BenchError) for said, option in ((prefill, "--prefill"), (decode, "--decode"), (batch, "--batch"))
     )

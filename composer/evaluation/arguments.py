@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import SAMPLES, EvaluationOptions
+from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
+from composer.numbers import numbers_of
 from composer.spec.places import brief, near_and_all, nearest
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
@@ -65,9 +66,7 @@ def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
     """Each once, in ascending order. Raises EvaluationError."""
     if not said:
         raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
-    if min(said) < 2:
-        raise EvaluationError(f"A length of {min(said)}: a token is predicted from those before it, so say at least 2.")
-    return tuple(sorted(set(said)))
+    return tuple(sorted(set(numbers_of(said, "--lengths", EvaluationError, least=SHORTEST))))
 
 
 def _parted(said: str) -> list[tuple[str, dict[str, str]]]:

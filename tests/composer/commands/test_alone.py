@@ -13,7 +13,7 @@ import yaml
 
 import composer
 from composer.ablation.plan import read_variants
-from composer.arguments import Numbers
+from composer.numbers import Numbers
 from composer.spec.overrides import Overrides
 from composer.tasks.passkey import Passkey
 from tests.composer.programs import ROOT
@@ -85,7 +85,7 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
     for said, layers in ((0, [0]), ("0,-1", [0, 1]), ([-1], [1])):
         found = composer.inspect(TEACHER, layers=said, length=16, text="Once upon a time there was a cat.", queries=2)
         assert sorted({head.layer for head in found.heads}) == layers
-    with pytest.raises(composer.ComposerError, match="say numbers with commas between them"):
+    with pytest.raises(composer.ComposerError, match='--layers: "all" is no whole number; expected such as 0,1,2'):
         composer.inspect(TEACHER, layers="all")
     with pytest.raises(composer.ComposerError, match=r"model\.pt cannot be read"):
         composer.build_folder("lolcats", TEACHER, tmp_path / "out", lolcats=str(tmp_path / "model.pt"))
@@ -94,6 +94,9 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
 def test_a_task_may_stand_alone() -> None:
     report = composer.evaluate(TEACHER, Passkey(samples=1), 128)
     assert {cell.task for cell in report.cells} == {"passkey"}
+    looked = [composer.inspect(TEACHER, tasks=said, length=[96], queries=2, layers=0) for said in ("passkey", [Passkey(samples=1)])]
+    assert looked[0].tokens == looked[1].tokens
+    assert looked[0].text == "passkey"
 
 
 def test_a_spec_is_named_in_each_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
