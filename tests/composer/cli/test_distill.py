@@ -11,7 +11,9 @@ import pytest
 
 from composer.training import checkpoint
 from composer.training import distill as training
+from composer.training import student
 from composer.weights.record import read_record
+from composer.weights.sources import open_model
 from tests.composer.cli.conftest import Compose
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, write_texts
 
@@ -70,11 +72,15 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
-def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the student's headers are read once, of which the run is told."""
+    opened: list[Path] = []
+    monkeypatch.setattr(student, "open_model", lambda folder: opened.append(folder) or open_model(folder))
     result = compose("distill", models["tiny"], "--data", texts, "--stage", "transfer", *QUICK, "-o", "deep/out", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [stage["stage"] for stage in report["stages"]] == ["transfer"]
+    assert opened == [models["tiny"]]
     assert (report["teacher_loss"], report["out"]) == (None, "deep/out")
     assert (stands(), [path.name for path in Path("deep").iterdir()]) == (["deep"], ["out"])
 
