@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from composer.training import checkpoint
+from composer.training import checkpoint, student
 from composer.training import distill as training
-from composer.training import student
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from tests.composer.cli.conftest import Compose

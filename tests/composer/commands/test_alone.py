@@ -132,3 +132,11 @@ def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
     assert first == tmp_path / "mine.yaml"
     second = composer.new(tmp_path / "other.yaml", like=first)
     assert composer.load_spec(second).name == "other"
+
+
+def test_labels_of_ones_own() -> None:
+    """Of models that are timed or scored; a spec among them is built as ever."""
+    timed = composer.bench({"before": TEACHER, "after": "lawcat"}, prefill=8, repeats=1, steps=1)
+    assert [model.label for model in timed.setting.models] == ["before", "after"]
+    scored = composer.evaluate({"mine": TEACHER}, "mqar,pairs=2", 16, samples=1)
+    assert {cell.model for cell in scored.cells} == {"mine"}
