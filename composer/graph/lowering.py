@@ -246,6 +246,8 @@ def _choices(
 def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: tuple[str, ...]) -> str:
     if backend == REFERENCE:
         return "the reference was asked for; it is the definition, and slow"
+    if form.picks is not None and setting.device != "cpu":
+        reasons = (*reasons, f"PyTorch picks {form.picks} for it by itself")
     if reasons:
         return "; ".join(reasons)
     if form.backend == EVERY:

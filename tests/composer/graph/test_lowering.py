@@ -98,9 +98,12 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, this is the fastest")
     assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
     assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
-    assert explained({"memory": ["full"]}, AUTO)["full"][1].startswith("no fla or triton form")
+    why = explained({"memory": ["full"]}, AUTO)["full"][1]
+    assert why.endswith("PyTorch picks FlashAttention's kernel or cuDNN's for it by itself")
+    assert explained({"memory": [{"kind": "full", "gate": "head"}]}, AUTO)["full"][0] == "fla"
     assert explained(LOLCATS, AUTO)["window"] == ("triton", "of the forms that are built in, this is the fastest")
-    backend, why = explained(LOLA, AUTO)["window"]
+    assert explained(LOLA, AUTO)["window"][0] == "triton"
+    backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
     assert "parallel_attn: its attention gives no mass, and the read asks for it" in why
     assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
