@@ -232,7 +232,7 @@ def _kernel_fits(setting: Setting) -> str | None:
 
 def _packed_fits(setting: Setting) -> str | None:
     """Of one that keeps documents apart by their bounds, where PyTorch's attention would take a mask of T × T."""
-    return _kernel_fits(setting) or (None if setting.documents else "it is for rows of several documents")
+    return _kernel_fits(setting) or (None if setting.documents else "it is taken for rows of several documents")
 
 
 def _native_fits(setting: Setting) -> str | None:

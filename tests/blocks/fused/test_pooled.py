@@ -1,5 +1,5 @@
-"""Latents that see whole documents are their definition on this project's own kernels, gradients too: documents of any length, padding
-and shared heads; and the kernels are built for GPUs that are not there."""
+"""Latents that see whole documents are their definition on this project's own kernels, gradients too: documents of any length,
+padding and shared heads; and the kernels are built for GPUs that are not there."""
 
 from __future__ import annotations
 
