@@ -60,7 +60,8 @@ def kernels(text: str) -> str:
             for part in group.parts:
                 if part.backend != AUTO:
                     form, why = f"{part.backend}: {part.form}", part.why_not_faster.replace("|", "or")
-                    one = "the same" if part.decode is None else f"{part.decode_backend}: {part.decode}"
+                    decode = part.decode if part.decode_backend == AUTO else f"{part.decode_backend}: {part.decode}"
+                    one = "the same" if part.decode is None else decode
                     rows.append(f"| `{name}` | {group.head} | {part.part} | {form} | {one} | {why} |\n")
     return with_rows(text, KERNEL_HEADER, rows)
 
