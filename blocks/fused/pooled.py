@@ -3,7 +3,7 @@ mixture of these means. Documents of any number and length, behind one another, 
 
     shares M H L: p(l|t)    logits M H L: those of p(s|l), -inf where there is no token    value M K D    mean documents H L D
 
-M tokens are walked in stretches of one document, ``SPAN`` tokens long at most: ``begins``, ``ends`` and ``document`` of each. With
+M tokens are walked in stretches of one document: ``begins``, ``ends`` and ``document`` of each (``blocks.stretches``). With
 p = p(s|l), m a mean and ṁ what arrives at it, a logit's gradient is p (v·ṁ - ṁ·m), and a value's Σ p ṁ.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
@@ -12,7 +12,6 @@ p = p(s|l), m a mean and ṁ what arrives at it, a logit's gradient is p (v·ṁ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blocks.fused.tiles import configs, parts, products_of, put, tile, width
-from blocks.legend import Float, Int
+from blocks.legend import Float
+from blocks.stretches import Stretches
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SPAN = 512
 
 
 @triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "K", "L", "D"])
@@ -140,37 +139,12 @@ def of_tokens(
         put(value_gradient, (token * K + k) * D, column, found, here, columns)
 
 
-@dataclass(frozen=True)
-class Stretches:
-    """Tokens of one document each. count: stretches of each document, which follow one another."""
-
-    begins: Int[Tensor, " P"]
-    ends: Int[Tensor, " P"]
-    document: Int[Tensor, " P"]
-    count: Int[Tensor, " n"]
-
-    @staticmethod
-    def of(bounds: Int[Tensor, " b"]) -> Stretches:
-        """bounds: where each document begins, and where the last ends."""
-        lengths = bounds.diff()
-        count = (lengths + SPAN - 1) // SPAN
-        document = torch.repeat_interleave(count)
-        first = count.cumsum(0) - count
-        begins = bounds[document] + (torch.arange(document.shape[0], device=bounds.device) - first[document]) * SPAN
-        ends = torch.minimum(begins + SPAN, bounds[document + 1])
-        return Stretches(*(of.to(torch.int32) for of in (begins, ends, document)), count)
-
-    def joined(self, brought: Tensor, how: str = "sum") -> Tensor:
-        """Of each document, what its stretches bring."""
-        return torch.segment_reduce(brought, how, lengths=self.count, axis=0, unsafe=True)
-
-
 def pooled(
-    shares: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], bounds: Int[Tensor, " n"]
+    shares: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], stretches: Stretches
 ) -> Float[Tensor, "B T H D"]:
-    """What each token is answered, in the values' dtype. bounds: of the documents, the rows behind one another."""
+    """What each token is answered, in the values' dtype. stretches: of the rows behind one another."""
     inputs = (of.contiguous() for of in (shares, logits, value))
-    return _Pooled.apply(*inputs, Stretches.of(bounds))  # pyright: ignore[reportReturnType]
+    return _Pooled.apply(*inputs, stretches)  # pyright: ignore[reportReturnType]
 
 
 def constants_of(dtype: torch.dtype, heads: int, key_heads: int, latents: int, dim: int) -> dict[str, Any]:

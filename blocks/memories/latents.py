@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_validator
 
 from blocks import initialise
-from blocks.flow import Partial, accumulating, repeat_heads
+from blocks.flow import Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
@@ -174,11 +174,11 @@ class Latents(Memory):
         *,
         hidden: Float[Tensor, "B T C"],
         value: Float[Tensor, "B T K D"],
-        pooled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor],
+        pooled: Callable[[Tensor, Tensor, Tensor, Tokens], Tensor],
     ) -> tuple[tuple[Partial], State]:
         """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call."""
         query, key = self._logits(parameters, hidden, call)
-        output = pooled(query.softmax(-1), key, value, call.tokens.segment)
+        output = pooled(query.softmax(-1), key, value, call.tokens)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), {}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:

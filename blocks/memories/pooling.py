@@ -5,11 +5,12 @@ L below is the number of latents of a head. query: p(l|t); logits: those of p(s|
 
 from __future__ import annotations
 
-from blocks.flow import repeat_heads
+from blocks.flow import Tokens, repeat_heads
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Float, Int, Tensor, torch
+from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.recurrences import fla
+from blocks.stretches import Stretches
 
 POOLED = Kernel("blocks.fused.pooled", "pooled", TRITON_PACKAGE)
 WIDEST = 256
@@ -17,12 +18,17 @@ WIDEST = 256
 
 
 def by_kernel(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], segment: Tensor | None
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], tokens: Tokens
 ) -> Float[Tensor, "B T H D"]:
     """All documents at once."""
-    batch, length = query.shape[:2]
-    bounds = torch.arange(0, batch * length + 1, length, device=query.device) if segment is None else fla.rows(segment).bounds
-    return POOLED(query, logits, value, bounds)
+    return POOLED(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
+
+
+def _stretches(tokens: Tokens) -> Stretches:
+    batch, length = tokens.position.shape
+    if tokens.segment is not None:
+        return Stretches.of(fla.rows(tokens.segment).bounds)
+    return Stretches.of(torch.arange(0, batch * length + 1, length, device=tokens.position.device))
 
 
 def fits(setting: Setting) -> str | None:
@@ -38,12 +44,13 @@ def by_document(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
     value: Float[Tensor, "B T K D"],
-    segment: Int[Tensor, "B T"] | None,
+    tokens: Tokens,
     *,
     left: bool = False,
 ) -> Float[Tensor, "B T H D"]:
-    """Documents stand one behind the other, so each is a stretch of its own. left: by way of T × T weights."""
+    """Documents stand one behind the other, so each is cut out by itself. left: by way of T × T weights."""
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
+    segment = tokens.segment
     if segment is None:
         return _pooled(*states, left=left)
     row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)

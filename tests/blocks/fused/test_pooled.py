@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from blocks import stretches
 from blocks.flow import Tokens
 from blocks.fused import pooled
 from blocks.legend import Shape
@@ -30,21 +31,13 @@ def test_heads_and_gradients_are_the_definitions(tokens: Tokens, shape: Shape) -
 
 def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 tokens, in blocks of 64 that they do not fill, with documents that end in the middle of one."""
-    monkeypatch.setattr(pooled, "SPAN", 40)
+    monkeypatch.setattr(stretches, "SPAN", 40)
     length = 150
     segment = torch.zeros(1, length, dtype=torch.int64)
     segment[:, 90:] += 1
     segment[:, 91:] += 1
     tokens = Tokens(torch.arange(length)[None], segment)
     assert_defined(HEAD, replace(GROUPED, both_ways=True), length, tokens=tokens, parts={"latents": SAYS})
-
-
-def test_stretches_cover_each_token_once() -> None:
-    found = pooled.Stretches.of(torch.tensor([0, 3, 3 + pooled.SPAN, 2 * pooled.SPAN + 4]))
-    assert found.begins.tolist() == [0, 3, 3 + pooled.SPAN, 3 + 2 * pooled.SPAN]
-    assert found.ends.tolist() == [3, 3 + pooled.SPAN, 3 + 2 * pooled.SPAN, 4 + 2 * pooled.SPAN]
-    assert found.document.tolist() == [0, 1, 2, 2]
-    assert found.joined(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 7.0]
 
 
 def test_it_says_what_it_cannot_serve() -> None:
