@@ -23,9 +23,11 @@ def _of_group(group: GroupCost) -> tuple[Table, ...]:
     reasons: dict[str, list[str]] = {}
     for part in group.parts:
         parts.append((part.part, part.kind, part.form))
+        reasons.setdefault(part.why_not_faster, []).append(part.part)
         if part.decode is not None and group.decode_flops_per_token is not None:
             parts.append(("", "in decode", part.decode))
-        reasons.setdefault(part.why_not_faster, []).append(part.part)
+            if part.decode_why_not_faster not in {None, part.why_not_faster}:
+                reasons.setdefault(part.decode_why_not_faster, []).append(f"{part.part} in decode")
     why = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
     growth = ", grows with the text" if group.state_grows else ", the same at any length"
     return (
