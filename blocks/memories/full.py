@@ -70,6 +70,11 @@ class Full(Memory):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens
 
+    def within(self, window: int) -> str | None:
+        if self.fades or self.length_scale is not None:
+            return None
+        return f"{{kind: window, size: {window}, evict: drop}}"
+
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.answer, attention=self._masked)
         one = partial(self.answer_one, attention=single)

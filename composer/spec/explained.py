@@ -47,6 +47,7 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
     else:
         rows += [
             ("state", f"{size(cost.state_bytes)}{growth}"),
+            *_of_bounded(cost),
             ("source's KV cache", size(cost.kv_cache_bytes) + _of_window(cost)),
             ("compression", _compression(cost)),
         ]
@@ -57,6 +58,12 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
 def _of_window(cost: GroupCost | Explanation) -> str:
     window = cost.source_window if isinstance(cost, GroupCost) else None
     return "" if window is None else f", of a window of {window:,}"
+
+
+def _of_bounded(cost: GroupCost | Explanation) -> tuple[tuple[str, str], ...]:
+    if not isinstance(cost, GroupCost) or cost.bounded is None:
+        return ()
+    return (("", f"every pair is held, and {cost.source_window:,} are seen: {cost.bounded} holds these alone"),)
 
 
 def _compression(cost: GroupCost | Explanation) -> str:
