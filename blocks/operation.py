@@ -171,9 +171,10 @@ class Call:
 
     def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
         """The head's queries as they stand at the tokens; convolved ones are others."""
-        last = self.turned.get(by.base)
+        base = by.base
+        last = self.turned.get(base)
         if last is None or last[0] is not query:
-            last = self.turned[by.base] = query, by.turn(query, self.tokens)
+            last = self.turned[base] = query, by.turn(query, self.tokens)
         return last[1]
 
 

@@ -99,7 +99,10 @@ class Full(Memory):
         return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone."""
+        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone; both ways
+        it sees all."""
+        if shape.both_ways:
+            return 4 * tokens * shape.heads * shape.head_dim
         most = min(tokens, shape.window or tokens)
         seen = most * (most + 1) // 2 + (tokens - most) * most
         return seen * shape.heads * (4 * shape.head_dim + self.fades) // max(1, tokens)

@@ -126,8 +126,9 @@ class Latents(Memory):
         return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The logits, one update and one read of the state a token, and the chunk's own pairs."""
-        chunk = 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
+        """The logits, one update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text
+        has not."""
+        chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
 
     def answer(

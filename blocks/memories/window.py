@@ -99,6 +99,12 @@ class Window(Holding):
         seen = self.size if self.shape == "sliding" else 3 * self.size // 2
         return 4 * seen * shape.heads * shape.head_dim
 
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """Both ways, a token sees as many pairs after itself as before."""
+        if not shape.both_ways:
+            return self.flops(shape, tokens)
+        return 4 * min(tokens, 2 * self.size - 1) * shape.heads * shape.head_dim
+
     def answer(
         self,
         parameters: Parameters,

@@ -51,7 +51,7 @@ def evaluate(
     """
     options = options or EvaluationOptions()
     check_device(options.device)
-    _check_numbers(options)
+    options.check()
     asked = read_tasks(tasks, options)
     if not (asked or options.harness):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
@@ -188,14 +188,6 @@ def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[N
             count = sum(map(len, log.logged.values()))
             said = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
         raise Stopped(said, signal.SIGINT) from error
-
-
-def _check_numbers(options: EvaluationOptions) -> None:
-    for name, number in (("--samples", options.samples), ("--batch-tokens", options.batch_tokens)):
-        if number is not None and number < 1:
-            raise EvaluationError(f"{name} {number}: say at least 1.")
-    if options.seed < 0:
-        raise EvaluationError(f"--seed {options.seed}: say 0 or more.")
 
 
 def _setting(

@@ -281,6 +281,8 @@ def test_its_parameters_and_operations() -> None:
     # In chunks of 64, or of the whole prefill: the pairs of the chunk by their latents and values, beside logits and state.
     assert part.prefill_flops(shape, 999) == 2 * 64 * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
     assert part.prefill_flops(shape, 10) == 2 * 10 * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
+    # Both ways the means are of the whole text: no pairs are looked at by themselves.
+    assert part.prefill_flops(replace(shape, both_ways=True), 999) == 2 * 2 * 128 * 50 + 4 * 128 * 4
 
 
 def test_what_it_refuses() -> None:
