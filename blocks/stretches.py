@@ -27,7 +27,7 @@ class Stretches:
         first = count.cumsum(0) - count
         begins = bounds[document] + (torch.arange(document.shape[0], device=bounds.device) - first[document]) * SPAN
         ends = torch.minimum(begins + SPAN, bounds[document + 1])
-        return Stretches(*(of.to(torch.int32) for of in (begins, ends, document)), count)
+        return Stretches(begins.to(torch.int32), ends.to(torch.int32), document.to(torch.int32), count)
 
     def joined(self, brought: Tensor, how: str = "sum") -> Tensor:
         """Of each document, what its stretches bring."""

@@ -109,6 +109,15 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
 
 
+def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
+    (state,) = [one for one in lowered(graph_of(LINEAR), AUTO, GPU) if one.part == "state"]
+    assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
+    assert state.decode_why_not_faster is not None
+    assert state.decode_why_not_faster.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
+    (full,) = [one for one in lowered(graph_of({"memory": ["full"]}), AUTO, GPU) if one.part == "full"]
+    assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
+
+
 @pytest.mark.parametrize(("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one fall after the other; {SAYS}")], ids=str)
 def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other parts fall back by themselves and say so; what is computed is the same, in prefill and in decode."""
