@@ -151,8 +151,20 @@ def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
         close(kept[name], one, CLOSE[kind])
 
 
-def test_lola_keeps_what_its_definition_keeps() -> None:
-    (expected, held, _), (found, kept, _) = answers(LOLA, NARROW, inputs(NARROW, 2, LENGTH), torch.float32, (200,), False)
+@pytest.mark.parametrize(
+    ("keep", "gate", "features"),
+    [
+        ("self_recall", "none", "hedgehog"),
+        ("relative_recall", "head", "exp"),
+        ("squared_error", "channel", "hedgehog"),
+        ("random", "channel", "exp"),
+    ],
+)
+def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: str) -> None:
+    window, sparse, state = LOLA["memory"]
+    memory = [window, {**sparse, "keep": keep}, {**state, "gate": gate}]
+    head = {**LOLA, "feature_map": features, "memory": memory}
+    (expected, held, _), (found, kept, _) = answers(head, NARROW, inputs(NARROW, 2, LENGTH), torch.float32, (200,), False)
     assert torch.equal(kept["sparse.position"], held["sparse.position"])
     close(found, expected, CLOSE[torch.float32])
 
