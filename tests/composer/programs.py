@@ -175,7 +175,8 @@ def _starter(imports: str) -> TextIO:
         try:
             door.bind(path)
         except OSError as error:
-            assert error.errno == errno.EADDRINUSE
+            if error.errno != errno.EADDRINUSE:
+                raise
             _connect(connection, path)
         else:
             door.listen()
