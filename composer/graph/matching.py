@@ -14,8 +14,8 @@ from composer.graph.graph import HeadGraph, Node
 
 
 def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
-    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once: no
-    backend and no setting changes what is found."""
+    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once:
+    no backend and no setting changes what is found."""
     for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
         if id(pattern) not in graph.found:
             graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
