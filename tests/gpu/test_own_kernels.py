@@ -6,6 +6,7 @@ Run by `make gpu`, without Triton's interpreter; elsewhere these tests are skipp
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,28 @@ def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
     assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
     assert_both_agree(head, shape, kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE, ids=str)
+@pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
+def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
+    streaming = {"position": "rope", "memory": [{"kind": "first", "size": 4}, {"kind": "window", "size": 64, "evict": "drop"}]}
+    beside = [{"kind": "meta", "size": 4}, {**TERRACED, "position": "rope"}, {"kind": "state", "normalise": False, "gate": "head"}]
+    for head in (streaming, {"position": "none", "feature_map": "hedgehog", "memory": beside, "flow": "parallel", "read": "sum"}):
+        (window,) = [one for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda")) if one.part == "window"]
+        assert window.backend == "triton"
+        assert_both_agree(head, shape, kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE, ids=str)
+def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
+    head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
+    assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
+    for data in (inputs(shape, 2, LENGTH), packed()):
+        (expected, _, slopes), (found, _, others) = answers(head, shape, data, kind, (), True)
+        close(found, expected, CLOSE[kind])
+        for one, other in zip(others, slopes, strict=True):
+            close(one, other, 5 * CLOSE[kind])
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
