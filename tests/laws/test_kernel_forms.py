@@ -15,10 +15,10 @@ import pytest
 
 from blocks.catalogue import CATALOGUE
 from blocks.operation import FLA, TRITON, Setting
-from composer.graph import lowering
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.graph.lowering import lower
+from composer.graph.matching import matches
 from tests.laws.cases import SMALL, complete, every_head, steady
 from tests.laws.kernels import assert_on_kernels, packed, padded, plain
 
@@ -37,7 +37,8 @@ class Found(NamedTuple):
 @cache
 def heads() -> tuple[HeadSpec, ...]:
     """Also what is mixed in front of a memory that has no kernel, so that none but the mixer's rounds."""
-    mixed = ({"memory": ["full"], "mix_input": {"kind": kind, "feeds": "qk"}} for kind in CATALOGUE["mix input"])
+    exact = {"kind": "first", "size": 12, "evict": "drop"}
+    mixed = ({"memory": [exact], "mix_input": {"kind": kind, "feeds": "qk"}} for kind in CATALOGUE["mix input"])
     return *dict.fromkeys(every_head().values()), *(complete(head) for head in mixed)
 
 
@@ -66,9 +67,9 @@ def registered() -> set[Found]:
     for spec in heads():
         graph = build_graph(spec, SHAPE)
         forms = [(node.kind, form) for node in graph.parts for form in node.operation.forms]
-        for pattern, found in lowering._matches(graph):
+        for pattern, found in matches(graph):
             computes = ", ".join(graph.nodes[name].kind for name in found.values())
-            forms += [(computes, form) for form in pattern.forms(lowering._parts(graph, found))]
+            forms += [(computes, form) for form in pattern.forms({own: graph.nodes[name].part for own, name in found.items()})]
         every |= {Found(form.backend, computes, form.says) for computes, form in forms if form.backend in KERNELS}
     return every
 

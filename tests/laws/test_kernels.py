@@ -1,13 +1,16 @@
-"""On fla's kernels every program of a shipped head is its definition, documents in pieces included, and so are a mass's gradients.
+"""On fla's kernels every program of a shipped head is its definition: texts in pieces, documents, padding, and gradients.
 
 Each form by itself is held to more in ``test_kernel_forms.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from blocks.flow import Tokens
 from blocks.operation import Setting
@@ -15,12 +18,21 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
-from tests.laws.cases import SMALL, complete, every_spec, steady
-from tests.laws.kernels import assert_on_kernels, packed, padded
+from composer.model.head import Head
+from tests.interpreter import nothing_refused
+from tests.laws.cases import SMALL, built, complete, every_spec, inputs, run, steady
+from tests.laws.kernels import LENGTH, assert_on_kernels, packed
 
 SHAPE = SMALL.shape(2)
-MASS = {"memory": [{"kind": "window", "size": 5, "weight": "learned"}, "state"], "feature_map": "hedgehog"}
-"""A state whose mass stands beside a window's."""
+ALONE = {"kind": "window", "size": 5, "evict": "drop"}
+PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "its mass beside a window's": (
+        {"memory": [{"kind": "window", "size": 5, "weight": "learned"}, "state"], "feature_map": "hedgehog"}, {"chunk_simple_gla"}
+    ),
+    "a window": ({"memory": [ALONE], "position": "rope"}, {"parallel_attn"}),
+    "pairs that fade": ({"memory": [{"kind": "full", "gate": "head"}]}, {"parallel_forgetting_attn"}),
+    "all pairs": ({"memory": ["full"], "position": "rope"}, {"parallel_attn"}),
+}  # fmt: skip
 
 
 def heads() -> dict[str, HeadSpec]:
@@ -36,7 +48,7 @@ def heads() -> dict[str, HeadSpec]:
 
 def kernels(spec: HeadSpec) -> set[str]:
     """What its program runs of fla."""
-    program = lower(build_graph(spec, SHAPE), "fla", Setting())
+    program = lower(build_graph(spec, SHAPE), "fla", Setting(documents=True))
     return {step.form.says for step in program.steps if step.form.backend == "fla"}
 
 
@@ -54,8 +66,38 @@ def test_documents_in_pieces_are_the_definition(name: str) -> None:
     assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9, 20), close=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [packed, padded])
-def test_a_mass_has_its_gradients(tokens: Callable[[], Tokens]) -> None:
-    spec = complete(MASS)
-    assert kernels(spec) == {"chunk_simple_gla"}
-    assert_on_kernels(spec, SHAPE, "fla", tokens(), split=(9,) if tokens is packed else (), gradients=True)
+@pytest.mark.parametrize("name", ["its mass beside a window's", "all pairs"])
+def test_gradients_are_the_definitions(name: str) -> None:
+    head, named = PARTS[name]
+    spec = complete(head)
+    assert kernels(spec) == named
+    assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9,), gradients=True)
+
+
+@pytest.mark.parametrize("name", ["pairs that fade", "all pairs", "a window"])
+def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
+    """What is held from the first call has gaps, at other places in each row."""
+    head, data = built(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
+    first, second = torch.arange(9), torch.arange(LENGTH - 9)
+    tokens = (
+        Tokens(first.repeat(2, 1), torch.tensor([[0] * 9, [1] * 9]), first < torch.tensor([[9], [4]])),
+        Tokens(torch.stack((second + 9, second + 4)), torch.zeros(2, LENGTH - 9, dtype=torch.int64)),
+    )
+
+    def answer(module: Head, backend: str, dtype: torch.dtype) -> torch.Tensor:
+        given, state, outputs = data.to(dtype), None, []
+        for columns, of in zip((slice(0, 9), slice(9, LENGTH)), tokens, strict=True):
+            output, state = run(module, replace(given.cut(columns), tokens=of), state, backend)
+            outputs.append(output if of.valid is None else output * of.valid[..., None, None])
+        return torch.cat(outputs, dim=1)
+
+    wanted = answer(head, "reference", torch.float64)
+    with nothing_refused():
+        found = answer(copy.deepcopy(head).float(), "fla", torch.float32)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])
+def test_a_window_of_the_model_around_is_kept(name: str) -> None:
+    spec, around = complete(PARTS[name][0]), replace(SHAPE, window=4)
+    assert_on_kernels(spec, around, "fla", packed(), split=(9,))

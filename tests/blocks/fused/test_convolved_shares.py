@@ -1,4 +1,5 @@
-"""A convolution and Hedgehog's map behind it in one launch are the two that they are made of, gradients too."""
+"""A convolution and Hedgehog's map behind it in one launch are the two that they are made of, gradients too, and are built for GPUs
+that are not there."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from blocks.convolution import Convolution
 from blocks.feature_maps.convolved import CONVOLVED_MAP
 from blocks.feature_maps.hedgehog import Hedgehog
 from blocks.flow import Tokens
+from blocks.fused import convolved_shares
 from blocks.kernels import Kernel, Refused
 from blocks.operation import Setting
 from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
+from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import GROUPED, assert_close, assert_defined
+from tests.compiling import built
 from tests.laws.cases import built as built_head
 from tests.laws.cases import complete, inputs, run
 
@@ -114,3 +118,29 @@ def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.warns(RuntimeWarning, match="of a test of taps"):
             found, _ = run(module, data, backend="triton")
     assert_close(found, expected)
+
+
+def test_it_is_built_without_a_gpu() -> None:
+    """At the sizes of Llama 3.2 1B and 3.1 8B."""
+    builds = []
+    for dim in (64, 128):
+        constants = {"H": 32, "M": 32, "N": 8, "OWN": 32, "FILTERS": 32, "D": dim, "C": dim, "R": 4, "DB": dim}
+        constants |= {
+            "CB": dim,
+            "BLOCK": convolved_shares.BLOCKS[dim > 64],
+            "SKIP": False,
+            "SIDES": 2,
+            "PRECISION": "tf32",
+            "bias": None,
+            "start": None,
+        }
+        names = ("forth", "back_through_taps")
+        of_model = dict.fromkeys(("x", "earlier", "filters", "weight", "filtered"), "*bf16")
+        of_model |= {"T": "i32", "E": "i32", "blocks": "i32", "floor": "fp32"}
+        for name in names:
+            one = build(convolved_shares.__name__, name, getattr(convolved_shares, name), torch.bfloat16, constants, 8)
+            one.signature.update({key: kind for key, kind in of_model.items() if key in one.signature})  # pyright: ignore[reportAttributeAccessIssue]
+            builds.append(one)
+    for one in built(builds):
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one

@@ -1,4 +1,4 @@
-"""Softmaxes of one product are what Hedgehog says they are, gradients too."""
+"""Softmaxes of one product are what Hedgehog says they are, gradients too, and are built for GPUs that are not there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from blocks.fused import shares
 from blocks.kernels import Kernel, Refused
 from blocks.legend import Shape
 from blocks.operation import Setting
+from tests.blocks.fused.builds import build
 from tests.blocks.fused.heads import ALIKE, CLOSE, GROUPED, assert_close, assert_defined
 from tests.blocks.support import drawn
+from tests.compiling import built
 from tests.laws.cases import built as built_head
 from tests.laws.cases import complete, inputs, run
 
@@ -97,3 +99,15 @@ def test_where_it_does_not_fit_it_says_so() -> None:
     assert "no product" in str(Hedgehog(linear=False).forms()[0].fits(on_gpu))
     assert "256 columns" in str(Hedgehog(dim=300).forms()[0].fits(on_gpu))
     assert defined.fits(on_gpu) is None
+
+
+def test_it_is_built_without_a_gpu() -> None:
+    constants = {"H": 32, "N": 8, "OWN": 32, "D": 64, "C": 64, "BLOCK": 64, "DB": 64, "CB": 64, "SKIP": False, "SIDES": 2}
+    constants |= {"PRECISION": "tf32", "bias": None}
+    of_model = {"x": "*bf16", "weight": "*bf16", "rows": "i32", "floor": "fp32"}
+    builds = [build(shares.__name__, name, getattr(shares, name), torch.bfloat16, constants, 4) for name in ("forth", "back")]
+    for one in builds:
+        one.signature.update(of_model)  # pyright: ignore[reportAttributeAccessIssue]
+    for one in built(builds):
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one

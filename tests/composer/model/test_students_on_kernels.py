@@ -32,6 +32,7 @@ STUDENTS = {
     "lola": (SMALL, "head.memory.1.size=6"),
     "gated-delta": (),
     "latte-macchiato": (SMALL,),
+    "forgetting": (),
     "alternating-delta": ("heads.near.memory.0.size=8",),
 }
 DELTA = {"causal_conv1d", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
@@ -41,16 +42,18 @@ ANSWERS: dict[tuple[str, str], set[str]] = {
     ("lolcats", "fla"): {"chunk_simple_gla", "fused_recurrent_simple_gla"},
     ("lolcats", "triton"): {"shares", "together", "stepped"},
     ("lola", "fla"): {"chunk_simple_gla"},
-    ("lola", "triton"): {"shares", "walked"},
+    ("lola", "triton"): {"shares", "walked", "with_mass"},
     ("gated-delta", "fla"): DELTA,
     ("gated-delta", "triton"): set(),
     ("latte-macchiato", "fla"): {"chunk_hgrn", "parallel_attn", "fused_additive_gate", "chunk_gla"},
     ("latte-macchiato", "triton"): set(),
+    ("forgetting", "fla"): {"parallel_forgetting_attn"},
+    ("forgetting", "triton"): set(),
     ("alternating-delta", "fla"): {"parallel_attn", *DELTA},
     ("alternating-delta", "triton"): {"convolved_shares"},
 }
 """The kernels that answer: what else there is in a student runs on PyTorch's forms, as does all of one that has none. LoLA's
-gradients on triton are those: what walks its chunks goes forward alone."""
+gradients on triton come of a window's kernel and of those: what walks its chunks goes forward alone."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Whole students on this project's own kernels write what they write on PyTorch's forms, rows that are padded on their left, too;
-and train alike as LoLCATs' code has it."""
+and some that are not in ``test_students_on_kernels.py`` train alike."""
 
 from __future__ import annotations
 
@@ -36,13 +36,21 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
 
 
-def test_training_of_what_its_code_computes() -> None:
-    """A terraced window, and one maximum for each row."""
-    model, answers = student("lolcats", "head.memory.0.shape=terraced", "head.read.scale=row_max"), []
+@pytest.mark.parametrize(
+    ("spec", "overrides", "kernels"),
+    [
+        ("lolcats", ("head.memory.0.shape=terraced", "head.read.scale=row_max"), {"together": 2, "shares": 4}),
+        ("lizard", ("head.memory.1.size=8",), {"with_mass": 2, "shares": 4}),
+        ("streaming", ("head.memory.1.size=8",), {"with_mass": 2}),
+    ],
+    ids=["its code's", "lizard", "streaming"],
+)
+def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
+    model, answers = student(spec, *overrides), []
     for backend in ("torch", "triton"):
         model.set_backend(backend)
         model.zero_grad()
-        with nothing_refused(), launched() as kernels:
+        with nothing_refused(), launched() as called:
             logits = model(IDS).logits
             logits.logsumexp(-1).sum().backward()
         slopes = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
@@ -52,7 +60,7 @@ def test_training_of_what_its_code_computes() -> None:
     assert slopes.keys() == others.keys()
     for name, slope in slopes.items():
         close(others[name], slope)
-    assert kernels == {"together": 2, "shares": 4}
+    assert called == kernels
 
 
 @pytest.mark.parametrize(
