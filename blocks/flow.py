@@ -232,7 +232,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
     kind = accumulating(states.dtype)
     wide, weight = as_kind(states, kind), as_kind(weight, kind)
-    if states.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or not wide.is_cpu or torch.compiler.is_compiling():
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

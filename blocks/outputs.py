@@ -123,7 +123,8 @@ class GatedNorm(Norm):
         gate = as_kind(opening(parameters, hidden, self.activation).view(output.shape), output.dtype)
         if self.first == "gate":
             return super().finish(parameters, output * gate, hidden)
-        return super().finish(parameters, output, hidden) * gate
+        normed = super().finish(parameters, output, hidden)
+        return normed * gate if normed.requires_grad or gate.requires_grad else normed.mul_(gate)
 
 
 def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:
@@ -151,7 +152,9 @@ def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: 
     if "gate_down" in parameters:
         hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
     logits = torch.nn.functional.linear(hidden, parameters["gate_up" if "gate_down" in parameters else "gate"], bias)
-    return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+    if logits.requires_grad:
+        return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+    return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()
 
 
 OutputConfig = Annotated[Norm | OutputGate | GatedNorm, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -14,17 +14,25 @@ from composer.graph.graph import HeadGraph, Node
 
 
 def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
-    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order."""
+    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once:
+    no backend and no setting changes what is found."""
     for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
-        wanted = networkx.MultiDiGraph()
-        wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
-        wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
-        matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
-        for found in matcher.subgraph_monomorphisms_iter():
-            by_name = {own: name for name, own in found.items()}
-            there = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
-            if there and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
-                yield pattern, {own: by_name[own] for own in pattern.nodes}
+        if id(pattern) not in graph.found:
+            graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
+        for found in graph.found[id(pattern)][1]:
+            yield pattern, found
+
+
+def _places(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
+    wanted = networkx.MultiDiGraph()
+    wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
+    wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
+    matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
+    for found in matcher.subgraph_monomorphisms_iter():
+        by_name = {own: name for name, own in found.items()}
+        there = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
+        if there and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
+            yield {own: by_name[own] for own in pattern.nodes}
 
 
 def _whole(graph: HeadGraph, names: list[str]) -> bool:

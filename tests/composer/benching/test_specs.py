@@ -37,7 +37,8 @@ class Copy:
         def child() -> None:
             os.dup2(write, 1)
             os.dup2(stderr.fileno(), 2)
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
             children.main(json.loads(command[3]))
 
         self._process = forked(child)
