@@ -120,7 +120,9 @@ class StateMemory(Recurrent):
         return entry * (shape.state_heads + shape.heads) + decay * shape.state_heads
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """One update and one read of the state a token, and the chunk's own pairs."""
+        """One update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text has not."""
+        if shape.both_ways:
+            return self.flops(shape, tokens)
         columns = shape.head_dim + self.normalise
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
