@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads, with_ones
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.looks import Looks
@@ -172,7 +172,7 @@ class StateMemory(Recurrent):
         if pairs is not None:
             dtype = pairs.value.dtype
             # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
-            key, value = pairs.key, pairs.value if recurrence.backend == FLA else pairs.value.to(accumulating(dtype))
+            key, value = pairs.key, pairs.value if recurrence.backend == FLA else as_kind(pairs.value, accumulating(dtype))
             if not recurrence.decode:
                 key = repeat_heads(key, shape.state_heads)
             if self.normalise:
@@ -256,10 +256,11 @@ class StateMemory(Recurrent):
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        numerator, masses = output.split((output.shape[-1] - 1, 1), dim=-1)
+        columns = output.shape[-1] - 1
+        numerator, masses = output.narrow(-1, 0, columns), output.narrow(-1, columns, 1)
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         least = 1e8 * torch.finfo(masses.dtype).tiny
-        answer = (numerator / torch.threshold(masses, least, math.inf)).to(dtype)
+        answer = as_kind(numerator / torch.threshold(masses, least, math.inf), dtype)
         if not mass:
             return Partial(answer, None)
         lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)

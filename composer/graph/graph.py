@@ -16,7 +16,7 @@ import networkx
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Operation, Port
+from blocks.operation import Kind, Operation, Pattern, Port
 from blocks.part import Part, Slot
 from blocks.reads import TakesPartials
 from composer.errors import Path
@@ -73,6 +73,11 @@ class HeadGraph:
 
     nodes: Mapping[str, Node]
     edges: tuple[Edge, ...]
+
+    @cached_property
+    def found(self) -> dict[int, tuple[Pattern, tuple[Mapping[str, str], ...]]]:
+        """Where each pattern that has been looked for lies, by the pattern's id, with the pattern; ``matching`` fills it in."""
+        return {}
 
     @cached_property
     def network(self) -> networkx.MultiDiGraph:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import json
+import os
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+import zlib
 from pathlib import Path
+from typing import TextIO
+
+from composer.cli.entry import main
+from tests.composer.training.processes import ending, forked
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = """
@@ -31,32 +41,71 @@ gc.collect(), gc.freeze(), gc.set_threshold(100_000, 50, 50)
 """All of ours, with no shape checked at every call, which no compiler looks through; and the compiler, which reads much of itself
 at its first model."""
 STARTER = f"""
-import json, os, sys, tempfile, traceback
+import json, os, socket, sys, tempfile, traceback
 sys.path.insert(0, {str(ROOT)!r})
-exec(sys.argv[1])
-for line in sys.stdin:
-    asked = json.loads(line)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        process = os.fork()
-        if not process:
-            code = 1
-            try:
-                os.dup2(out.fileno(), 1)
-                os.dup2(errors.fileno(), 2)
-                os.chdir(asked["folder"])
-                exec(compile(asked["code"], "program", "exec"), {{"__name__": "__main__", "sys": sys}})
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        out.seek(0), errors.seek(0)
-        answer = [ended, out.read().decode(), errors.read().decode()]
-    print(json.dumps(answer), flush=True)
+door, path, serving = socket.socket(fileno=os.dup(0)), sys.argv[2], set()
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+try:
+    exec(sys.argv[1])
+except BaseException:
+    os.unlink(path)
+    raise
+
+def run(asked, out, errors):
+    code = 1
+    try:
+        os.dup2(out.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        os.chdir(asked["folder"])
+        exec(compile(asked["code"], "program", "exec"), {{"__name__": "__main__", "sys": sys}})
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+def serve(connection):
+    with connection.makefile("rw") as talk:
+        for line in talk:
+            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+                process = os.fork()
+                if not process:
+                    run(json.loads(line), out, errors)
+                ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                out.seek(0), errors.seek(0)
+                answer = [ended, out.read().decode(), errors.read().decode()]
+            talk.write(json.dumps(answer) + chr(10))
+            talk.flush()
+
+door.settimeout(0.2)
+while True:
+    try:
+        connection = door.accept()[0]
+    except TimeoutError:
+        while serving and (gone := os.waitpid(-1, os.WNOHANG)[0]):
+            serving.discard(gone)
+        if serving:
+            continue
+        if not os.path.exists(path):
+            break
+        os.unlink(path)  # whoever comes from here on starts another; whoever has come is still let in
+        continue
+    process = os.fork()
+    if not process:
+        door.close()
+        try:
+            serve(connection)
+        finally:
+            os._exit(0)
+    connection.close()
+    serving.add(process)
 """
+"""Copies itself for each program; for all processes of the tests, and until the last of them has gone."""
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+PLACE = tempfile.gettempdir()
+PATIENCE = 60.0
 
 
 def printed(code: str, folder: Path = ROOT) -> str:
@@ -65,6 +114,28 @@ def printed(code: str, folder: Path = ROOT) -> str:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
+
+
+def composed(folder: Path, *arguments: object, encoding: str = "utf-8") -> tuple[int, bytes, bytes]:
+    """How ``compose …`` ends that starts in a folder, and what it prints, in the encoding of its terminal.
+
+    The console script, in a copy of this process: what takes seconds is to import what it imports.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, open(os.devnull) as nothing:
+
+        def child() -> None:
+            for number, stream in enumerate((nothing, out, errors)):
+                os.dup2(stream.fileno(), number)
+            # As Python opens them at its start.
+            sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+            os.chdir(folder)
+            sys.argv = ["compose", *map(str, arguments)]
+            main()
+
+        ended = ending(forked(child))
+        out.seek(0), errors.seek(0)
+        return ended, out.read(), errors.read()
 
 
 def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
@@ -82,20 +153,49 @@ def printed_behind_composer(code: str, folder: Path = ROOT) -> str:
 
 def printed_behind(imports: str, code: str, folder: Path = ROOT) -> str:
     """What a program prints in a copy of a process that has run these imports, which stays there for the next one."""
-    starter = _starter(imports)
-    assert starter.stdin is not None
-    assert starter.stdout is not None
-    starter.stdin.write(json.dumps({"code": textwrap.dedent(code), "folder": str(folder)}) + "\n")
-    starter.stdin.flush()
-    ended, out, errors = json.loads(starter.stdout.readline())
+    talk = _starter(imports)
+    try:
+        talk.write(json.dumps({"code": textwrap.dedent(code), "folder": str(folder)}) + "\n")
+        talk.flush()
+        answer = talk.readline()
+    except OSError:
+        answer = ""
+    assert answer, "the process that programs are copied from has ended, with the words above"
+    ended, out, errors = json.loads(answer)
     assert ended == 0, errors
     return out.strip()
 
 
 @functools.cache
-def _starter(imports: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", STARTER, imports]
-    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(starter.wait)
-    atexit.register(starter.kill)  # which runs first
-    return starter
+def _starter(imports: str) -> TextIO:
+    """A line to the process that has run these imports. Whoever needs it first starts it for all processes of these tests."""
+    path = os.path.join(PLACE, f"composer-{RUN}-{zlib.crc32(imports.encode()):x}")
+    connection = socket.socket(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as door:
+        try:
+            door.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            _connect(connection, path)
+        else:
+            door.listen()
+            connection.connect(path)
+            command = [sys.executable, "-c", STARTER, imports, path]
+            process = subprocess.Popen(command, stdin=door, stdout=subprocess.DEVNULL, cwd=ROOT, start_new_session=True)
+            atexit.register(process.wait)
+    talk = connection.makefile("rw")
+    atexit.register(connection.close)
+    atexit.register(talk.close)  # which runs first
+    return talk
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    """To a starter that is there, or about to listen."""
+    last = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return connection.connect(path)
+        except ConnectionRefusedError:
+            assert time.monotonic() < last, f"nothing listens at {path}"
+            time.sleep(0.05)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import tempfile
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 import composer
+from composer.benching import children
 from composer.spec.loading import names_a_spec
 from tests.checkpoints import llama
 from tests.composer.cli.conftest import Compose, compose
+from tests.composer.training.processes import ending, forked
 
 __all__ = ["compose"]
 FRESH = "compose: 1\nname: small\nextends: lawcat\ntrunk: {width: 16, layers: 1, heads: 2, vocabulary: 64}\n"
@@ -21,7 +27,36 @@ def source(tmp_path: Path) -> Path:
     return llama(tmp_path / "source")
 
 
+class Copy:
+    """In the place of ``subprocess.Popen``: a copy of this process measures the memory, which has imported all already."""
+
+    def __init__(self, command: list[str], *, stderr: IO[str], **_: Any) -> None:
+        assert command[:3] == [sys.executable, "-m", children.__name__]
+        read, write = os.pipe()
+
+        def child() -> None:
+            os.dup2(write, 1)
+            os.dup2(stderr.fileno(), 2)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            children.main(json.loads(command[3]))
+
+        self._process = forked(child)
+        os.close(write)
+        self.stdout = open(read)  # noqa: SIM115
+
+    def wait(self) -> None:
+        self.returncode = ending(self._process)
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+
+
 def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children.subprocess, "Popen", Copy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     report = composer.bench([source, "lawcat", "ablations/lawcat-rope:rope"], prefill=8, repeats=1, steps=1, memory=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.composer.programs import composed
+
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
 
@@ -26,13 +28,11 @@ def started(*arguments: object, **variables: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_characters_that_the_encoding_lacks(encoding: str) -> None:
-    shown = started("explain", "lolcats", "--from", TEACHER, PYTHONIOENCODING=encoding)
-    stdout, stderr = shown.communicate()
-    assert shown.returncode == 0, stderr
+    ended, stdout, stderr = composed(ROOT, "explain", "lolcats", "--from", TEACHER, encoding=encoding)
+    assert ended == 0, stderr
     assert b"lolcats" in stdout
-    told = started("parts", "hedgehog", "--json", PYTHONIOENCODING=encoding)
-    stdout, stderr = told.communicate()
-    assert told.returncode == 0, stderr
+    ended, stdout, stderr = composed(ROOT, "parts", "hedgehog", "--json", encoding=encoding)
+    assert ended == 0, stderr
     assert "φ" in json.dumps(json.loads(stdout), ensure_ascii=False), "JSON loses nothing"
 
 

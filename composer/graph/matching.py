@@ -1,0 +1,51 @@
+"""Where the patterns of the catalogue lie in a head's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import networkx
+from networkx.algorithms.isomorphism import MultiDiGraphMatcher
+
+from blocks.catalogue import PATTERNS
+from blocks.operation import Kind, Pattern
+from composer.graph.graph import HeadGraph, Node
+
+
+def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
+    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once:
+    no backend and no setting changes what is found."""
+    for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
+        if id(pattern) not in graph.found:
+            graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
+        for found in graph.found[id(pattern)][1]:
+            yield pattern, found
+
+
+def _places(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
+    wanted = networkx.MultiDiGraph()
+    wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
+    wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
+    matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
+    for found in matcher.subgraph_monomorphisms_iter():
+        by_name = {own: name for name, own in found.items()}
+        there = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
+        if there and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
+            yield {own: by_name[own] for own in pattern.nodes}
+
+
+def _whole(graph: HeadGraph, names: list[str]) -> bool:
+    """Whether what these nodes give, the last apart, goes to each other alone, and no other partial goes into them."""
+    given = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
+    return given and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
+
+
+def _is_one(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    node: Node = found["of"]
+    return node.part is not None and node.main and wanted["is"](node.part)
+
+
+def _has_edges(found: Mapping[int, Mapping[str, Any]], wanted: Mapping[int, Mapping[str, Any]]) -> bool:
+    kinds = [edge["of"].kind for edge in found.values()]
+    return all(edge["kind"] in kinds for edge in wanted.values())
