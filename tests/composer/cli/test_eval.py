@@ -96,6 +96,11 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no tasks": ([TEACHER, "--lengths", "64"], "name tasks, such as --tasks passkey,recall"),
     "no lengths": ([TEACHER, "--tasks", "recall"], "--lengths 512,1024"),
     "a length": ([TEACHER, "--tasks", "recall", "--lengths", "64,long"], '--lengths: "long" is no whole number'),
+    "lengths apart": (
+        [TEACHER, "512", "--tasks", "recall", "--lengths", "64"],
+        "512 stands where a model does: numbers",
+    ),
+    "tasks apart": ([TEACHER, "recall", "--tasks", "mqar", "--lengths", "64"], "such as --tasks passkey,recall"),
     "another length": ([TEACHER, "--tasks", "recall", "--lengths", "-64"], "--lengths -64: say at least 2."),
     "a task": ([TEACHER, "--tasks", "recal", "--lengths", "64"], 'No task "recal"; did you mean "recall"?'),
     "too short": ([TEACHER, "--tasks", "recall", "--lengths", "64"], "needs at least 67 tokens, not 64"),
