@@ -33,6 +33,7 @@ from composer import build_folder
 from composer.progress import without_theirs
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
+from composer.training.student import read_student
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "killed.json"
@@ -60,7 +61,8 @@ def run(model: Path, out: Path, kind: str, *, resume: bool, step: Callable[[], N
     options = TrainingOptions(
         [f"stories,samples={SAMPLES}"], resume=resume, stream=stream, checkpoint_seconds=0.0, watch=lambda _: step()
     )
-    distill(model, out, options, which=which, overrides=[f"recipe.{which}.steps={STEPS}", f"recipe.{which}.batch={BATCH}"])
+    overrides = [f"recipe.{which}.steps={STEPS}", f"recipe.{which}.batch={BATCH}"]
+    distill(read_student(model, overrides), out, options, which=which)
 
 
 def undisturbed(model: Path, out: Path, kind: str) -> Course:

@@ -20,11 +20,14 @@ from composer.spec.resolve import Dimensions, resolve
 
 SIZE = Dimensions(hidden_size=4096, layers=1, heads=32, key_heads=8, head_dim=128, rope_theta=500_000.0)
 SMALL = Dimensions(hidden_size=32, layers=1, heads=2, key_heads=1, head_dim=16, rope_theta=10_000.0)
+WIDE, NARROW = "head.feature_map.dim=128", ("head.feature_map.dim=16", "head.memory.0.size=8")
 HEADS = {
-    "lolcats": ("lolcats", ("head.feature_map.dim=128",)),
-    "lolcats-terraced": ("lolcats-terraced", ("head.feature_map.dim=128",)),
-    "lola": ("lola", ("head.feature_map.dim=128", "head.memory.1.size=128")),
+    "lolcats": ((WIDE,), NARROW),
+    "lolcats-terraced": ((WIDE,), NARROW),
+    "lola": ((WIDE, "head.memory.1.size=128"), (*NARROW, "head.memory.1.size=8")),
+    "streaming": ((), ("head.memory.1.size=8",)),
 }
+"""Specs, with what is set on them; the latter where all is small."""
 Run = Callable[[], Any]
 
 
@@ -47,9 +50,8 @@ class Bench:
 
     def head(self, name: str) -> tuple[Head, Shape]:
         """With small windows where all is small."""
-        spec, overrides = HEADS[name]
-        small = ["head.memory.0.size=8", *(["head.memory.1.size=8"] if name == "lola" else []), "head.feature_map.dim=16"]
-        resolved = resolve(load_spec(spec, small if self.quick else list(overrides)), self.size)
+        large, small = HEADS[name]
+        resolved = resolve(load_spec(name, small if self.quick else large), self.size)
         (head,), shape = resolved.heads.values(), self.size.shape(self.size.heads)
         made, generator = Head(head, shape), torch.Generator().manual_seed(0)
         for module in made.modules():

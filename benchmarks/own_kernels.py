@@ -123,6 +123,7 @@ def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[
         if length <= ASKED:
             add(f"lolcats with backward {length}", prefill, "lolcats", length, backward=True)
             add(f"lola forward {length}", prefill, "lola", length, backward=False)
+            add(f"streaming with backward {length}", prefill, "streaming", length, backward=True)
             add(f"hedgehog with backward {length}", maps, length)
             add(f"taps and hedgehog with backward {length}", taps_and_map, length)
     for batch in batches:

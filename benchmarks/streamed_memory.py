@@ -82,6 +82,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     from composer.training.distill import distill
     from composer.training.run import TrainingOptions
     from composer.training.spill import TOKENS
+    from composer.training.student import read_student
 
     torch.set_num_threads(1)
     AutoTokenizer.from_pretrained(folder / "source", trust_remote_code=False)
@@ -90,11 +91,10 @@ def transfer(folder: Path) -> dict[str, Any]:
     imported, began = resident("VmRSS"), time.perf_counter()
     overrides = ["sequence=128", "transfer.epochs=null", f"transfer.steps={STEPS}", f"transfer.batch={BATCH}"]
     report = distill(
-        folder / "model",
+        read_student(folder / "model", [f"recipe.{setting}" for setting in overrides]),
         folder / "out",
         TrainingOptions(data=[str(folder / "texts.jsonl")], stream=True, tell=lambda said: print(said, file=sys.stderr)),
         which="transfer",
-        overrides=[f"recipe.{setting}" for setting in overrides],
     )
     return {
         "seconds": time.perf_counter() - began,

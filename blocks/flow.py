@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,7 +102,7 @@ class Pairs:
 
     def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
-        if (self.by.base if self.by is not None else ()) == by.base:
+        if self.by is by or (self.by.base if self.by is not None else ()) == by.base:
             return self.key
         return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
 
@@ -214,7 +215,7 @@ def may_look(numbers: Tensor) -> bool:
 
 def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
     """Whether each is known to be a pair."""
-    return may_look(position) and bool(position.min() >= 0)
+    return may_look(position) and int(position.min()) >= 0
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
@@ -222,19 +223,37 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
+def as_kind(states: Tensor, kind: torch.dtype) -> Tensor:
+    """The states in a dtype. Tensors that are in it are not asked: their own answer takes longer than the question."""
+    return states if states.dtype == kind else states.to(kind)
+
+
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
-    wide = accumulating(states.dtype)
-    return torch.rms_norm(states.to(wide), weight.shape, weight.to(wide), epsilon).to(states.dtype)
+    kind = accumulating(states.dtype)
+    wide, weight = as_kind(states, kind), as_kind(weight, kind)
+    if torch.is_grad_enabled() or not wide.is_cpu or torch.compiler.is_compiling():
+        return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
+    # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = torch.addcmul(_number(epsilon, kind), length, length, value=1 / weight.shape[0]).rsqrt_()
+    return as_kind(wide.mul(scale).mul_(weight), states.dtype)
+
+
+@functools.lru_cache
+def _number(number: float, kind: torch.dtype) -> Tensor:
+    # Whoever asks first may do so where tensors are of another kind.
+    with torch.inference_mode(mode=False):
+        return torch.tensor(number, dtype=kind, device="cpu")
 
 
 def affine(
     states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], kind: torch.dtype
 ) -> Float[Tensor, "*rest n"]:
     """x Wᵀ + b in ``kind``, the product in the weight's dtype: a bias may be wider."""
-    states = states.to(weight.dtype)
+    states = as_kind(states, weight.dtype)
     if bias.dtype == weight.dtype:
-        return torch.nn.functional.linear(states, weight, bias).to(kind)
+        return as_kind(torch.nn.functional.linear(states, weight, bias), kind)
     return torch.nn.functional.linear(states, weight).to(kind).add_(bias.to(kind))
 
 

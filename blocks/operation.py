@@ -130,7 +130,8 @@ class Form:
     operation gives, in the order of its ports, and the new state. fits: the reason why it cannot run in a setting, or None.
     decode: it is for calls of one token, and nobody looks at it for others. missing: what it takes and is not installed, in words
     that say what to do, or None. refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; the form
-    that would have been taken without it answers then.
+    that would have been taken without it answers then. picks: of one of PyTorch's, the kernels that are picked for it on a GPU by
+    itself, which are those that are wanted there.
     """
 
     backend: str
@@ -140,6 +141,7 @@ class Form:
     decode: bool = False
     missing: Callable[[], str | None] = nothing_missing
     refuses: bool = False
+    picks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,10 @@ class Call:
 
     def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
         """The head's queries as they stand at the tokens; convolved ones are others."""
-        last = self.turned.get(by.base)
+        base = by.base
+        last = self.turned.get(base)
         if last is None or last[0] is not query:
-            last = self.turned[by.base] = query, by.turn(query, self.tokens)
+            last = self.turned[base] = query, by.turn(query, self.tokens)
         return last[1]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import rms_norm
+from blocks.flow import as_kind, rms_norm
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, kinds
@@ -120,10 +120,11 @@ class GatedNorm(Norm):
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
         """Normalise, then open and close each coordinate, or the other way round."""
-        gate = opening(parameters, hidden, self.activation).view(output.shape).to(output.dtype)
+        gate = as_kind(opening(parameters, hidden, self.activation).view(output.shape), output.dtype)
         if self.first == "gate":
             return super().finish(parameters, output * gate, hidden)
-        return super().finish(parameters, output, hidden) * gate
+        normed = super().finish(parameters, output, hidden)
+        return normed * gate if normed.requires_grad or gate.requires_grad else normed.mul_(gate)
 
 
 def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:
@@ -147,11 +148,13 @@ def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
 def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: str) -> Float[Tensor, "B T columns"]:
     """How far each coordinate is open."""
     bias = parameters["gate_bias"]
-    hidden = hidden.to(bias.dtype)
+    hidden = as_kind(hidden, bias.dtype)
     if "gate_down" in parameters:
         hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
     logits = torch.nn.functional.linear(hidden, parameters["gate_up" if "gate_down" in parameters else "gate"], bias)
-    return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+    if logits.requires_grad:
+        return torch.nn.functional.silu(logits) if activation == "swish" else logits.sigmoid()
+    return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()
 
 
 OutputConfig = Annotated[Norm | OutputGate | GatedNorm, Field(discriminator="kind"), BeforeValidator(bare)]

@@ -146,7 +146,7 @@ class Rope(Position):
         position = position if position.dim() == 3 else position[..., None]
         compute = _frequencies if torch.compiler.is_compiling() else _frequencies_once
         angles = position[..., None].float() * compute(self, like.shape[-1], like.device)  # pyright: ignore[reportArgumentType] - frozen
-        return torch.cat((angles, angles), dim=-1).cos().to(like.dtype), torch.cat((-angles, angles), dim=-1).sin().to(like.dtype)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     @property
     def base(self) -> tuple[object, ...]:
@@ -158,8 +158,10 @@ class Rope(Position):
         return 3 * (shape.heads + shape.key_heads) * shape.head_dim
 
 
-def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    return rope.frequencies(head_dim).to(device)
+def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Float[Tensor, " head_dim"]:
+    """One a coordinate; those of the first half are negative."""
+    half = rope.frequencies(head_dim)
+    return torch.cat((-half, half)).to(device)
 
 
 @functools.lru_cache

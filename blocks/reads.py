@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from blocks.flow import Partial, accumulating
+from blocks.flow import Partial, accumulating, as_kind
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, Part, State, bare, kinds
@@ -47,7 +47,9 @@ class Read(TakesPartials):
         self, parameters: Parameters, call: Call, *, partial: Mapping[str, Partial], weight: Mapping[str, Tensor]
     ) -> tuple[tuple[Tensor], State]:
         """Both by the memories' names."""
-        weighed = [replace(one, logit=weight[name]) if name in weight else one for name, one in partial.items()]
+        weighed = [
+            Partial(one.output, one.lse, weight[name], one.maximum) if name in weight else one for name, one in partial.items()
+        ]
         return (self.combine(parameters, weighed),), {}
 
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
@@ -94,7 +96,7 @@ class Shared(Read):
         least = torch.finfo(masses[0].dtype).min / 4
         if len(masses) == 2:
             first, second = masses
-            return _between(partials, first.clamp(min=least) - second.clamp(min=least))
+            return _between(partials, first - second.clamp(min=least))
         return _weighted(partials, torch.stack(masses, dim=-1).clamp(min=least).softmax(-1))
 
     @property
@@ -177,9 +179,9 @@ def _scaled(partial: Partial) -> Tensor:
 
 def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
     """The same of two, with σ(logit) and 1 - σ(logit)."""
-    first, second = (partial.output for partial in partials)
-    mixed = torch.lerp(second.to(logit.dtype), first.to(logit.dtype), logit.sigmoid()[..., None])
-    return mixed.to(torch.promote_types(first.dtype, second.dtype))
+    first, second, kind = partials[0].output, partials[1].output, logit.dtype
+    mixed = torch.lerp(as_kind(second, kind), as_kind(first, kind), logit.sigmoid()[..., None])
+    return mixed if first.dtype == kind else mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.arguments import Reference, check_dtype, check_seed, several
+from composer.arguments import Reference, check_dtype, several
 from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
-from composer.numbers import Tokens, tokens_of
+from composer.numbers import LEAST_SEED, Tokens, check_seed, tokens_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
@@ -78,7 +78,7 @@ def build(
     from composer.weights.from_model import build_from_model, trunk_of
 
     check_dtype(dtype, BuildError)
-    check_seed(seed)
+    check_seed(seed, BuildError, least=LEAST_SEED)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
@@ -148,7 +148,7 @@ def build_folder(
     from composer.weights.build import build_folder as write_folder
 
     check_dtype(dtype, BuildError)
-    check_seed(seed)
+    check_seed(seed, BuildError, least=LEAST_SEED)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
     if source is None and several(lolcats):

@@ -1,8 +1,10 @@
-"""Numbers as people write them: ``4k`` tokens are 4,096, and several stand between commas."""
+"""Numbers as people write them, and the bounds that they are held to: ``4k`` tokens are 4,096, several stand between commas."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 from composer.errors import ComposerError
 from composer.spec.places import brief
@@ -10,28 +12,73 @@ from composer.spec.places import brief
 THOUSAND = 1024
 Tokens = int | str
 """A number of tokens, or such as ``"4k"``, which is 4,096."""
+Numbers = int | str | Sequence[int]
+"""One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
+"""What every generator takes; below 0 for builds and what was sampled before."""
 
 
-def read_numbers(said: str | None, option: str, refusal: type[ComposerError], *, thousands: bool = True) -> tuple[int, ...]:
-    """``512,1k,64k``, where ``thousands`` lets ``k`` stand for 1,024; none where the option is left out. Raises ``refusal``."""
+def numbers_of(
+    said: Numbers | None,
+    option: str,
+    refusal: type[ComposerError],
+    *,
+    least: int | None = 1,
+    most: int | None = None,
+    thousands: bool = True,
+) -> tuple[int, ...]:
+    """The numbers, in their order; in text ``k`` stands for 1,024, where ``thousands``. Raises ``refusal``."""
     such = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
-    words = () if said is None else (part.strip() for part in said.split(","))
-    return tuple(_number(word, option, refusal, such, thousands=thousands) for word in words)
+    if isinstance(said, str):
+        found: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in said.split(",")]
+    else:
+        found = () if said is None else said if isinstance(said, Sequence) else (said,)
+    return tuple(_whole(one, option, refusal, such, least, most) for one in found)
 
 
 def tokens_of(said: Tokens, option: str, refusal: type[ComposerError], least: int = 1) -> int:
-    """One number of tokens, at least so many. Raises ``refusal``."""
-    if isinstance(said, str):
-        said = _number(said.strip(), option, refusal, "4096, or 4k, which is the same", thousands=True)
-    if isinstance(said, bool) or not isinstance(said, int):
-        raise refusal(f"{option}: {brief(said)} is no number of tokens; expected such as 4096, or 4k, which is the same.")
-    if said < least:
-        raise refusal(f"{option}: {said:,} tokens; say at least {least}.")
-    return said
+    """One number of tokens. Raises ``refusal``."""
+    found = _read(said.strip(), thousands=True) if isinstance(said, str) else said
+    return _whole(found, option, refusal, "4096, or 4k, which is the same", least, None)
 
 
-def _number(word: str, option: str, refusal: type[ComposerError], such: str, *, thousands: bool) -> int:
-    found = re.fullmatch(r"([0-9]{1,12})([kK]?)" if thousands else r"([0-9]{1,12})()", word)
-    if found is None:
-        raise refusal(f"{option}: {brief(word)} is no number; expected such as {such}.")
-    return int(found[1]) * (THOUSAND if found[2] else 1)
+def check_count(
+    option: str, said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 1, most: int | None = None
+) -> None:
+    """Raises ``refusal`` where it is no whole number, or not within these bounds."""
+    _whole(said, option, refusal, str(max(least, 1)), least, most)
+
+
+def check_seed(said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 0) -> None:
+    """Raises ``refusal`` where no generator of random numbers can be started with it."""
+    check_count("--seed", said, refusal, least=least, most=MOST_SEED)
+
+
+def check_range(
+    option: str, said: object, least: float, most: float | None = None, refusal: type[ComposerError] = ComposerError
+) -> None:
+    """Raises ``refusal`` where it is no number, or not within these bounds."""
+    if isinstance(said, bool) or not isinstance(said, Real):
+        raise refusal(f"{option}: {brief(said)} is no number; expected such as {max(least, 1 if most is None else most):g}.")
+    _check_bounds(option, float(said), refusal, least, most)
+
+
+def _whole(said: object, option: str, refusal: type[ComposerError], such: str, least: int | None, most: int | None) -> int:
+    if isinstance(said, bool) or not isinstance(said, Integral):
+        raise refusal(f"{option}: {brief(said)} is no whole number; expected such as {such}.")
+    _check_bounds(option, int(said), refusal, least, most)
+    return int(said)
+
+
+def _check_bounds(option: str, said: float, refusal: type[ComposerError], least: float | None, most: float | None) -> None:
+    figure = str(said) if isinstance(said, int) else f"{said:g}"
+    if least is not None and not said >= least:  # so that NaN is refused, too
+        raise refusal(f"{option} {figure}: say at least {least:,}.")
+    if most is not None and said > most:
+        raise refusal(f"{option} {figure}: say at most {most:,}.")
+
+
+def _read(word: str, *, thousands: bool) -> int | str:
+    """The number that a word says, or the word, where it says none."""
+    found = re.fullmatch(r"(-?[0-9]{1,12})([kK]?)" if thousands else r"(-?[0-9]{1,12})()", word)
+    return word if found is None else int(found[1]) * (THOUSAND if found[2] else 1)

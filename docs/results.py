@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
+from composer.commands.texts import Sampled
+from composer.commands.training import MergeReport
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
@@ -36,7 +38,9 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "explain": ("", Explanation),
     "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
     "inspect": ("", Findings),
+    "merge": ("", MergeReport),
     "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
+    "sample": ("", Sampled),
     "select": ("and `rules`, what stands below `layers` of its `document`", Selection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
     "tasks": ("a list, one a task", ("name", "scored", "description", "source", "options")),

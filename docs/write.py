@@ -60,7 +60,9 @@ def kernels(text: str) -> str:
             for part in group.parts:
                 if part.backend != AUTO:
                     form, why = f"{part.backend}: {part.form}", part.why_not_faster.replace("|", "or")
-                    rows.append(f"| `{name}` | {group.head} | {part.part} | {form} | {part.decode or 'the same'} | {why} |\n")
+                    decode = part.decode if part.decode_backend == AUTO else f"{part.decode_backend}: {part.decode}"
+                    one = "the same" if part.decode is None else decode
+                    rows.append(f"| `{name}` | {group.head} | {part.part} | {form} | {one} | {why} |\n")
     return with_rows(text, KERNEL_HEADER, rows)
 
 

@@ -22,7 +22,7 @@ class Experiment:
     specs: tuple[str, ...]
     request: Request
     overrides: tuple[str, ...] = ()
-    trained: tuple[str, str] | None = None
+    trained: tuple[Experiment, str] | None = None
     made: str | None = None
 
     @property
@@ -67,10 +67,10 @@ STUDENTS = Experiment(
         "ablations/lawcat-convolution",
         "ablations/lawcat-rope",
         "ablations/lawcat-window",
-        "evidence/specs/ours-alternating.yaml",
-        "evidence/specs/ours-divided.yaml",
-        "evidence/specs/ours-delta.yaml",
-        "evidence/specs/ours-cached.yaml",
+        "evidence/specs/alternating-lawcat.yaml",
+        "evidence/specs/divided.yaml",
+        "specs/alternating-delta.yaml",
+        "evidence/specs/cached.yaml",
         "ablations/lawcat-sharing",
         "evidence/specs/gate-rank.yaml",
     ),
@@ -82,9 +82,9 @@ LOLA = Experiment(
     "lola",
     ("evidence/specs/lola-cache.yaml", "evidence/specs/lola-scores.yaml"),
     Request(TEACHER, tasks=("passkey", "recall"), lengths=(256, 512), samples=50, seeds=SEEDS),
-    trained=("students", "lolcats-complete"),
+    trained=(STUDENTS, "lolcats-complete"),
 )
-LOLA_FAR = Experiment("lola-far", ("evidence/specs/lola-cache.yaml:lola-32",), SCORED, trained=("students", "lolcats-complete"))
+LOLA_FAR = Experiment("lola-far", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats-complete"))
 TRANSFER = Experiment(
     "transfer", ("examples/attention-transfer.yaml",), Request(TEACHER, data=("stories,samples=1500",), seeds=SEEDS)
 )
@@ -115,13 +115,13 @@ FULL = Experiment(
     (
         "evidence/specs/lolcats-full.yaml",
         "specs/lawcat.yaml",
-        "evidence/specs/ours-delta.yaml",
-        "evidence/specs/ours-kda.yaml",
+        "specs/alternating-delta.yaml",
+        "evidence/specs/alternating-kda.yaml",
         "evidence/specs/macchiato-full.yaml",
         "specs/gated-delta.yaml",
     ),
     replace(SCORED, data=("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200"), share=0.0),
     FULL_RECIPE,
 )
-LOLA_FULL = Experiment("lola-full", ("evidence/specs/lola-cache.yaml:lola-32",), SCORED, trained=("full", "lolcats"))
+LOLA_FULL = Experiment("lola-full", ("evidence/specs/lola.yaml",), SCORED, trained=(FULL, "lolcats"))
 EXPERIMENTS = {one.name: one for one in (FULL, LOLA_FULL, TEACHERS, STUDENTS, MACCHIATO, LOLA, LOLA_FAR, TRANSFER, LATTE)}

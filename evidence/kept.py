@@ -17,7 +17,7 @@ from composer.evaluation.runner import task_facts
 from composer.files import write_whole
 from composer.weights.contents import sha256
 from converters.bounded import MOST_CONFIG, read_bytes
-from evidence.experiments import EXPERIMENTS, Experiment
+from evidence.experiments import Experiment
 
 KEPT = Path(__file__).parent / "runs"
 
@@ -51,8 +51,8 @@ def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict
     source = contents(Path(request.source or request.tokenizer or "")) if experiment.made is None else {"made": experiment.made}
     decides["source"] = source
     if experiment.trained is not None:
-        name, taught = experiment.trained
-        decides["trained"] = identity(EXPERIMENTS[name], variants[taught], seed, {})
+        other, taught = experiment.trained
+        decides["trained"] = identity(other, variants[taught], seed, {})
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 

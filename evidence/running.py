@@ -18,7 +18,7 @@ from composer.ablation.steps import FAILURE, Figures, found, model_of
 from composer.errors import ComposerError
 from composer.training.merge import merge_adapters
 from composer.versions import versions_of
-from evidence.experiments import EXPERIMENTS, Experiment
+from evidence.experiments import Experiment
 from evidence.kept import KEPT, Run, identity, keep, path_of, read
 
 Told = Callable[[str], None]
@@ -85,11 +85,11 @@ def _requests(
 def _trained(experiment: Experiment, seed: int, work: Path, workers: Start, tell: Told, device: str) -> Path:
     """The model to build from, trained if it is not there, with its adapters folded in."""
     assert experiment.trained is not None
-    name, variant = experiment.trained
-    other, source = EXPERIMENTS[name], work / experiment.name / f"trained-{seed}"
+    other, variant = experiment.trained
+    source = work / experiment.name / f"trained-{seed}"
     if source.is_dir():
         return source
-    request, steps = replace(other.request, seeds=(seed,), device=device), work / name / STEPS
+    request, steps = replace(other.request, seeds=(seed,), device=device), work / other.name / STEPS
     (chain,) = plan([taught(experiment)[variant]], request, steps)
     tell(f"{experiment.name}: the model of {variant}, seed {seed}")
     run([chain], request, steps, workers)
@@ -101,7 +101,7 @@ def taught(experiment: Experiment) -> dict[str, Variant]:
     """The variants of the experiment whose models this one builds from, by name; none where it builds from the teacher."""
     if experiment.trained is None:
         return {}
-    other = EXPERIMENTS[experiment.trained[0]]
+    other, _ = experiment.trained
     return {variant.name: variant for variant in read_variants(other.specs, other.overrides)}
 
 

@@ -20,9 +20,12 @@ SECOND = Experiment(
         "evidence/specs/lolcats.yaml:no-window",
         "ablations/lawcat-convolution",
         "ablations/lawcat-window:with",
+        "specs/alternating-delta.yaml",
+        "evidence/specs/macchiato-full.yaml",
     ),
     replace(ASKED, data=(*FULL.request.data, *LEARNED), share=0.0),
     FULL_RECIPE,
     made=MADE,
 )
-EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND)}
+SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats-complete"), made=MADE)
+EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,10 +17,14 @@ BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "seeds diff
 
 @dataclass(frozen=True)
 class Place:
-    """A figure. run: EXPERIMENT/VARIANT; column: its title in the ablation's report."""
+    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report; of several, their mean."""
 
     run: str
-    column: str
+    column: str | tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else self.column
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,9 @@ class Kept:
 
     def at(self, place: Place) -> dict[int, float]:
         """By seed; empty where nothing is kept."""
-        return self._figures.get(place.run, {}).get(place.column, {})
+        own = self._figures.get(place.run, {})
+        found = [own.get(column, {}) for column in place.columns]
+        return {seed: statistics.fmean(one[seed] for one in found) for seed in found[0] if all(seed in one for one in found)}
 
 
 def seeds_of(expected: Expected, kept: Kept) -> Mapping[int, bool | None]:

@@ -32,6 +32,45 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "ablation" / "report.json").is_file()
 
 
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in path.read_text("utf-8")]
+
+
+def calls(code: str) -> list[ast.Call]:
+    """Those of functions of ``composer``, and nothing of what it holds is taken from elsewhere."""
+    nodes = list(ast.walk(ast.parse(code)))
+    assert not [one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names if one.name in dir(composer)]
+    return [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "composer"
+    ]
+
+
+def check(call: ast.Call) -> None:
+    """Its arguments are those of the function."""
+    assert isinstance(call.func, ast.Attribute)
+    named = {one.arg: one.value for one in call.keywords if one.arg is not None}
+    inspect.signature(getattr(composer, call.func.attr)).bind(*call.args, **named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
+    """One function for each thing, with its own arguments."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for call in calls(block):
+            check(call)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(composer) if name != "ComposerError"])
+def test_examples_of_docstrings_have_the_functions_that_there_are(name: str) -> None:
+    doc = inspect.cleandoc(inspect.unwrap(getattr(composer, name)).__doc__ or "")
+    for line in re.findall(r"^    (.*\bcomposer\..*)$", doc, re.MULTILINE):
+        found = calls(line)
+        assert found
+        for call in found:
+            check(call)
+
+
 OTHERWISE = {
     "build": "Composed",
     "load": "Composed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks import initialise
-from blocks.flow import accumulating, affine
+from blocks.flow import accumulating, affine, as_kind
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Per, State
@@ -89,7 +89,7 @@ def logits(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tens
     if "weight" in parameters:
         return affine(hidden, parameters["weight"], parameters["bias"], kind)
     down = parameters["down"]
-    return affine(torch.nn.functional.linear(hidden.to(down.dtype), down), parameters["up"], parameters["bias"], kind)
+    return affine(torch.nn.functional.linear(as_kind(hidden, down.dtype), down), parameters["up"], parameters["bias"], kind)
 
 
 def flops_of_matrices(width: int, columns: int, rank: MatrixRank) -> int:

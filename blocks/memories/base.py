@@ -186,6 +186,11 @@ class Memory(Part):
         """Pairs of a key and a value that one key head's share of it holds after so many tokens, as LoLA's table 1 counts them."""
         raise NotImplementedError
 
+    def within(self, window: int) -> str | None:
+        """Of one that holds every pair: a memory that answers the same where a query sees so many pairs, and holds these alone, as
+        a spec says it. None where there is none."""
+        return None
+
     def matrix(self, state: State) -> Float[Tensor, "B N F D"] | None:
         """What pairs are summed up in, by this state, as the equation has it and whatever it is kept over: in float64, without a
         normaliser. None where there is no such matrix."""

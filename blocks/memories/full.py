@@ -16,9 +16,9 @@ from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
-from blocks.operation import EVERY, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, native, native_fits, single
+from blocks.softmax import dense, fla, native, native_fits, single
 
 
 class Full(Memory):
@@ -70,18 +70,32 @@ class Full(Memory):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return tokens
 
+    def within(self, window: int) -> str | None:
+        if self.fades or self.length_scale is not None:
+            return None
+        return f"{{kind: window, size: {window}, evict: drop}}"
+
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        blocks = Form(TORCH, "blocks of 512 queries", self.answer)
-        if self.fades:
-            step = Form(TORCH, "one query against all pairs", partial(self.answer_one, attention=single), unbroken, decode=True)
-            return (Form(REFERENCE, "all pairs, masked", self.answer), step, blocks)
-        one = partial(self.answer_one, attention=native)
-        return (
-            Form(REFERENCE, "all pairs, masked", self.answer),
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", one, native_fits, decode=True),
-            Form(TORCH, "scaled_dot_product_attention", partial(self.answer, native=True), _native_fits),
-            blocks,
+        masked = partial(self.answer, attention=self._masked)
+        one = partial(self.answer_one, attention=single)
+        kernel, fits = (fla.FORGETTING, _kernel_fits) if self.fades else (fla.ATTENTION, _packed_fits)
+        forms = (
+            Form(REFERENCE, "all pairs, masked", masked),
+            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), fits, missing=kernel.missing, refuses=True),
         )
+        blocks = Form(TORCH, "blocks of 512 queries", masked)
+        if self.fades:
+            return (*forms, Form(TORCH, "one query against all pairs", one, unbroken, decode=True), blocks)
+        step = partial(self.answer_one, attention=native)
+        return (
+            *forms,
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_fits, decode=True),
+            Form(
+                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_fits,
+                picks="FlashAttention's kernel or cuDNN's",
+            ),
+            blocks,
+        )  # fmt: skip
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
@@ -90,7 +104,10 @@ class Full(Memory):
         return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone."""
+        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone; both ways
+        it sees all."""
+        if shape.both_ways:
+            return 4 * tokens * shape.heads * shape.head_dim
         most = min(tokens, shape.window or tokens)
         seen = most * (most + 1) // 2 + (tokens - most) * most
         return seen * shape.heads * (4 * shape.head_dim + self.fades) // max(1, tokens)
@@ -103,20 +120,16 @@ class Full(Memory):
         query: Float[Tensor, "B T H D"],
         pairs: Pairs,
         decay: Float[Tensor, "B T H"] | None = None,
-        native: bool = False,
+        attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
-        """Answer the queries. native: by PyTorch's own attention, which gives no mass, and wants a pair from every token."""
+        """Answer the queries."""
         turn, tokens, state = self.turn, call.tokens, call.state
         query = self._asked(query, call)
         earlier = state["key"].shape[1]
         key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
-        if native:
-            answer = Partial(self._native(query, key, value, position, call, earlier), lse=None)
-        else:
-            falling = None if faded is None else faded.at
-            answer = dense(query, key, value, self._visible(position, call, earlier), call.shape.softcap, falling)
+        answer = attention(query, key, value, position, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
@@ -166,7 +179,18 @@ class Full(Memory):
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
-    def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, call: Call, earlier: int) -> Tensor:
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, call: Call, faded: Fading | None) -> Partial:
+        visible = self._visible(position, call, key.shape[1] - query.shape[1])
+        return dense(query, key, value, visible, call.shape.softcap, None if faded is None else faded.at)
+
+    def _by_kernel(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, call: Call, faded: Fading | None) -> Partial:
+        segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
+        since = None if faded is None else faded.since
+        return fla.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
+
+    def _native(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, call: Call, faded: Fading | None) -> Partial:
+        """By PyTorch's own attention, which gives no mass, and wants a pair from every token."""
+        earlier = key.shape[1] - query.shape[1]
         # Padding stands behind the real tokens, so the causal mask alone hides it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
         causal, dtype = earlier == 0 and whole, query.dtype
@@ -181,7 +205,7 @@ class Full(Memory):
         output = torch.nn.functional.scaled_dot_product_attention(
             *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
         )
-        return output.transpose(1, 2).to(dtype)
+        return Partial(output.transpose(1, 2).to(dtype), None)
 
     def problem_both_ways(self) -> str | None:
         if self.fades:
@@ -207,6 +231,16 @@ def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Flo
 
 def _carried(faded: Fading | None) -> State:
     return {} if faded is None else {"faded": faded.left()}
+
+
+def _kernel_fits(setting: Setting) -> str | None:
+    """Of a kernel that takes a pair from every token."""
+    return fla.fits(setting) or (None if setting.every_pair else "it wants a pair from every token, and these fall out of a memory")
+
+
+def _packed_fits(setting: Setting) -> str | None:
+    """Of one that keeps documents apart by their bounds, where PyTorch's attention would take a mask of T × T."""
+    return _kernel_fits(setting) or (None if setting.documents else "it is taken for rows of several documents")
 
 
 def _native_fits(setting: Setting) -> str | None:

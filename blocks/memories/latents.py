@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_validator
 
 from blocks import initialise
-from blocks.flow import Partial, accumulating, repeat_heads
+from blocks.flow import Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
+from blocks.memories import pooling
 from blocks.memories.base import Memory
-from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Fresh, Parameters, Shown, Slot, State
 from blocks.recurrences import additive, cumulative_fla, fla
 from blocks.recurrences.additive.chunked import CHUNK
@@ -82,10 +83,17 @@ class Latents(Memory):
         )  # fmt: skip
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
+        def by(pooled: Callable[..., Tensor]) -> Callable[..., Any]:
+            return partial(self.answer_both_ways, pooled=pooled)
+
         return (
-            Form(REFERENCE, "T × T weights of each document", partial(self.answer_both_ways, left=True)),
-            Form(TORCH, "sums over each document, whole", self.answer_both_ways),
-        )
+            Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
+            Form(
+                TRITON, "means of each document by stretches of it, and each token's mixture of them", by(pooling.by_kernel),
+                pooling.fits, missing=pooling.POOLED.missing, refuses=True,
+            ),
+            Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
+        )  # fmt: skip
 
     def problem(self, shape: Shape) -> str | None:
         if self.size % shape.heads == 0:
@@ -118,8 +126,9 @@ class Latents(Memory):
         return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The logits, one update and one read of the state a token, and the chunk's own pairs."""
-        chunk = 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
+        """The logits, one update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text
+        has not."""
+        chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
 
     def answer(
@@ -166,24 +175,11 @@ class Latents(Memory):
         *,
         hidden: Float[Tensor, "B T C"],
         value: Float[Tensor, "B T K D"],
-        left: bool = False,
+        pooled: Callable[[Tensor, Tensor, Tensor, Tokens], Tensor],
     ) -> tuple[tuple[Partial], State]:
-        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call.
-
-        left: by way of T × T weights.
-        """
-        tokens = call.tokens
+        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call."""
         query, key = self._logits(parameters, hidden, call)
-        states = (query.softmax(-1), key, repeat_heads(value.to(query.dtype), call.shape.heads))
-        if tokens.segment is None:
-            output = _pooled(*states, left=left)
-        else:
-            row = torch.arange(value.shape[0], device=value.device)[:, None] * (tokens.segment.max() + 1)
-            _, lengths = (row + tokens.segment).flatten().unique_consecutive(return_counts=True)
-            # Documents stand one behind the other, so each is a stretch of its own.
-            stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
-            output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
-            output = output.unflatten(1, value.shape[:2]).squeeze(0)
+        output = pooled(query.softmax(-1), key, value, call.tokens)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), {}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
@@ -255,16 +251,3 @@ def _sequential(
         mean = held / alpha.masked_fill(alpha == 0, 1.0)[..., None]
         outputs.append(torch.einsum("bhl,bhld->bhd", query[:, t], mean))
     return torch.stack(outputs, dim=1), {"maximum": maximum, "total": alpha, "state": mean}
-
-
-def _pooled(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, left: bool
-) -> Float[Tensor, "B T H D"]:
-    """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
-    query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
-    largest = logits.detach().amax(2, keepdim=True)
-    shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
-    total = shares.sum(2, keepdim=True)
-    shares = (shares / total.masked_fill(total == 0, 1.0)).mT
-    output = (query @ shares) @ value if left else query @ (shares @ value)
-    return output.transpose(1, 2)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blocks.flow import Mapped, Pairs
+from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Int, Tensor, torch
+from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.memories.window_above_state import to_write_over, weight_over
+from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
 from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
 from blocks.part import Part, State
 from blocks.reads import Shared
+from blocks.scores.absolute_error import AbsoluteError
+from blocks.scores.base import Contenders, Score, places
+from blocks.scores.overestimate import Overestimate
 from blocks.scores.relative_recall import RelativeRecall
 from blocks.scores.self_recall import SelfRecall
+from blocks.scores.squared_error import SquaredError
 
 WALKED = Kernel("blocks.fused.cascade", "walked", TRITON_PACKAGE)
 MOST = 256
 """Pairs that compete for a place at once, of the cache and of a chunk."""
 WIDEST = 128
 """Numbers a head: of wider ones the sums leave the registers."""
+KNOWN = (SelfRecall, RelativeRecall, SquaredError, AbsoluteError, Overestimate)
+"""Scores that look at the state or at the window, and that the kernel computes. One that looks at neither may be any."""
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -32,67 +39,125 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     assert isinstance(terraced, Window)
     assert isinstance(cache, Sparse)
     assert isinstance(shared, Shared)
-    tokens = window.call.tokens
+    tokens, size, keep = window.call.tokens, terraced.size, cache.keep
     extended: Pairs = window.compute(lambda _: terraced.entries(window.call, inputs["window"]["pairs"]))
     query = window.call.turn(inputs["window"]["query"], terraced.turn)
     mapped: Mapped = inputs["state"]["features"]
-    most = tokens.position.shape[1] + terraced.size - 1
+    # Of all entries' features only a score of the window has a use.
+    most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
 
     def asked(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Features of the queries, of the keys that may fall and of those that are held, and a scale that has been taken out."""
         fallen = mapped.key(extended.each(lambda entries: entries[:, :most]))
         held = mapped.key(cache.pairs_of(sparse.call.state))
-        return (*(scaled(mapped.query) if not state.call.shape.even else (mapped.query, None)), fallen, held)  # pyright: ignore
+        as_they_are = state.call.shape.even or state.call.shape.exponential
+        return (*((mapped.query, None) if as_they_are else scaled(mapped.query)), fallen, held)  # pyright: ignore
 
     features, log_scale, fallen, held = state.compute(asked)
     logits = inputs["read"]["weight"]
     weights = tuple(weight_over(one, state, logits, log_scale, features) for one in (window, sparse))
-    summed = to_write_over(state.call)["state"]
+    summed, numbers = to_write_over(state.call), _sum_of(window)
+    pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
 
-    def answer(_: Any) -> tuple[Tensor, Tensor]:
-        from blocks.fused.cascade import Cache
+    def answer(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        from blocks.fused.cascade import Cache, Chunks, Scores
 
-        before = sparse.call.state
+        before, worth, resolution, length = sparse.call.state, None, None, None
+        if numbers is not None:
+            worth = torch.cat((before[numbers], extended.numbers[numbers]), dim=1).transpose(1, 2).float().contiguous()
+            length = None if log_scale is None else log_scale.exp()
+        elif keep.reads == "pair":
+            worth, resolution = _worth(keep, before, extended, sparse.call.place)
         given = Cache(before["key"], before["value"], held, before["position"])
-        count = torch.full_like(tokens.position[:, 0], tokens.position.shape[1]) if tokens.valid is None else tokens.valid.sum(1)
-        rows = torch.stack((tokens.position[:, 0], count), dim=1).to(torch.int32)
         entries = query, extended.key, extended.value, extended.position, features, fallen
-        further = {"row_max": shared.asks_maximum, "relative": isinstance(cache.keep, RelativeRecall)}
-        return WALKED(*entries, given, weights, summed, rows, terraced.size, **further)
+        passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
+        chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
+        return (*WALKED(*entries, given, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
-    output, members = read.compute(answer)
-    kept = sparse.compute(lambda _: _kept(members.long().transpose(1, 2), sparse.call.state, extended))
+    output, members, worth = read.compute(answer)
+    if numbers is not None:
+        assert worth is not None
+        extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
+    kept = sparse.compute(lambda _: _kept(members.long().transpose(1, 2), sparse.call.state, extended, ends))
     carried = window.compute(lambda _: terraced.carried(window.call, extended))
-    return [((None, None), carried), ((None, None), kept), ((None,), {"state": summed}), ((output,), {})]
+    return [((None, None), carried), ((None, None), kept), ((None,), summed), ((output,), {})]
 
 
-def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs) -> State:
-    """What is held of the pairs at these places: first those that were held, then the entries."""
+def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The first token of each chunk that the call has any of, as ``blocks.fused.cascade`` has them, how many these are and how many
+    tokens are real, the first entry of each entry's document, and that of the last token's."""
+    position, valid = tokens.position, tokens.valid
+    start, ends, count = documents_of(tokens, 2 * size)
+    token = torch.arange(position.shape[1], device=position.device)
+    begins = (position % size == 0) | (token == 0)
+    if valid is not None:
+        begins = begins & valid
+    pieces = torch.where(begins, token, position.shape[1]).sort(dim=1).values
+    rows = torch.stack((begins.sum(1), count), dim=1)
+    return pieces.to(torch.int32), rows.to(torch.int32), None if start is None else start.to(torch.int32), ends
+
+
+def _sum_of(window: Bound) -> str | None:
+    """The name of the errors that travel with the pairs, if the cache asks for any."""
+    return next((number.name for number in window.call.shape.numbers if number.error is not None), None)
+
+
+def _called(keep: Score) -> str:
+    """As ``blocks.fused.cascade.Scores`` calls it."""
+    if keep.reads == "pair":
+        return "place" if keep.by_position else "pair"
+    return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)
+
+
+def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    """B H S+E: what those that are held and the entries are worth by a score that looks at nothing else, and its resolution. One
+    that follows from positions is told by its place among all of them, which float32 holds exactly."""
+    heads = held["position"].shape[2]
+    position = torch.cat((held["position"], entries.position[..., None].expand(-1, -1, heads)), dim=1)
+    value = held["value"].new_empty(*position.shape, 0)
+    if not keep.by_position:
+        value = torch.cat((held["value"], repeat_heads(entries.value, heads)), dim=1)
+        value = value.to(accumulating(value.dtype))
+    contenders = Contenders(position, value, None, None, place)
+    score = keep.score(contenders)
+    if keep.by_position:
+        return places(score).transpose(1, 2).float().contiguous(), None
+    resolution = keep.resolution(contenders, score)
+    return score.transpose(1, 2).float().contiguous(), resolution.transpose(1, 2).float().contiguous()
+
+
+def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
+    """What is held of the pairs at these places: first those that were held, then the entries. ends: the first entry of the
+    document that each row ends in; 0: that document goes on with those that were held."""
     batch, size, heads = members.shape
     row, head = (torch.arange(count, device=members.device) for count in (batch, heads))
     row, old = row[:, None, None], members < size
     among_held, among_entries = members.clamp(max=size - 1), (members - size).clamp(min=0)
     every = {"key": entries.key, "value": entries.value, "convolved": entries.convolved, "position": entries.position[..., None]}
+    every |= entries.numbers
+    first = ends[:, None, None]
+    there: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
 
     def chosen(name: str, before: Tensor) -> Tensor:
         after = every[name]
         new = after[row, among_entries, head // (heads // after.shape[2])]
-        there = old.view(*old.shape, *[1] * (before.dim() - 3))
-        return torch.where(there, before[row, among_held, head], new)
+        was_held = old.view(*old.shape, *[1] * (before.dim() - 3))
+        return torch.where(was_held, before[row, among_held, head], new.to(before.dtype))
 
-    return {name: chosen(name, before) for name, before in held.items()}
+    kept = {name: chosen(name, before) for name, before in held.items()}
+    return kept | {"position": kept["position"].masked_fill(~there, -1)}
 
 
 def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) -> str | None:
     sizes = setting.shape
     assert sizes is not None, "lowering says what the state works on"
+    keep = sparse.keep
+    unknown = None if type(keep) in KNOWN else keep.reads
     reasons = {
         "it has no gradient": setting.gradients,
-        "it walks one document a row": setting.documents,
         "it takes a window that moves on by chunks": window.shape != "terraced",
-        "it keeps no running maximum for exponential features": sizes.exponential,
-        "its state does not decay": state.gate.rank_of_decay != "none",
-        "it scores by `self_recall` or `relative_recall`": type(sparse.keep) not in (SelfRecall, RelativeRecall),
+        "of scores that look at the state it knows `self_recall` and `relative_recall`": unknown == "state",
+        "of scores that look at the window it knows `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
         "window and cache turn their keys alike in it": window.turn.base != sparse.turn.base,
         "its cache has room": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,

@@ -6,12 +6,12 @@ lay the entries out by age first, and put them back in their places at the end.
 
 from __future__ import annotations
 
-from blocks.flow import Tokens, in_all_rows, may_look, take
+from blocks.flow import Tokens, as_kind, in_all_rows, may_look, take
 from blocks.legend import Int, Shaped, Tensor, torch
 from blocks.part import State
 
-Place = int | Int[Tensor, " B"]
-"""Of the oldest entry: a number where it is known to be the same in every row, else where all rows stand one behind the other."""
+Place = Int[Tensor, "1"] | Int[Tensor, " B"]
+"""Of the oldest entry: one number where it is known to be the same in every row, else where all rows stand one behind the other."""
 
 
 def place_of(tokens: Tokens, size: int) -> Place:
@@ -20,17 +20,15 @@ def place_of(tokens: Tokens, size: int) -> Place:
 
 
 def _place(position: Int[Tensor, "B 1"], size: int) -> Place:
-    if may_look(position):
-        places = {row % size for (row,) in position.tolist()}
-        if len(places) == 1:
-            return places.pop()
+    if position.shape[0] == 1 or (may_look(position) and len({row for (row,) in position.tolist()}) == 1):
+        return position[0] % size
     return in_all_rows(position % size, size)[:, 0]
 
 
 def oldest(state: State, place: Place) -> State:
     """The entries B 1 … that the only token of a call is written over."""
-    if isinstance(place, int):
-        return {name: held.narrow(1, place, 1).clone() for name, held in state.items()}
+    if place.shape[0] == 1:
+        return {name: held.index_select(1, place) for name, held in state.items()}
     return {name: held.flatten(0, 1).index_select(0, place).unsqueeze(1) for name, held in state.items()}
 
 
@@ -38,9 +36,9 @@ def written(state: State, place: Place, new: State, *, in_place: bool) -> State:
     """The entries with those of the only token of a call, B 1 …."""
     carried: State = {}
     for name, held in state.items():
-        if isinstance(place, int):
-            carried[name] = held if in_place else held.clone()
-            carried[name].narrow(1, place, 1).copy_(new[name])
+        if place.shape[0] == 1:
+            one = as_kind(new[name], held.dtype)
+            carried[name] = held.index_copy_(1, place, one) if in_place else held.index_copy(1, place, one)
             continue
         flat, one = held.flatten(0, 1), new[name].flatten(0, 1).to(held.dtype)
         carried[name] = held if in_place else flat.index_copy(0, place, one).view_as(held)

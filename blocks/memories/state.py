@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, repeat_heads, with_ones
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.looks import Looks
@@ -120,7 +120,9 @@ class StateMemory(Recurrent):
         return entry * (shape.state_heads + shape.heads) + decay * shape.state_heads
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """One update and one read of the state a token, and the chunk's own pairs."""
+        """One update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text has not."""
+        if shape.both_ways:
+            return self.flops(shape, tokens)
         columns = shape.head_dim + self.normalise
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
@@ -170,7 +172,7 @@ class StateMemory(Recurrent):
         if pairs is not None:
             dtype = pairs.value.dtype
             # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
-            key, value = pairs.key, pairs.value if recurrence.backend == FLA else pairs.value.to(accumulating(dtype))
+            key, value = pairs.key, pairs.value if recurrence.backend == FLA else as_kind(pairs.value, accumulating(dtype))
             if not recurrence.decode:
                 key = repeat_heads(key, shape.state_heads)
             if self.normalise:
@@ -254,10 +256,11 @@ class StateMemory(Recurrent):
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        numerator, masses = output.split((output.shape[-1] - 1, 1), dim=-1)
+        columns = output.shape[-1] - 1
+        numerator, masses = output.narrow(-1, 0, columns), output.narrow(-1, columns, 1)
         # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
         least = 1e8 * torch.finfo(masses.dtype).tiny
-        answer = (numerator / torch.threshold(masses, least, math.inf)).to(dtype)
+        answer = as_kind(numerator / torch.threshold(masses, least, math.inf), dtype)
         if not mass:
             return Partial(answer, None)
         lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
-from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
+from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Path
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, fla, native, native_fits, single, windowed
+from blocks.softmax import dense, fla, native, native_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
+from blocks.softmax.visible import Visible
 
 
 class Window(Holding):
@@ -75,8 +76,13 @@ class Window(Holding):
         step = "one query against the ring of pairs"
         kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
                       missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
+        kernels = (kernel,) if self.shape == "sliding" else ()
+        own = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
+                   partial(self.answer, attention=_with_mass), partial(triton.fits, beside=next(iter(kernels), None)),
+                   missing=triton.WITH_MASS.missing, refuses=True)  # fmt: skip
         return (
-            *([kernel] if self.shape == "sliding" else []),
+            own,
+            *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
             Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
@@ -91,6 +97,7 @@ class Window(Holding):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         seen = self.size if self.shape == "sliding" else 3 * self.size // 2
+        seen = min(tokens, 2 * self.size - 1) if shape.both_ways else seen
         return 4 * seen * shape.heads * shape.head_dim
 
     def answer(
@@ -271,25 +278,9 @@ def _by_kernel(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softc
     return fla.behind(query, key, pairs.value, visible.position >= 0, visible.segment, visible.held)
 
 
+def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
+    return triton.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
+
+
 def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
     return windowed(query, key, pairs.value, pairs.present, visible.segment, visible.held, visible.reach, softcap=softcap)
-
-
-@dataclass(frozen=True)
-class Visible:
-    """Which of the state's and the call's entries each token of the call sees, a rectangle of it at a time."""
-
-    position: Int[Tensor, "B E"]
-    segment: Int[Tensor, "B E"] | None
-    held: int
-    reach: Int[Tensor, "B T"] | None
-
-    def __call__(self, tokens: slice, entries: slice) -> Bool[Tensor, "B t e"]:
-        """Token t stands at entry held + t and sees ``held`` entries, itself among them, or itself and ``reach`` before it."""
-        entry = torch.arange(self.position.shape[1], device=self.position.device)
-        back = entry[self.held :][tokens, None] - entry[entries]
-        farthest = self.held - 1 if self.reach is None else self.reach[:, tokens, None]
-        visible = (self.position[:, entries] >= 0)[:, None] & (back >= 0) & (back <= farthest)
-        if self.segment is not None:
-            visible = visible & (self.segment[:, self.held :][:, tokens, None] == self.segment[:, None, entries])
-        return visible

@@ -10,7 +10,7 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Float, Tensor, torch
+from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.holding import state_of
 from blocks.memories.ring import place_of, written
@@ -60,7 +60,7 @@ def _features(
     if not shape.even:
         query, log_scale = scaled(query)
     if decay is not None and tokens.valid is not None:
-        decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
+        decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
     weight = weight_over(window, state, logits, log_scale, query)
     asked = query, repeat_heads(key, shape.state_heads)
     return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
@@ -95,26 +95,33 @@ def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Any:
 def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """What follows from the tokens: entries that have fallen with each, the first entry of each entry's document, that of the last
     token's, and how many tokens are real."""
-    position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(window.held)
+    position, valid = tokens.position, tokens.valid
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
-    count = torch.full_like(position[:, 0], length) if valid is None else valid.sum(1)
+    start, ends, count = documents_of(tokens, window.held)
     fallen = None
     if window.shape == "terraced":
         fallen = size + token - position % size
     elif valid is not None:
         fallen = (token + 1).expand_as(position)
-    last = (count - 1).clamp(min=0)[:, None]
     if fallen is not None and valid is not None:
+        last = (count - 1).clamp(min=0)[:, None]
         # Nothing falls at padding; a row of nothing else has what had fallen before.
         before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
         fallen = torch.where(valid, fallen, torch.where(valid.any(1, keepdim=True), fallen.gather(1, last), before))
-    start, ends = None, torch.zeros_like(count)
-    if segment is not None:
-        start = torch.searchsorted(segment.contiguous(), segment.contiguous())
-        ends = torch.where(count > 0, start.gather(1, window.held + last)[:, 0], 0)
     fallen, start = (None if table is None else table.to(torch.int32).contiguous() for table in (fallen, start))
     return fallen, start, ends, count
+
+
+def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """The first entry of each entry's document (None: a row is one), that of the last token's, and how many tokens are real."""
+    position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(held)
+    count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
+    if segment is None:
+        return None, torch.zeros_like(count), count
+    start = torch.searchsorted(segment.contiguous(), segment.contiguous())
+    last = (count - 1).clamp(min=0)[:, None]
+    return start, torch.where(count > 0, start.gather(1, held + last)[:, 0], 0), count
 
 
 def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -211,8 +218,7 @@ def _fits(rank: str, shape: str, setting: Setting) -> str | None:
     reasons = {
         "it takes tokens by the block, and a step of decode has one": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
-        "it has decay by the head below a sliding window, and no other": rank == "channel"
-        or (rank != "none" and shape != "sliding"),
+        "it has decay below a window that slides, and no other": rank != "none" and shape != "sliding",
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,

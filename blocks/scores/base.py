@@ -39,14 +39,16 @@ class Score(Part):
     role: ClassVar[str] = "score"
     reads: ClassVar[Literal["pair", "state", "window"]] = "pair"
     """What it looks at beside the pair: the state below, or the window above."""
+    by_position: ClassVar[bool] = False
+    """It follows from the position alone, and nothing of it is rounded."""
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         """What each pair is worth. The positions of none do not matter."""
         raise NotImplementedError
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        """How far each of these scores may lie from what it would be without rounding. 0 where it follows from integers."""
-        return RESOLUTION * score.abs()
+        """How far each of these scores may lie from what it would be without rounding."""
+        return torch.zeros_like(score) if self.by_position else RESOLUTION * score.abs()
 
     def error(self, exact: Float[Tensor, "B H t e"], product: Float[Tensor, "B H t e"]) -> Float[Tensor, "B H t e"]:
         """Where it reads the window: how far the product of features is from the weight exp(q·k / √D) that it stands for."""
@@ -77,3 +79,10 @@ def order(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], cou
     above, within = score - score.gather(1, bar), resolution + resolution.gather(1, bar)
     # Of two infinities the difference is none, and they are equal.
     return ((above < -within).to(torch.int8) - (above > within).to(torch.int8)).argsort(dim=1, stable=True)
+
+
+def places(score: Float[Tensor, "B E H"]) -> Int[Tensor, "B E H"]:
+    """How many different scores lie below each: numbers that compare as the scores do."""
+    ordered, index = score.sort(dim=1)
+    steps = torch.nn.functional.pad((ordered[:, 1:] > ordered[:, :-1]).long(), (0, 0, 1, 0))
+    return torch.zeros_like(index).scatter(1, index, steps.cumsum(1))

@@ -15,14 +15,12 @@ class Random(Score):
 
     equation: ClassVar[str] = "u(seed, layer, head, t), uniform in [0, 1)"
     source: ClassVar[str] = "this project; splitmix64: Steele et al. 2014"
+    by_position: ClassVar[bool] = True
     kind: Literal["random"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         return counter_uniform(self.seed, *pairs.place, pairs.position)
-
-    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        return torch.zeros_like(score)
 
 
 def counter_uniform(seed: int, layer: int, first_head: int, position: Int[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:

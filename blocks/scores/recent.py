@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Tensor, torch
+from blocks.legend import Float, Tensor
 from blocks.scores.base import Contenders, Score
 
 
@@ -13,10 +13,8 @@ class Recent(Score):
 
     equation: ClassVar[str] = "t"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, table 4: a larger window"
+    by_position: ClassVar[bool] = True
     kind: Literal["recent"] = "recent"
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
         return pairs.position.double()
-
-    def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        return torch.zeros_like(score)

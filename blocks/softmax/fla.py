@@ -1,20 +1,22 @@
-"""A sliding window by flash-linear-attention's ``parallel_attn``, which answers without a mass.
+"""Softmax over pairs by flash-linear-attention's kernels, which answer without a mass: a sliding window, or all that came before.
 
-What the window held before the call stands before the call's own pairs; the queries of those places are nobody's. Places that hold
+What was held before the call stands before the call's own pairs; the queries of those places are nobody's. Places that hold
 no pair, and other documents, are documents apart.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from blocks.flow import Partial
-from blocks.kernels import needs_gpu
+from blocks.flow import Partial, take
+from blocks.kernels import Kernel, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting
 from blocks.recurrences.fla import kernel, one_row, rows
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
+FORGETTING = kernel("ops.forgetting_attn", "parallel_forgetting_attn")
 WIDEST = 256
 
 
@@ -42,12 +44,55 @@ def behind(
     size: int,
 ) -> Partial:
     """Each query, the last of the entries among them, against the last ``size`` entries that are present, its own among them."""
+    document = _documents(present, segment, key.shape[1] - query.shape[1])
+    return _answer(ATTENTION, query, key, value, document, window_size=size)
+
+
+def all_before(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K D"],
+    present: Bool[Tensor, "B E"],
+    segment: Int[Tensor, "B E"] | None,
+    size: int | None,
+    since: Float[Tensor, "B E H"] | None,
+) -> Partial:
+    """Each query, the last of the entries among them, against those up to its own that are present, ``size`` at most (None: all).
+
+    since: running sums of decays; between two entries a logit falls by their difference.
+    """
+    held = key.shape[1] - query.shape[1]
+    if held:
+        # Absent entries stand anywhere; before all others they part no document.
+        own = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
+        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), own), dim=1)
+        key, value, present = (take(of, order) for of in (key, value, present))
+        since = None if since is None else take(since, order)
+    # What is given to padding behind the tokens is nobody's, so rows of one document are rows as they are.
+    document = segment if held == 0 else _documents(present, segment, held)
+    if since is None:
+        return _answer(ATTENTION, query, key, value, document, window_size=size)
+    steps = since.diff(dim=1, prepend=since[:, :1]).float()
+    return _answer(FORGETTING, query, key, value, document, g=steps if document is None else one_row(steps), window_size=size)
+
+
+def _documents(present: Bool[Tensor, "B E"], segment: Int[Tensor, "B E"] | None, held: int) -> Int[Tensor, "B E"]:
+    """Of the entries, those that are held and absent apart. They stand before all that are present."""
+    document = torch.zeros_like(present, dtype=torch.int64) if segment is None else segment
+    # What padding behind the tokens is given is nobody's.
+    absent = torch.cat((~present[:, :held], torch.zeros_like(present[:, held:])), dim=1)
+    return document.masked_fill(absent, -1)
+
+
+def _answer(run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: Int[Tensor, "B E"] | None, **further: Any) -> Partial:
+    """document: of each entry; None: one a row."""
     held = key.shape[1] - query.shape[1]
     queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)
-    document = torch.zeros_like(present, dtype=torch.int64) if segment is None else segment
-    # Absent entries stand before those that are held; what padding behind the tokens is given is nobody's.
-    absent = torch.cat((~present[:, :held], torch.zeros_like(present[:, held:])), dim=1)
-    document = document.masked_fill(absent, -1)
-    flat = (one_row(of.to(value.dtype)) for of in (queries, key, value))
-    output = ATTENTION(*flat, scale=1 / math.sqrt(query.shape[-1]), window_size=size, cu_seqlens=rows(document).bounds)
-    return Partial(output.unflatten(1, document.shape).squeeze(0)[:, held:].to(query.dtype), None)
+    given = [of.to(value.dtype) for of in (queries, key, value)]
+    scale = 1 / math.sqrt(query.shape[-1])
+    if document is None:
+        output = run(*given, scale=scale, **further)
+    else:
+        output = run(*(one_row(of) for of in given), scale=scale, cu_seqlens=rows(document).bounds, **further)
+        output = output.unflatten(1, document.shape).squeeze(0)
+    return Partial(output[:, held:].to(query.dtype), None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, all_there
+from blocks.flow import Partial, accumulating, all_there, as_kind
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.dense import capped
@@ -59,10 +59,10 @@ def native(
         absent = (_rows(position) >= 0).to(kind).log()
         hiding = absent if hiding is None else hiding + absent
         empty = hiding.amax(-1).isneginf()
-    query_, *pairs = (states.to(kind).transpose(1, 2) for states in (query, key, value))
+    query_, *pairs = [as_kind(states, kind).transpose(1, 2) for states in (query, key, value)]
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
     lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
-    return Partial(output.transpose(1, 2).to(query.dtype), lse.transpose(1, 2))
+    return Partial(as_kind(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
 
 
 def native_fits(setting: Setting) -> str | None:

@@ -97,6 +97,7 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
     from composer.training.distill import distill
     from composer.training.scratch import train
+    from composer.training.student import read_student
 
     out, whole = folder / step.name, step.variant.recipe
     # Only what decides the step: variants that share it differ in the rest, and any of them may continue its run.
@@ -104,11 +105,11 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     if out.exists():  # a kill between the result and its figures
         shutil.rmtree(out)
     options = _options(step, resume=(folder / f"{step.name}.run" / "run.json").is_file())
-    model = model_of(step.after, folder)
+    student = read_student(model_of(step.after, folder), (), recipe)
     report = (
-        train(model, out, options, recipe=recipe)
+        train(student, out, options)
         if step.kind == "train"
-        else distill(model, out, options, which="transfer" if step.kind == "transfer" else "finetune", recipe=recipe)
+        else distill(student, out, options, which="transfer" if step.kind == "transfer" else "finetune")
     )
     (outcome,) = report.stages
     return {

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO
+from composer.numbers import check_count, check_seed, numbers_of
 from converters.trunk import Dtype
 
 REPEATS, STEPS = 5, 32
 LARGEST = 2**31
-"""Of any length, batch or seed."""
+"""Of any length or batch."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,9 @@ class BenchOptions:
     watch: Callable[[BenchProgress], None] | None = None
 
 
-def ordered(numbers: Sequence[int], option: str, of: str) -> tuple[int, ...]:
-    """Each once, the smallest first. of: what they count. Raises BenchError."""
-    if any(number < 1 for number in numbers):
-        raise BenchError(f"{option} {min(numbers)}: say at least 1 {of}.")
-    if any(number > LARGEST for number in numbers):
-        raise BenchError(f"{option} {max(numbers)}: say at most {LARGEST:,} {of}s.")
-    return tuple(sorted(set(numbers)))
+def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
+    """Each once, the smallest first. Raises BenchError."""
+    return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
 
 
 def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: BenchOptions) -> tuple[tuple[int, ...], ...]:
@@ -74,12 +71,6 @@ def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: Bench
     if not options.batches:
         raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
     for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
-        if number < 1:
-            raise BenchError(f"{name} {number}: say at least 1.")
-    if not 0 <= options.seed <= LARGEST:
-        raise BenchError(f"--seed {options.seed}: say 0 or more, and at most {LARGEST:,}.")
-    return (
-        ordered(prefill, "--prefill", "token"),
-        ordered(decode, "--decode", "token"),
-        ordered(options.batches, "--batch", "row"),
-    )
+        check_count(name, number, BenchError)
+    check_seed(options.seed, BenchError)
+    return ordered(prefill, "--prefill"), ordered(decode, "--decode"), ordered(options.batches, "--batch")

@@ -47,7 +47,7 @@ def ablate(
     lengths: Annotated[
         str | None, typer.Option(metavar="N,…", help="Tokens of a sample of a task: 512,4k, where 4k is 4,096.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each task at each length.")] = 100,
+    samples: Annotated[int, typer.Option(help="Samples of each task at each length.")] = 100,
     seeds: Annotated[str, typer.Option(metavar="N,…", help="Seeds; each variant is built and trained with each of them.")] = "0",
     text: Text = None,
     haystack: Haystack = None,
@@ -55,7 +55,7 @@ def ablate(
     settings: Set = None,
     device: RunsOn = "cpu",
     bfloat16: Bfloat16 = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one for each core, or one on a GPU.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Steps at a time; left out, one for each core, or one on a GPU.")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: its address, auto, or local to start one here.")
     ] = None,

@@ -37,18 +37,18 @@ def bench(
     prefill: Annotated[str | None, typer.Option(metavar="N,…", help="Tokens of prompts: 1k,4k,64k, where 1k is 1,024.")] = None,
     decode: Annotated[str | None, typer.Option(metavar="N,…", help="Positions that a token is decoded at: 512,4k,128k.")] = None,
     batch: Annotated[str, typer.Option(metavar="N,…", help="Rows of a batch.")] = "1",
-    repeats: Annotated[int, typer.Option(min=1, help="Timed passes over each prompt.")] = REPEATS,
-    steps: Annotated[int, typer.Option(min=1, help="Timed tokens at each position.")] = STEPS,
+    repeats: Annotated[int, typer.Option(help="Timed passes over each prompt.")] = REPEATS,
+    steps: Annotated[int, typer.Option(help="Timed tokens at each position.")] = STEPS,
     memory: Annotated[
         bool,
         typer.Option("--memory", help="On a CPU, measure peak memory, too, each model in a process of its own; a GPU always does."),
     ] = False,
     device: RunsOn = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of the CPU.")] = 1,
     dtype: WeightsDtype = None,
     backend: Backend = AUTO,
     graph: Graph = True,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens, which are random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the tokens, which are random.")] = 0,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report, tables and plots.")
     ] = None,

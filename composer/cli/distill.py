@@ -27,7 +27,7 @@ from composer.cli.options import (
     Strict,
 )
 from composer.cli.screen import heading, one_voice, print_json, print_table
-from composer.data.loading import SHARE, check_references
+from composer.data.loading import SHARE
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -51,7 +51,7 @@ def distill(
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-distilled."),
     ] = None,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the data, and of adapters.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the data, and of adapters.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
@@ -73,12 +73,7 @@ def distill(
 
     Several processes shard the models, and share each step's rows: torchrun --nproc-per-node 2 -m composer distill …
     """
-    from composer.training.student import read_student, stages_of
-
-    if processes_started() == 1:  # a mistake is told before all that takes seconds to import
-        asked = read_student(model, settings or ())
-        stages_of(asked.record, asked.recipe, stage)
-        check_references((*data, *(held_out or ())))
+    if processes_started() == 1:
         at_once(f"Distilling {model}", quiet=quiet or as_json)
     with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.distil(

@@ -41,9 +41,9 @@ def evaluate(
         str | None, typer.Option(metavar="N,…", help="Tokens of a sample, its answer included: 512,4k, where 4k is 4,096.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help=f"Samples of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
+        int | None, typer.Option(help=f"Samples of each task at each length; left out, {SAMPLES}, and all of lm-eval's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Folder for results and plots; the same call again continues in it."),

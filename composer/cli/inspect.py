@@ -26,12 +26,12 @@ def inspect(
     ] = None,
     length: Annotated[str, typer.Option(metavar="N", help="Tokens of the text at most; 1k is 1,024.")] = str(LENGTH),
     layers: Annotated[str | None, typer.Option(metavar="N,…", help="Layers to look at, from 0, or -1 for the last; all.")] = None,
-    queries: Annotated[int, typer.Option(min=2, help="Tokens that are asked what they attend to, evenly spread.")] = QUERIES,
+    queries: Annotated[int, typer.Option(help="Tokens that are asked what they attend to, evenly spread.")] = QUERIES,
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="What to compare with; left out, the source of the student.")
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Compare with nothing.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the task's sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the task's sample.")] = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the report.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the report in OUT.")] = False,
     device: RunsOn = "cpu",

@@ -9,8 +9,8 @@ import typer
 
 import composer
 from composer.cli.bars import at_once
-from composer.cli.options import Quiet
-from composer.cli.screen import heading
+from composer.cli.options import Json, Quiet
+from composer.cli.screen import heading, print_json
 from composer.spec.inherit import shown
 
 
@@ -21,7 +21,12 @@ def merge(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there.")] = False,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Fold a model's adapters into its weights."""
-    at_once(f"Merging {model}", quiet=quiet)
-    heading(f"Merged {shown(composer.merge(model, out, force=force).out)}")
+    at_once(f"Merging {model}", quiet=quiet or as_json)
+    report = composer.merge(model, out, force=force)
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+    else:
+        heading(f"Merged {shown(report.out)}")

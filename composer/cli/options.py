@@ -62,12 +62,11 @@ HeldRows = Annotated[
     int | None,
     typer.Option(
         "--held-out-rows",
-        min=1,
         metavar="N",
         help="Rows to evaluate on at most; left out: as many as keep evaluation to a fifth of the run.",
     ),
 ]
-Interval = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="At least so many pass between two checkpoints.")]
+Interval = Annotated[float, typer.Option("--checkpoint-seconds", help="At least so many pass between two checkpoints.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="A run that learns nothing, or goes through few tokens many times, is an error.")
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from composer.devices import processes_started
 from composer.errors import ComposerError
 from composer.notices import LOG
 from composer.tables import UNBOUNDED, View, text_table
@@ -113,14 +114,15 @@ def one_voice() -> Iterator[bool]:
 
     An error of all is printed by the first alone, and no other exits before it has: torchrun ends all as soon as one exits.
     """
-    from composer.training.processes import count, is_first, meet, together
+    if processes_started() == 1:
+        yield True
+        return
+    from composer.training.processes import is_first, meet, together
 
     with together():
         try:
             yield is_first()
         except ComposerError as error:
-            if count() == 1:
-                raise
             if is_first():
                 typer.echo(str(error), err=True)
             if not meet(HEARD) and not is_first():  # a mistake of this process alone

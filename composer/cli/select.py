@@ -22,9 +22,9 @@ def select(
     source: Annotated[str, typer.Option("--from", metavar="SOURCE", help=SOURCE)],
     data: Data,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Where the spec, the scores and the student go.")],
-    keep: Annotated[int | None, typer.Option(min=1, metavar="N", help="Layers that keep the source's attention.")] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", help="Layers that keep the source's attention.")] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="In place of --keep: as many as fit into so many bytes of state.")
+        int | None, typer.Option(metavar="BYTES", help="In place of --keep: as many as fit into so many bytes of state.")
     ] = None,
     sequence: Annotated[
         str, typer.Option("--seq", "--sequence", metavar="TOKENS", help="Tokens at which the state is counted; 4k is 4,096.")
@@ -36,11 +36,11 @@ def select(
             "its attention."
         ),
     ] = "restored",
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Held-out rows to score on.")] = ROWS,
+    rows: Annotated[int, typer.Option(metavar="N", help="Held-out rows to score on.")] = ROWS,
     held_out: HeldOut = None,
     share: HeldShare = SHARE,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the fresh parameters and of the order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the fresh parameters and of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     student: Annotated[

@@ -28,7 +28,7 @@ from composer.cli.options import (
     Strict,
 )
 from composer.cli.screen import one_voice
-from composer.data.loading import SHARE, check_references
+from composer.data.loading import SHARE
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
 
@@ -44,7 +44,7 @@ def train(
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
     ] = None,
     settings: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,
     bfloat16: Bfloat16 = False,
@@ -63,11 +63,7 @@ def train(
 
     Several processes shard the model, and share each step's rows: torchrun --nproc-per-node 2 -m composer train …
     """
-    from composer.training.student import read_student, stage_from_nothing
-
-    if processes_started() == 1:  # a mistake is told before all that takes seconds to import
-        stage_from_nothing(read_student(model, settings or ()))
-        check_references((*data, *(held_out or ())))
+    if processes_started() == 1:
         at_once(f"Training {model}", quiet=quiet or as_json)
     with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.train(

@@ -16,7 +16,7 @@ def view(
         typer.Argument(help="A YAML file, or the name of a shipped spec. It is read, and never written.", show_default=False),
     ] = None,
     source: MaybeFrom = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the page; left out, the first free one from 7860.")] = None,
+    port: Annotated[int | None, typer.Option(help="Of the page; left out, the first free one from 7860.")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
     revision: Revision = None,
 ) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.api import SpecLike, specs_of
-from composer.arguments import Numbers, Reference, check_range, numbers_of, several
+from composer.arguments import Reference, several
 from composer.data.loading import SHARE, check_references
 from composer.devices import check_device
 from composer.errors import AblationError, in_words
+from composer.evaluation.options import SHORTEST
+from composer.numbers import MOST_SEED, Numbers, check_count, numbers_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.overrides import Overrides
 
@@ -71,8 +73,8 @@ def ablate(
     if ray is not None and jobs != 1:
         raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
     if jobs is not None:
-        check_range("--jobs", jobs, 1)
-    check_range("--samples", samples, 1)
+        check_count("--jobs", jobs, AblationError)
+    check_count("--samples", samples, AblationError)
     check_references((*several(data), *several(held_out)))
     named: Mapping[str, Reference | None] = {"text": text, "haystack": haystack, "babi": babi}
     with without_theirs(warnings=True):
@@ -86,9 +88,9 @@ def ablate(
             share=share,
             teacher=None if teacher is None else str(teacher),
             tasks=several(tasks),
-            lengths=tuple(dict.fromkeys(numbers_of(lengths, "--lengths", AblationError))),
+            lengths=tuple(dict.fromkeys(numbers_of(lengths, "--lengths", AblationError, least=SHORTEST))),
             samples=samples,
-            seeds=tuple(dict.fromkeys(numbers_of(seeds, "--seeds", AblationError, thousands=False))),
+            seeds=tuple(dict.fromkeys(numbers_of(seeds, "--seeds", AblationError, least=0, most=MOST_SEED, thousands=False))),
             tokenizer=None if tokenizer is None else str(tokenizer),
             files={name: Path(path) for name, path in named.items() if path is not None},
             device=device,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.arguments import Reference, check_dtype, path_of, several
 from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
 from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
+from composer.numbers import Numbers, numbers_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @in_words
 def bench(
-    models: Reference | Sequence[Reference],
+    models: Reference | Sequence[Reference] | Mapping[str, Reference],
     *,
     prefill: Numbers = (),
     decode: Numbers = (),
@@ -40,7 +41,8 @@ def bench(
 ) -> BenchReport:
     """Times the prefill and the decode of models, which take turns; the first is the one that the others are compared with.
 
-    - models: folders, or models of the Hub; a spec is built for the bench, on the first model that is named beside it.
+    - models: folders, or models of the Hub; a spec is built for the bench, on the first model that is named beside it. A mapping
+      gives them labels of one's own.
     - prefill: tokens of prompts. decode: positions that a token is decoded at. batch: rows. Each one number, several, or such as
       ``"1k,64k"``, where 1k is 1,024.
     - repeats: timed passes over each prompt. steps: timed tokens at each position.
@@ -54,11 +56,12 @@ def bench(
 
         composer.bench(["teacher", "lawcat-mine"], prefill=256, decode="512,4k")
     """
-    check_dtype(dtype)
+    check_dtype(dtype, BenchError)
     lengths, positions, rows = (
         numbers_of(said, option, BenchError) for said, option in ((prefill, "--prefill"), (decode, "--decode"), (batch, "--batch"))
     )
-    named = several(models)
+    labels = list(models) if isinstance(models, Mapping) else None
+    named = several(list(models.values()) if isinstance(models, Mapping) else models)
     with progress_callback(progress, bar_of, "text", "bar", "count", "elapsed") as watch:
         options = BenchOptions(
             batches=rows,
@@ -77,11 +80,12 @@ def bench(
         )
         read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
         with built(named, seed) as (folders, said):
-            open_models(folders, BenchError)
+            timed = folders if labels is None else dict(zip(labels, folders, strict=True))
+            open_models(timed, BenchError)
             with without_theirs(warnings=True):
                 from composer.benching.runner import bench as run
 
-                return run(folders, lengths, positions, options, built=said)
+                return run(timed, lengths, positions, options, built=said)
 
 
 def bar_of(progress: BenchProgress) -> Shown:

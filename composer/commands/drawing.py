@@ -44,7 +44,7 @@ def draw(
 
         composer.draw("lola", "teacher").save("lola.svg")
     """
-    check_dtype(dtype)
+    check_dtype(dtype, BuildError)
     check_file(out, force=force)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     given = of_model(spec)

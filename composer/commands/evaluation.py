@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.arguments import Numbers, Reference, check_dtype, numbers_of, path_of, several
+from composer.arguments import Reference, check_dtype, path_of, several
 from composer.errors import EvaluationError, in_words
 from composer.evaluation.arguments import read_lengths, read_tasks
-from composer.evaluation.options import BATCH_TOKENS, EvaluationOptions, EvaluationProgress
+from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
-from composer.numbers import Tokens, tokens_of
+from composer.numbers import Numbers, Tokens, numbers_of, tokens_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
@@ -58,12 +58,12 @@ def evaluate(
 
         composer.evaluate(["teacher", "lawcat-mine"], "mqar,pairs=4", 128)
     """
-    check_dtype(dtype)
+    check_dtype(dtype, EvaluationError)
     harness = tuple(name for one in several(lm_eval) for part in one.split(",") if (name := part.strip()))
     if include_path is not None and not harness:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     asked = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
-    sizes = numbers_of(lengths, "--lengths", EvaluationError)
+    sizes = numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST)
     named = models if isinstance(models, Mapping) else several(models)
     with progress_callback(progress, bar_of, "text", "bar", "count", "left") as watch:
         options = EvaluationOptions(
@@ -82,7 +82,8 @@ def evaluate(
             force=force,
             watch=watch,
         )
-        if read_tasks(asked, options):  # a mistake is told before all that takes seconds to import
+        options.check()  # a mistake is told before all that takes seconds to import
+        if read_tasks(asked, options):
             read_lengths(sizes)
         open_models({name: str(one) for name, one in named.items()} if isinstance(named, Mapping) else named, EvaluationError)
         with without_theirs(warnings=True):

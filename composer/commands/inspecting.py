@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from composer.arguments import Numbers, Reference, numbers_of, path_of
+from composer.arguments import Reference, path_of
 from composer.errors import InspectionError, in_words
+from composer.evaluation.options import SHORTEST
 from composer.graph.lowering import AUTO
-from composer.inspection.options import LENGTH, QUERIES, InspectOptions
+from composer.inspection.options import LENGTH, ONE_TEXT, QUERIES, InspectOptions
+from composer.numbers import Numbers, numbers_of
 from composer.progress import Shown, progress_callback, without_theirs
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
     from composer.model.modeling import ComposedForCausalLM
+    from composer.tasks.base import Task
 
 
 @in_words
@@ -21,7 +24,7 @@ def inspect(
     model: Reference | ComposedForCausalLM,
     *,
     text: str | None = None,
-    tasks: str | None = None,
+    tasks: str | Task | Sequence[str | Task] | None = None,
     length: Numbers = LENGTH,
     layers: Numbers | None = None,
     queries: int = QUERIES,
@@ -39,8 +42,9 @@ def inspect(
 
     - model: a built or distilled folder; what one can be built from, with softmax in all of its heads then; or a composed model in
       memory, which needs its ``tokenizer``.
-    - text: one of your own; or tasks: a task that writes it, options behind it (``"passkey,depth=0.5"``, which is the default).
-    - length: tokens of the text at most. layers: those to look at, from 0, or from -1 backwards; ``None``: all.
+    - text: one of your own; or tasks: one that writes it, options behind it (``"passkey,depth=0.5"``); left out, ``"passkey"``.
+    - length: tokens of the text at most: one number, since pictures have a column for each token of one text.
+    - layers: those to look at, from 0, or from -1 backwards; ``None``: all.
     - queries: so many tokens, evenly spread, are asked what they attend to, those before an answer always.
     - teacher: what to compare with; left out, the source of a student. alone: compare with nothing.
     - out: a folder for a page, pictures and numbers; ``None`` writes nothing. force: replace the report that is there.
@@ -50,12 +54,12 @@ def inspect(
 
         composer.inspect("lawcat-mine", tasks="passkey,depth=0.5", length="1k", out="inside")
     """
-    lengths = numbers_of(length, "--length", InspectionError)
+    lengths = numbers_of(length, "--length", InspectionError, least=SHORTEST)
     if len(lengths) != 1:
         said = ", ".join(map(str, lengths)) or "nothing"
-        raise InspectionError(f"--length: {said}; a model looks at one text at a time: say one number of tokens.")
+        raise InspectionError(f"--length: {said}; a model is looked at on {ONE_TEXT}: say one number of tokens.")
     options = InspectOptions(
-        task=tasks,
+        tasks=() if tasks is None else tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else (tasks,),
         text=text,
         length=lengths[0],
         seed=seed,
@@ -78,9 +82,4 @@ def inspect(
 
 def layers_of(said: Numbers | None) -> tuple[int, ...] | None:
     """Layers as people name them, -1 the last; None: all. Raises InspectionError."""
-    if said is None or not isinstance(said, str):
-        return None if said is None else numbers_of(said, "--layers", InspectionError)
-    try:
-        return tuple(int(one) for one in said.split(","))
-    except ValueError as error:
-        raise InspectionError(f"--layers {said}: say numbers with commas between them, such as 0,1,-1.") from error
+    return None if said is None else numbers_of(said, "--layers", InspectionError, least=None, thousands=False)

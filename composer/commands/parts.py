@@ -10,7 +10,7 @@ from blocks.memories.base import Memory
 from blocks.part import Closed, Part
 from composer.commands.fields import FieldFacts, field_facts, plain
 from composer.errors import ComposerError
-from composer.spec.places import brief, nearest
+from composer.spec.places import brief, near_and_all
 from composer.tables import Readable, Table, View
 
 
@@ -73,7 +73,7 @@ def _chosen(name: str | None) -> list[type[Part]]:
     found = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
     if not found:
         known = sorted({*CATALOGUE, *(kind for kinds in CATALOGUE.values() for kind in kinds)})
-        raise ComposerError(f"there is no part or role {brief(name)}{nearest(name, known) or '.'} There are: {', '.join(known)}")
+        raise ComposerError(f"there is no part or role {brief(name)}{near_and_all(name, known, 'parts')}")
     return found
 
 

@@ -8,13 +8,13 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, get_args
 
 from composer.api import SpecLike, build_folder, load_spec, resolve_spec
-from composer.arguments import Reference, check_known, check_range, several
+from composer.arguments import Reference, check_known, several
 from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import doubt, inform
-from composer.numbers import Tokens, tokens_of
+from composer.numbers import Tokens, check_count, check_seed, tokens_of
 from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.report import By
@@ -77,10 +77,11 @@ def select(
 
         composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep
     """
-    check_known("by", by, get_args(By))
-    for option, said in (("rows", rows), ("keep", keep), ("budget", budget)):
+    check_known("--by", by, get_args(By))
+    for option, said in (("--rows", rows), ("--keep", keep), ("--budget", budget)):
         if said is not None:
-            check_range(option, said, 1)
+            check_count(option, said, SelectionError)
+    check_seed(seed, SelectionError)
     tokens = tokens_of(sequence, "sequence (--seq)", SelectionError)
     if (keep is None) == (budget is None):
         raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")

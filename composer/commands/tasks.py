@@ -7,8 +7,7 @@ import inspect
 from blocks.part import Closed
 from composer.commands.fields import FieldFacts, field_facts, plain
 from composer.errors import ComposerError
-from composer.evaluation.arguments import KINDS, SAID_FOR_ALL
-from composer.spec.places import brief, nearest
+from composer.evaluation.arguments import KINDS, SAID_FOR_ALL, no_task
 from composer.tables import Readable, Table, View
 
 
@@ -38,7 +37,7 @@ def known_tasks(name: str | None = None) -> TasksReport:
     composer.known_tasks("passkey").tasks[0].options
     """
     if name is not None and name not in KINDS:
-        raise ComposerError(f"No task {brief(name)}{nearest(name, KINDS) or '.'} Tasks: {', '.join(KINDS)}.")
+        raise ComposerError(no_task(name))
     return TasksReport(tasks=tuple(map(_described, KINDS if name is None else [name])))
 
 

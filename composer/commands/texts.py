@@ -12,14 +12,14 @@ from typing import IO, Any
 
 from blocks.part import Closed
 from composer.api import load
-from composer.arguments import Reference, check_range, check_seed
+from composer.arguments import Reference
 from composer.devices import check_device, ran_out_of_memory, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import doubt
-from composer.numbers import Tokens, tokens_of
+from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
@@ -80,10 +80,10 @@ def generate(
 
         composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
     """
-    most = tokens_of(max_new_tokens, "max_new_tokens (--max-new-tokens)", ComposerError)
-    check_range("temperature", temperature, 0)
-    check_range("top_p", top_p, 0, 1)
-    check_seed(seed)
+    most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
+    check_range("--temperature", temperature, 0)
+    check_range("--top-p", top_p, 0, 1)
+    check_seed(seed, least=LEAST_SEED)
     if top_p < 1 and temperature == 0:
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
     built = describe_model(model).is_composed  # a mistake is told before all that takes seconds to import
@@ -161,12 +161,12 @@ def sample(
 
         composer.sample("teacher", "texts.jsonl", texts=100, length=128)
     """
-    for name, number, least in (("texts", texts, 1), ("temperature", temperature, 0.01), ("seed", seed, 0)):
-        check_range(name, number, least)
-    check_range("top_p", top_p, 0.01, 1)
-    check_seed(seed)
-    longest = tokens_of(length, "length (--length)", DataError, 2)
-    check_range("batch", batch, 1)
+    for option, count in (("--texts", texts), ("--batch", batch)):
+        check_count(option, count, DataError)
+    longest = tokens_of(length, "--length", DataError, least=2)
+    check_range("--temperature", temperature, 0.01, refusal=DataError)
+    check_range("--top-p", top_p, 0.01, 1, DataError)
+    check_seed(seed, DataError)
     target = Path(out).expanduser()
     if target.is_dir():
         raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from blocks.part import Closed
-from composer.arguments import Reference, check_known, check_range, check_seed, path_of, several
+from composer.arguments import Reference, check_known, path_of, several
 from composer.data.loading import SHARE, check_references
-from composer.devices import processes_started
-from composer.errors import in_words
+from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import doubt, inform
+from composer.numbers import check_count, check_range, check_seed
 from composer.progress import Shown, progress_callback, without_theirs
 from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
@@ -72,11 +72,11 @@ def distil(
 
         composer.distil("lawcat-mine", "texts.jsonl", overrides=["recipe.transfer.steps=200"])
     """
-    check_known("stage", stage, get_args(Which))
-    if processes_started() == 1:  # a mistake is told before all that takes seconds to import
-        asked = read_student(model, overrides)
-        stages_of(asked.record, asked.recipe, stage)
-        check_references((*several(data), *several(held_out)))
+    check_known("--stage", stage, get_args(Which))
+    _check_numbers(seed, held_out_rows, checkpoint_seconds)
+    student = read_student(model, overrides)  # a mistake is told before all that takes seconds to import
+    stages_of(student.record, student.recipe, stage)
+    check_references((*several(data), *several(held_out)))
     with progress_callback(progress, bar_of) as watch, without_theirs():
         from composer.training.distill import distill as run
 
@@ -101,7 +101,7 @@ def distil(
             tell=tell or inform,
             warn=tell or doubt,
         )
-        return run(model, _out(model, out, "distilled"), options, which=stage, overrides=overrides)
+        return run(student, _out(model, out, "distilled"), options, which=stage)
 
 
 @in_words
@@ -132,9 +132,10 @@ def train(
 
         composer.train("mine-fresh", "texts.jsonl", overrides=["recipe.train.steps=1000"])
     """
-    if processes_started() == 1:
-        stage_from_nothing(read_student(model, overrides))
-        check_references((*several(data), *several(held_out)))
+    _check_numbers(seed, held_out_rows, checkpoint_seconds)
+    student = read_student(model, overrides)
+    stage_from_nothing(student)
+    check_references((*several(data), *several(held_out)))
     with progress_callback(progress, bar_of) as watch, without_theirs():
         from composer.training.scratch import train as run
 
@@ -156,7 +157,7 @@ def train(
             tell=tell or inform,
             warn=tell or doubt,
         )
-        return run(model, _out(model, out, "trained"), options, overrides=overrides)
+        return run(student, _out(model, out, "trained"), options)
 
 
 class MergeReport(Readable, Closed):
@@ -199,18 +200,18 @@ def figures_of(step: StepProgress) -> str:
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"
 
 
-def _options(
-    data: str | Sequence[str], held_out: str | Sequence[str], *, seed: int, held_out_rows: int | None, **more: Any
-) -> TrainingOptions:
-    """Raises ComposerError."""
+def _check_numbers(seed: int, held_out_rows: int | None, checkpoint_seconds: float) -> None:
+    """Raises TrainingError."""
+    check_seed(seed, TrainingError)
+    check_range("--checkpoint-seconds", checkpoint_seconds, 0, refusal=TrainingError)
+    if held_out_rows is not None:
+        check_count("--held-out-rows", held_out_rows, TrainingError)
+
+
+def _options(data: str | Sequence[str], held_out: str | Sequence[str], **more: Any) -> TrainingOptions:
     from composer.training.run import TrainingOptions
 
-    check_range("seed", seed, 0)
-    check_seed(seed)
-    check_range("checkpoint_seconds", more["checkpoint_seconds"], 0)
-    if held_out_rows is not None:
-        check_range("held_out_rows", held_out_rows, 1)
-    return TrainingOptions(data=several(data), held_out=several(held_out), seed=seed, held_out_rows=held_out_rows, **more)
+    return TrainingOptions(data=several(data), held_out=several(held_out), **more)
 
 
 def _out(model: Reference, out: Reference | None, did: str) -> Path:

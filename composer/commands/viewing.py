@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from composer.arguments import Reference
 from composer.errors import SpecError, in_words
 from composer.files import failing_as
+from composer.numbers import check_count
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
@@ -19,6 +20,8 @@ from converters.bounded import read_bytes
 
 if TYPE_CHECKING:
     from gradio import Blocks
+
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def view(
 
         composer.view("lolcats", "teacher").wait()
     """
+    if port is not None:
+        check_count("--port", port, most=LAST_PORT)
     text, place = _opened(spec)
     if source is not None:
         place = EditorContext(place.called, place.folder, dimensions(describe_model(source, revision).trunk))

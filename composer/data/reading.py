@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from composer.data.references import HUB, FileData, HubData, tasks
 from composer.errors import DataError
-from composer.spec.places import brief, nearest
+from composer.spec.places import brief, near_and_all
 from converters.bounded import parse_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
@@ -66,8 +66,8 @@ def _missing(said: str, path: Path) -> str:
         beside = [str(Path(said).parent / name) for name in os.listdir(path.parent)]
     except OSError:  # there is no such folder, either
         beside = []
-    guess = nearest(said, (*beside, *tasks())) or f". Data of the Hub are {HUB}owner/name."
-    return f"no file, folder or task {brief(said)}{guess} Tasks: {', '.join(tasks()) or 'none'}"
+    guess = near_and_all(said, (*beside, *tasks()), "tasks", "the tasks")
+    return f"no file, folder or task {brief(said)}{guess} Data of the Hub are {HUB}owner/name."
 
 
 def _file_records(data: FileData) -> Iterator[DataRecord]:

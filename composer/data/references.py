@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstr
 
 from blocks.part import Closed
 from composer.errors import DataError
-from composer.spec.places import brief, nearest
+from composer.spec.places import brief, near_and_all, nearest
 
 if TYPE_CHECKING:
     from composer.tasks.base import Task
@@ -124,8 +124,8 @@ def parse_reference(text: str) -> Reference:
         own = {key: value for key, value in options.items() if key not in common}
         _checked(tasks()[name], {}, own, text, also=tuple(Slice.model_fields))
         return _checked(TaskData, {"name": name, "options": own}, common, text)
-    meant = nearest(name, tasks())
-    if meant and not os.path.exists(name) and not options.keys() <= FileData.model_fields.keys():  # they are a task's
+    if nearest(name, tasks()) and not os.path.exists(name) and not options.keys() <= FileData.model_fields.keys():
+        meant = near_and_all(name, tasks(), "tasks", "the tasks")  # whose options they are
         raise DataError(f"{text}: no file, folder or task {brief(name)}{meant}")
     return _checked(FileData, {"path": name}, options, text)
 

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer.errors import EvaluationError
-from composer.evaluation.options import SAMPLES, EvaluationOptions
+from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
-from composer.spec.places import brief, nearest
+from composer.numbers import numbers_of
+from composer.spec.places import brief, near_and_all, nearest
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
@@ -56,13 +57,16 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
     return tuple(asked)
 
 
+def no_task(name: str) -> str:
+    """Say that there is no such task, which come near, and where all are listed."""
+    return f"No task {brief(name)}{near_and_all(name, KINDS, 'tasks')}"
+
+
 def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
     """Each once, in ascending order. Raises EvaluationError."""
     if not said:
         raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
-    if min(said) < 2:
-        raise EvaluationError(f"A length of {min(said)}: a token is predicted from those before it, so say at least 2.")
-    return tuple(sorted(set(said)))
+    return tuple(sorted(set(numbers_of(said, "--lengths", EvaluationError, least=SHORTEST))))
 
 
 def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
@@ -71,7 +75,7 @@ def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
         key, found, value = (part.strip() for part in word.partition("="))
         if not found:
             if key not in KINDS:
-                raise EvaluationError(f"No task {brief(key)}{nearest(key, KINDS) or '.'} Tasks: {', '.join(KINDS)}.")
+                raise EvaluationError(no_task(key))
             parted.append((key, {}))
         elif not parted or not key:
             raise EvaluationError(f"{brief(word)} follows no task; options stand behind theirs: passkey,depth=0.5,recall.")

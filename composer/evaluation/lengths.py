@@ -15,17 +15,23 @@ from composer.tasks.base import Sample
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
 
-Made = Callable[[CellKey, int, int], None]
+OnMade = Callable[[CellKey, int, int], None]
 """Called as samples are made to be looked at: of which cell, how many, of how many."""
+MadeSamples = dict[CellKey, dict[int, Sample]]
+"""Of a cell, samples by their index."""
+MOST_KEPT = 2**21
+"""Tokens of samples that are kept from the look at them until they are scored: about 100 MiB. Those beyond are made again."""
 OnSample = Callable[[int, int, int, Sample], None]
 
 
 def impossible_cells(
-    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], made: Made | None = None
-) -> dict[CellKey, str]:
-    """The cells that cannot be, and why. Texts that a tokenizer cannot write are told. Raises EvaluationError and TaskError for a
-    task that can be done at no length."""
+    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], on_made: OnMade | None = None
+) -> tuple[dict[CellKey, str], MadeSamples]:
+    """The cells that cannot be, and why; and the samples that were made of the others. Texts that a tokenizer cannot write are
+    told. Raises EvaluationError and TaskError for a task that can be done at no length."""
     found: dict[CellKey, str] = {}
+    made: MadeSamples = {}
+    room = MOST_KEPT
     doubts: dict[str, list[str]] = {}
     for subject in subjects:
         trunk = subject.source.trunk
@@ -34,9 +40,14 @@ def impossible_cells(
             tokens: list[int] = []
 
             def on_sample(length: int, done: int, count: int, sample: Sample, one=one, subject=subject, tokens=tokens) -> None:
+                nonlocal room
+                key = CellKey(subject.label, one.label, length)
                 tokens += sample.ids
-                if made is not None:
-                    made(CellKey(subject.label, one.label, length), done, count)
+                if len(sample.ids) <= room:
+                    room -= len(sample.ids)
+                    made.setdefault(key, {})[done - 1] = sample
+                if on_made is not None:
+                    on_made(key, done, count)
 
             reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, most, subject.reference, on_sample)
             found |= {CellKey(subject.label, one.label, length): reason for length, reason in reasons}
@@ -44,7 +55,7 @@ def impossible_cells(
                 doubts.setdefault(said, []).append(subject.label)
     for said, labels in doubts.items():
         doubt(f"{', '.join(labels)}: {said}")
-    return found
+    return found, {key: samples for key, samples in made.items() if key not in found}
 
 
 def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:

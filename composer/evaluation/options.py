@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer.errors import EvaluationError
 from composer.graph.lowering import AUTO
+from composer.numbers import check_count, check_seed
 from converters.trunk import Dtype
 
 SAMPLES = 100
+SHORTEST = 2
+"""Tokens of a sample: one is predicted from those before it."""
 BATCH_TOKENS = 16_384
 
 
@@ -58,3 +62,10 @@ class EvaluationOptions:
     include_path: Path | None = None
     force: bool = False
     watch: Callable[[EvaluationProgress], None] | None = None
+
+    def check(self) -> None:
+        """Raises EvaluationError for numbers that cannot be."""
+        if self.samples is not None:
+            check_count("--samples", self.samples, EvaluationError)
+        check_count("--batch-tokens", self.batch_tokens, EvaluationError)
+        check_seed(self.seed, EvaluationError)

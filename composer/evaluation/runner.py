@@ -15,7 +15,7 @@ from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
 from composer.evaluation.joining import all_cells
-from composer.evaluation.lengths import Made, impossible_cells
+from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
@@ -51,7 +51,7 @@ def evaluate(
     """
     options = options or EvaluationOptions()
     check_device(options.device)
-    _check_numbers(options)
+    options.check()
     asked = read_tasks(tasks, options)
     if not (asked or options.harness):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
@@ -61,10 +61,10 @@ def evaluate(
     check_backends(options.backend, subjects)
     folder = None if options.out is None else options.out.expanduser()
     with _interrupted(folder):
-        impossible = impossible_cells(subjects, asked, lengths, _making(options))
+        impossible, made = impossible_cells(subjects, asked, lengths, _making(options))
         setting = _setting(subjects, asked, lengths, options)
     with open_score_log(folder, setting, force=options.force) as log, _interrupted(folder, log):
-        run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible)
+        run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible, made)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
         found = [harness_figures(label, figures) for label in labels if (figures := log.harness(label)) is not None]
@@ -101,8 +101,10 @@ class _Evaluation:
         log: ScoreLog,
         manager: Any,
         impossible: Mapping[CellKey, str],
+        made: MadeSamples,
     ) -> None:
-        """manager: lm-eval's, or None where it does not run. impossible: cells that cannot be, and why."""
+        """manager: lm-eval's, or None where it does not run. impossible: cells that cannot be, and why. made: samples that are
+        there; each is let go of as its cell begins."""
         self.options, self.log, self.manager = options, log, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
@@ -111,7 +113,7 @@ class _Evaluation:
             for one, length in self._cells
             if (key := CellKey(subject.label, one.label, length)) not in impossible
         }
-        self._impossible = impossible
+        self._impossible, self._made = impossible, made
         self._done = sum(len(log.results(key)) for key in self._counts)
         self._began = time.perf_counter()
 
@@ -127,7 +129,7 @@ class _Evaluation:
         return cells
 
     def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
-        failure = self._impossible.get(key)
+        failure, made = self._impossible.get(key), self._made.pop(key, {})
         if self._lacks(key):
             self._tell(key)
 
@@ -145,6 +147,7 @@ class _Evaluation:
                     key.length,
                     batch_tokens=self.options.batch_tokens,
                     known=frozenset(known),
+                    made=made,
                     tell=keep,
                 )
             except (CellFailed, TaskError) as error:
@@ -161,7 +164,7 @@ class _Evaluation:
             self.options.watch(EvaluationProgress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
 
 
-def _making(options: EvaluationOptions) -> Made | None:
+def _making(options: EvaluationOptions) -> OnMade | None:
     watch, began = options.watch, time.perf_counter()
     if watch is None:
         return None
@@ -188,14 +191,6 @@ def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[N
             count = sum(map(len, log.logged.values()))
             said = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
         raise Stopped(said, signal.SIGINT) from error
-
-
-def _check_numbers(options: EvaluationOptions) -> None:
-    for name, number in (("--samples", options.samples), ("--batch-tokens", options.batch_tokens)):
-        if number is not None and number < 1:
-            raise EvaluationError(f"{name} {number}: say at least 1.")
-    if options.seed < 0:
-        raise EvaluationError(f"--seed {options.seed}: say 0 or more.")
 
 
 def _setting(

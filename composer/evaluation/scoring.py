@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -61,6 +61,7 @@ def score_cell(
     *,
     batch_tokens: int = BATCH_TOKENS,
     known: Collection[int] = (),
+    made: Mapping[int, Sample] | None = None,
     tell: Callable[[SampleResult], None] | None = None,
 ) -> list[SampleResult]:
     """Scores the samples of a task at one length, in order. Raises CellFailed and TaskError.
@@ -69,17 +70,18 @@ def score_cell(
     - batch_tokens: tokens of the samples of a batch.
     - known: indices of samples that were scored before, which are not returned. Batches are made of all samples all the same, so
       that a continued evaluation computes the same numbers: known samples are computed again where their batch has others.
+    - made: samples that are there already, by index.
     - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
-    samples = drawn(task, writer, length)
+    samples, there = drawn(task, writer, length), made or {}
     size = max(1, batch_tokens // length)
     found: list[SampleResult] = []
     for start in range(0, samples.count, size):
         indices = range(start, min(start + size, samples.count))
         if all(index in known for index in indices):
             continue
-        batch = [samples.draw(index) for index in indices]
+        batch = [there[index] if index in there else samples.draw(index) for index in indices]
         check_tokens(batch, model.config.vocab_size, task.name)
         began = time.perf_counter()
         given = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)

@@ -6,13 +6,12 @@ that fits, falls back to another by itself, and says why. Lowering changes speed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import networkx
 
-from blocks.catalogue import PATTERNS
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Pattern, Setting
@@ -20,7 +19,7 @@ from blocks.part import Closed
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, pairs_of, takers_of
-from composer.graph.matching import places
+from composer.graph.matching import matches
 from composer.graph.program import Program, Step, covered, tell
 
 AUTO = "auto"
@@ -37,7 +36,7 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
-        known |= {form.backend for pattern, found in _matches(graph) for form in pattern.forms(_parts(graph, found))}
+        known |= {form.backend for pattern, found in matches(graph) for form in pattern.forms(_parts(graph, found))}
     known.discard(EVERY)
     if backend in known:
         return backend
@@ -45,7 +44,8 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
 
 
 class Lowered(Closed):
-    """What one part of a head was lowered to. decode: the form of a call with one token, where it is another one."""
+    """What one part of a head was lowered to. decode: the form of a call with one token, where it is another one; with its backend,
+    and why none is faster there."""
 
     part: str
     kind: str
@@ -53,6 +53,8 @@ class Lowered(Closed):
     form: str
     decode: str | None = None
     why_not_faster: str
+    decode_backend: str | None = None
+    decode_why_not_faster: str | None = None
 
 
 class Compiled:
@@ -106,7 +108,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
     above: dict[str, tuple[str, ...]] = {}
-    for pattern, found in _matches(graph, without):
+    for pattern, found in matches(graph, without):
         nodes = tuple(graph.nodes[name] for name in found.values())
         names = tuple(node.name for node in nodes)
         asked = graph.nodes[found.get(pattern.asked, names[0])]
@@ -144,16 +146,26 @@ def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, 
     whole = _by_node(lower(graph, backend, setting))
     one = _by_node(lower(graph, backend, replace(setting, one_token=True)))
     return tuple(
-        Lowered(
-            part=name,
-            kind=graph.nodes[name].kind,
-            backend=backend if step.form.backend == EVERY else step.form.backend,
-            form=step.form.says,
-            decode=one[name].form.says if one[name].form.says != step.form.says else None,
-            why_not_faster=step.why,
-        )
-        for name, step in whole.items()
-        if graph.nodes[name].path is not None
+        _lowered(graph.nodes[name], step, one[name], backend) for name, step in whole.items() if graph.nodes[name].path is not None
+    )
+
+
+def _lowered(node: Node, step: Step, one: Step, backend: str) -> Lowered:
+    """one: what runs where it is one token."""
+
+    def of(form: Form) -> str:
+        return backend if form.backend == EVERY else form.backend
+
+    same = one.form.says == step.form.says
+    return Lowered(
+        part=node.name,
+        kind=node.kind,
+        backend=of(step.form),
+        form=step.form.says,
+        decode=None if same else one.form.says,
+        why_not_faster=step.why,
+        decode_backend=None if same else of(one.form),
+        decode_why_not_faster=None if same else one.why,
     )
 
 
@@ -246,22 +258,17 @@ def _choices(
 def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: tuple[str, ...]) -> str:
     if backend == REFERENCE:
         return "the reference was asked for; it is the definition, and slow"
+    if form.picks is not None and setting.device != "cpu":
+        reasons = (*reasons, f"PyTorch picks {form.picks} for it by itself")
     if reasons:
         return "; ".join(reasons)
     if form.backend == EVERY:
         return "one form computes it everywhere"
     if form.backend not in ANYWHERE or setting.device == "cpu":
-        return "of the forms that are built in, this is the fastest"
+        return "of the forms that are built in, it is the first choice"
     if any(other.backend not in (*ANYWHERE, EVERY) for other in forms):
         return f"{backend} was asked for"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"
-
-
-def _matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
-    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order."""
-    for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
-        for found in places(graph, pattern):
-            yield pattern, found
 
 
 def _order(graph: HeadGraph, units: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]] | None:

@@ -1,4 +1,4 @@
-"""Where patterns of several operations lie in a head's graph."""
+"""Where the patterns of the catalogue lie in a head's graph."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 import networkx
 from networkx.algorithms.isomorphism import MultiDiGraphMatcher
 
+from blocks.catalogue import PATTERNS
 from blocks.operation import Kind, Pattern
 from composer.graph.graph import HeadGraph, Node
 
 
-def places(graph: HeadGraph, pattern: Pattern) -> tuple[Mapping[str, str], ...]:
-    """Each set of nodes that the pattern fits, by its own names and in its own order. Looked for once: no backend and no setting
-    changes them."""
-    if id(pattern) not in graph.found:
-        graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
-    return graph.found[id(pattern)][1]
+def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
+    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once:
+    no backend and no setting changes what is found."""
+    for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
+        if id(pattern) not in graph.found:
+            graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
+        for found in graph.found[id(pattern)][1]:
+            yield pattern, found
 
 
 def _places(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:

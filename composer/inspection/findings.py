@@ -88,8 +88,8 @@ class ShownNumbers(Found):
     """Bins × heads: of shares over the last axis, in nats; None where the numbers are not of tokens."""
 
 
-class HeadFindings(Found):
-    """One group of heads of a layer."""
+class Weighed(Found):
+    """What one group of heads of a layer weighs."""
 
     layer: int
     name: str
@@ -110,6 +110,11 @@ class HeadFindings(Found):
     """How far the weighed values are from the answer, over the largest number of either."""
     found: Numbers
     """Heads × answers: the weight on where the answers stand in the text."""
+
+
+class HeadFindings(Weighed):
+    """One group of heads of a layer."""
+
     half_lives: dict[str, Numbers]
     """By gate, in tokens: heads or heads × channels."""
     recalled: dict[str, Recalled]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blocks.operation import Kind
-from composer.inspection.findings import HeadFindings, Numbers, Recalled, ShownNumbers, Spectrum
+from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers, Weighed
 from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
 from composer.inspection.stores import Store
 from composer.model.head import Head, anatomy
@@ -37,9 +36,7 @@ def head_findings(
     implied = implied_weights(head, given, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
-    with torch.no_grad():
-        watched = _watched(head, given.detached(), implied, size, backend)
-    return HeadFindings(
+    weighed = Weighed(
         layer=layer,
         name=name,
         first=anatomy(head).place[1],
@@ -51,8 +48,9 @@ def head_findings(
         stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in one) for memory, one in weights.items()},
         error=implied.error(),
         found=on_answers(implied, found_at),
-        **watched._asdict(),
     )
+    with torch.no_grad():
+        return _watched(head, given.detached(), implied, weighed, size, backend)
 
 
 def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbers:
@@ -63,19 +61,8 @@ def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbe
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-class Watched(NamedTuple):
-    """What was seen while the text went by, as ``HeadFindings`` has it."""
-
-    half_lives: dict[str, Numbers]
-    recalled: dict[str, Recalled]
-    spectra: dict[str, Spectrum]
-    norm_columns: tuple[int, ...]
-    norms: dict[str, Numbers]
-    shown: dict[str, ShownNumbers]
-
-
-def _watched(head: Head, given: HeadCall, implied: Implied, size: int, backend: str) -> Watched:
-    """What flows, and what the states hold, a piece after the other."""
+def _watched(head: Head, given: HeadCall, implied: Implied, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+    """What flows, and what the states hold, a piece after the other, beside what is weighed."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
@@ -101,7 +88,8 @@ def _watched(head: Head, given: HeadCall, implied: Implied, size: int, backend: 
     for (node, name), what in last.shown.items():
         whole = torch.cat(flow.shown[node, name]) if (node, name) in flow.shown else what.numbers.cpu()
         shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
-    return Watched(
+    return HeadFindings(
+        **dict(weighed),
         half_lives={node: half_lives(total / given.length) for node, total in flow.decays.items()},
         recalled={store.name: known for store in stores if (known := store.recalled()) is not None},
         spectra=spectra,

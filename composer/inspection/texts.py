@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer.errors import InspectionError
-from composer.evaluation.arguments import read_tasks
-from composer.evaluation.options import EvaluationOptions
-from composer.inspection.options import TASK, InspectOptions
+from composer.inspection.options import InspectOptions
 from composer.notices import doubt
-from composer.tasks.base import Task, rng_of
+from composer.tasks.base import rng_of
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
 
@@ -46,17 +44,14 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
             raise InspectionError(f"The text has {len(ids)} tokens; give one of at least 2.")
         _check_written("the text", ids, tokenizer)
         return LookedText("text", tuple(ids), _shown(writer, ids), (), ())
-    said = options.task or TASK
-    tasks = read_tasks([said], EvaluationOptions(samples=1, seed=options.seed))
-    if len(tasks) != 1 or not isinstance(task := tasks[0].task, Task):
-        raise InspectionError(f"{said}: name one task that writes a text of its own, such as passkey or recall.")
+    label, task = options.task()
     sample = task.sample(rng_of(options.seed, "evaluation", 0), writer, options.length, "evaluation")
-    _check_written(f"the text of {tasks[0].label}", sample.ids, tokenizer)
+    _check_written(f"the text of {label}", sample.ids, tokenizer)
     answers, found_at = [], []
     for run in _runs(sample.answer):
         answers += run
         found_at += _earlier(sample.ids, run)
-    return LookedText(tasks[0].label, sample.ids, _shown(writer, sample.ids), tuple(answers), tuple(found_at))
+    return LookedText(label, sample.ids, _shown(writer, sample.ids), tuple(answers), tuple(found_at))
 
 
 def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:

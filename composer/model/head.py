@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens, accumulating
+from blocks.flow import Tokens, accumulating, as_kind
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
@@ -147,7 +147,7 @@ class Head(nn.Module):
             around = Around(tokens, state, self._place, in_place)
             output, carried = program.run(self._modules, inputs, around, entering=value if entering else None)
         # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
-        return output.to(value.dtype), carried
+        return as_kind(output, value.dtype), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

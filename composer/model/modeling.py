@@ -116,7 +116,8 @@ class ComposedModel(ComposedPreTrainedModel):
         new document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
         """
         asked = passed.pop("output_attentions", None)
-        self._check_passed(passed)
+        if passed:
+            self._check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)

@@ -38,6 +38,8 @@ class GroupCost(Closed):
     """None for bidirectional heads, which decode nothing."""
     source_window: int | None = None
     """Tokens that a query of the source sees in these layers, its own among them; None: all."""
+    bounded: str | None = None
+    """Where a memory holds every pair and the source's window sees the last alone: one that holds these, and answers the same."""
     kv_cache_bytes: int | None
     """Bytes of the source's cache of keys and values for these heads, in a local layer those of its window; None where they are
     bidirectional, and keep none."""
@@ -184,6 +186,7 @@ def _cost(
         prefill_flops_per_token=beside + sum(part.prefill_flops(own, sequence) for part, own in working),
         decode_flops_per_token=None if shape.both_ways else beside + sum(part.flops(own, sequence) for part, own in working),
         source_window=shape.window,
+        bounded=next((same for memory in head.memory if (same := _bounded(memory, shape))), None),
         kv_cache_bytes=cache,
         unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
@@ -194,6 +197,10 @@ def _cost(
 
 def _turning(memory: Memory, shape: Shape, tokens: int) -> int:
     return memory.position.flops(shape, tokens) if memory.position and memory.reads is not Kind.HIDDEN else 0
+
+
+def _bounded(memory: Memory, shape: Shape) -> str | None:
+    return None if shape.window is None or not memory.grows else memory.within(shape.window)
 
 
 def uses_projections(head: HeadSpec) -> bool:

@@ -23,14 +23,17 @@ def _of_group(group: GroupCost) -> tuple[Table, ...]:
     reasons: dict[str, list[str]] = {}
     for part in group.parts:
         parts.append((part.part, part.kind, part.form))
+        reasons.setdefault(part.why_not_faster, []).append(part.part)
         if part.decode is not None and group.decode_flops_per_token is not None:
             parts.append(("", "in decode", part.decode))
-        reasons.setdefault(part.why_not_faster, []).append(part.part)
-    why = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
+            why = part.decode_why_not_faster or part.why_not_faster
+            if why != part.why_not_faster:
+                reasons.setdefault(why, []).append(f"{part.part} in decode")
+    said = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
     growth = ", grows with the text" if group.state_grows else ", the same at any length"
     return (
         Table(f"{group.head}: {heads} in {layers_in_words(group.layers)}", ("part", "kind", "form"), tuple(parts)),
-        Table("Why not faster:", ("", ""), why, under=True),
+        Table("Why not faster:", ("", ""), said, under=True),
         Table("In each of these layers:", ("", ""), _figures(group, growth), under=True),
     )
 
@@ -45,6 +48,7 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
     else:
         rows += [
             ("state", f"{size(cost.state_bytes)}{growth}"),
+            *_of_bounded(cost),
             ("source's KV cache", size(cost.kv_cache_bytes) + _of_window(cost)),
             ("compression", _compression(cost)),
         ]
@@ -55,6 +59,12 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
 def _of_window(cost: GroupCost | Explanation) -> str:
     window = cost.source_window if isinstance(cost, GroupCost) else None
     return "" if window is None else f", of a window of {window:,}"
+
+
+def _of_bounded(cost: GroupCost | Explanation) -> tuple[tuple[str, str], ...]:
+    if not isinstance(cost, GroupCost) or cost.bounded is None:
+        return ()
+    return (("", f"every pair is held, and {cost.source_window:,} are seen: {cost.bounded} holds these alone"),)
 
 
 def _compression(cost: GroupCost | Explanation) -> str:

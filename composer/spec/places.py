@@ -17,6 +17,10 @@ DEEPEST = 64
 """Levels of nesting that a document may have; a spec needs eight."""
 LONGEST = 80
 """Characters of a value that a message shows."""
+SHORTEST = 3
+"""Characters of a word that a guess may begin with."""
+GUESSES = 3
+"""Of a name among many."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,15 @@ def brief(value: object) -> str:
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
     """`` did you mean "size"?`` with a semicolon before it, or nothing. most: so many guesses."""
-    near = difflib.get_close_matches(str(word)[:LONGEST], list(dict.fromkeys(known)), n=most)
+    said, known = str(word)[:LONGEST], list(dict.fromkeys(known))
+    begun = [one for one in known if len(said) >= SHORTEST and one.startswith(said)]
+    near = (difflib.get_close_matches(said, known, n=most) or begun)[:most]
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
+
+
+def near_and_all(word: object, known: Iterable[str], command: str, what: str = "all") -> str:
+    """What follows a name that is none of many: those that come near it, and the command that lists ``what``."""
+    return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
 
 
 def count(node: SpecNode) -> int:

@@ -11,8 +11,7 @@ from torch import Tensor
 from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.overrides import Overrides
-from composer.spec.recipe import Finetune, Recipe, Stage, Transfer
+from composer.spec.recipe import Finetune, Stage, Transfer
 from composer.training.calibration import calibrate
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
@@ -24,39 +23,25 @@ from composer.training.rules import learns_from_teacher
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
-from composer.training.student import Student, Which, read_student, stages_of
+from composer.training.student import Student, Which, stages_of
 from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import TransferCourse, computing_alone
 from composer.weights.trained import Adapter
 
 
-def distill(
-    model: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    options: TrainingOptions,
-    *,
-    which: Which = "all",
-    overrides: Overrides = (),
-    recipe: Recipe | None = None,
-) -> TrainingReport:
-    """Trains the model of a folder, and writes the result to ``out``, whole or not at all.
+def distill(student: Student, out: str | os.PathLike[str], options: TrainingOptions, *, which: Which = "all") -> TrainingReport:
+    """Trains a model, and writes the result to ``out``, whole or not at all.
 
     Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
-
-    - which: the stages of the recipe to run.
-    - overrides: of the recipe that the model was built with, as ``--set`` has them.
-    - recipe: replaces that one.
-
-    Raises TrainingError, DataError, SpecError and BuildError.
+    which: the stages of its recipe to run. Raises TrainingError, DataError, SpecError and BuildError.
     """
     with together():
         check_device(options.device)
         take_gpu(options.device)
-        described = read_student(model, overrides, recipe)
-        stages = stages_of(described.record, described.recipe, which)
+        stages = stages_of(student.record, student.recipe, which)
         if options.stream:
             _check_streamed(stages, options)
-        run = open_run(described, _teacher(described, stages, options), stages, out, options)
+        run = open_run(student, _teacher(student, stages, options), stages, out, options)
         return _streamed(run) if options.stream else _in_memory(run)
 
 

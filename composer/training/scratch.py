@@ -5,39 +5,30 @@ from __future__ import annotations
 import os
 
 from composer.devices import check_device
-from composer.spec.overrides import Overrides
-from composer.spec.recipe import Finetune, Recipe, Train
+from composer.spec.recipe import Finetune, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
 from composer.training.run import TrainingOptions, TrainingReport, load_student, open_run, prepare
-from composer.training.student import read_student, stage_from_nothing
+from composer.training.student import Student, stage_from_nothing
 
 STAGE = "train"
 
 
-def train(
-    model: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    options: TrainingOptions,
-    *,
-    overrides: Overrides = (),
-    recipe: Recipe | None = None,
-) -> TrainingReport:
-    """Trains the model of a folder as its recipe's ``train`` says; else as ``distill``. Raises the same."""
+def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
+    """Trains a model as its recipe's ``train`` says; else as ``distill``. Raises the same."""
     with together():
         check_device(options.device)
         take_gpu(options.device)
-        described = read_student(model, overrides, recipe)
-        stage = stage_from_nothing(described)
-        run = open_run(described, None, {STAGE: stage}, out, options)
-        student, learned = load_student(described, options), _as_finetune(stage)
-        prepare(student, options)
-        course = FinetuneCourse(student, finetune_unit(student, learned), learned, None)
+        stage = stage_from_nothing(student)
+        run = open_run(student, None, {STAGE: stage}, out, options)
+        model, learned = load_student(student, options), _as_finetune(stage)
+        prepare(model, options)
+        course = FinetuneCourse(model, finetune_unit(model, learned), learned, None)
         with run.in_folder():
             outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
-            loss = None if run.held_out is None else loss_of(student.eval(), run.held_out, 1, stage.average)
+            loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence.claims import latte, lawcat, lola, lolcats, second, selecting, speed
+from evidence.claims import latte, lawcat, lola, lolcats, ours, second, selecting, speed
 from evidence.claims.claim import Claim
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
@@ -11,6 +11,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "LoLA": lola.CLAIMS,
     "Latte": latte.CLAIMS,
     "Speed": speed.CLAIMS,
+    "Our own": ours.CLAIMS,
     "A second teacher": second.CLAIMS,
     "Which layers to keep": selecting.CLAIMS,
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evidence.claims import lawcat
-from evidence.claims.claim import LAWCAT, LOLCATS, TEACHER, TIMES, Claim
+from evidence.claims import lawcat, ours
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, TIMES, Claim
 from evidence.second import HARDER
 from evidence.verdict import Expected, Place, above
 
@@ -17,6 +17,11 @@ SAME = {
     LAWCAT: "second/lawcat-convolution-complete",
     lawcat.WITHOUT_CONV: "second/lawcat-convolution-without",
     lawcat.WITH_WINDOW: "second/lawcat-window-with",
+    ours.LOLCATS: "second/lolcats-complete",
+    ours.LAWCAT: "second/lawcat-convolution-complete",
+    ours.LOLA: "second-lola/lola",
+    ours.MACCHIATO: "second/macchiato-full",
+    ours.BEST: "second/alternating-delta",
 }
 """What stands for each run of the first teacher's students."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
@@ -70,4 +75,10 @@ def harder(task: str) -> Claim:
 CLAIMS = (
     *(again(claim) for claim in lawcat.CLAIMS if set(claim.rows.values()) <= set(SAME)),
     *map(harder, HARDER),
+    ours.best(
+        "The best composition beats every paper's student where retrieval is harder",
+        {name: SAME[run] for name, run in ours.ROWS.items()},
+        (*PASSKEY, *RECALL, *(at for columns in COLUMNS.values() for at in columns)),
+        REMARK,
+    ),
 )

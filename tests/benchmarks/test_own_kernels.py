@@ -25,10 +25,18 @@ def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
 
 def test_all_take_turns(bench: Bench) -> None:
     asked = tasks((24,), (1,))
-    assert len(asked) == 8
+    assert len(asked) == 9
     rows = measured(
         bench,
-        {said: asked[said] for said in ("lolcats with backward 24", "taps and hedgehog with backward 24", "lola decode, batch 1")},
+        {
+            said: asked[said]
+            for said in (
+                "lolcats with backward 24",
+                "taps and hedgehog with backward 24",
+                "streaming with backward 24",
+                "lola decode, batch 1",
+            )
+        },
     )
     for row in rows.values():
         assert row["apart"] < 1e-5

@@ -63,7 +63,7 @@ def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
 
 def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = kept_open(monkeypatch)
-    page.draw(kept(**{name: [1.0, 0.9, 0.6] for name in (*page.FOUR, "delta")}), tmp_path / "all.png")
+    page.draw(kept(**{name: [1.0, 0.9, 0.6] for name in (*page.FOUR, "alternating-delta")}), tmp_path / "all.png")
     assert_legible(figures["all.png"])
     shares = figures["all.png"].axes[:2]
     ends = [segment[:, 1] for axis in shares for bars in axis.collections for segment in bars.get_segments()]

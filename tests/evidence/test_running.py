@@ -10,7 +10,7 @@ import pytest
 from composer.ablation.plan import Request
 from composer.ablation.runner import one_process
 from evidence import running
-from evidence.experiments import EXPERIMENTS, TEACHER, Experiment
+from evidence.experiments import TEACHER, Experiment
 from evidence.kept import all_runs, path_of, read
 from evidence.running import missing_runs, run_missing
 
@@ -21,18 +21,12 @@ ONE_STEP = (
 )
 SCORED = Request(TEACHER, tasks=("recall,pairs=2",), lengths=(32,), samples=2, seeds=(0, 1))
 TAUGHT = Experiment("taught", ("lolcats",), replace(SCORED, data=("stories,samples=4",), share=0.0), ONE_STEP)
-AFTER = Experiment("after", ("lola",), SCORED, trained=("taught", "lolcats"))
+AFTER = Experiment("after", ("lola",), SCORED, trained=(TAUGHT, "lolcats"))
 
 
 @pytest.fixture
 def told() -> list[str]:
     return []
-
-
-@pytest.fixture(autouse=True)
-def two_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (TAUGHT, AFTER):
-        monkeypatch.setitem(EXPERIMENTS, one.name, one)
 
 
 def weights(model: Path) -> list[bytes]:
@@ -69,8 +63,8 @@ def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, told: 
     assert weights(work / "after" / "trained-0") != weights(work / "after" / "trained-1")
     # Another recipe of the model before it makes another run of this one.
     before = missing_runs(AFTER, kept)
-    EXPERIMENTS["taught"] = replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
-    assert (before, set(missing_runs(AFTER, kept))) == ({}, {("lola", 0), ("lola", 1)})
+    other = replace(AFTER, trained=(replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3")), "lolcats"))
+    assert (before, set(missing_runs(other, kept))) == ({}, {("lola", 0), ("lola", 1)})
 
 
 def test_what_fails_is_told_and_not_kept(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

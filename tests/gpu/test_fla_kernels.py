@@ -16,7 +16,7 @@ from blocks.recurrences.cumulative import cumulate
 from blocks.recurrences.delta import fla as delta_fla
 from blocks.recurrences.elementwise import fla as elementwise_fla
 from blocks.softmax import dense
-from blocks.softmax.fla import behind
+from blocks.softmax.fla import all_before, behind
 from blocks.taps import filtered, filtered_by_kernel
 
 pytestmark = pytest.mark.gpu
@@ -161,3 +161,33 @@ def test_a_window(packed: bool, kind: torch.dtype) -> None:
 
     narrow = (of(ROWS, LENGTH, HEADS, 64), of(ROWS, entries, KEY_HEADS, 64), of(ROWS, entries, KEY_HEADS, 64))
     compared(definition, form, narrow, (), kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("fading", [False, True])
+def test_all_pairs(fading: bool, packed: bool, kind: torch.dtype) -> None:
+    """Behind pairs of an earlier call, of which some places hold none."""
+    held, entries = 64, LENGTH + 64
+    present, place = torch.ones(ROWS, entries, dtype=torch.bool), torch.arange(entries)
+    present[0, 20:40] = False
+    segment = torch.cat((torch.zeros(ROWS, held, dtype=torch.int64), documents()), dim=1) if packed else None
+    visible = present[:, None] & (place[held:, None] >= place)
+    if segment is not None:
+        visible = visible & (segment[:, held:, None] == segment[:, None])
+
+    def definition(query: Tensor, key: Tensor, value: Tensor, since: Tensor | None) -> Sequence[Tensor]:
+        def falling(rows: slice) -> Tensor:
+            assert since is not None
+            return (since[:, held:][:, rows].mT[..., None] - since.mT[:, :, None]).masked_fill(~visible[:, None, rows], 0.0)
+
+        return (dense(query, key, value, visible, falling=None if since is None else falling).output,)
+
+    def form(query: Tensor, key: Tensor, value: Tensor, since: Tensor | None) -> Sequence[Tensor]:
+        device = query.device
+        documents_of = None if segment is None else segment.to(device)
+        return (all_before(query, key, value, present.to(device), documents_of, None, since).output,)
+
+    narrow = (of(ROWS, LENGTH, HEADS, 64), of(ROWS, entries, KEY_HEADS, 64), of(ROWS, entries, KEY_HEADS, 64))
+    since = torch.nn.functional.logsigmoid(of(ROWS, entries, HEADS) + 2).cumsum(1) if fading else None
+    compared(definition, form, narrow, (since,), kind)

@@ -6,6 +6,7 @@ Run by `make gpu`, without Triton's interpreter; elsewhere these tests are skipp
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,8 +100,9 @@ def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> 
         (LOLCATS, WIDE),
         ({**LOLCATS, "memory": [TERRACED, {"kind": "state"}], "read": ROW_MAX}, NARROW),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}]}, NARROW),
+        ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "channel"}]}, NARROW),
     ],
-    ids=["lolcats", "128 wide", "terraced, row_max", "decay"],
+    ids=["lolcats", "128 wide", "terraced, row_max", "decay", "decay by the feature"],
 )
 def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
     assert_both_agree(head, shape, kind)
@@ -112,6 +114,28 @@ def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
     assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
     assert_both_agree(head, shape, kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE, ids=str)
+@pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
+def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
+    streaming = {"position": "rope", "memory": [{"kind": "first", "size": 4}, {"kind": "window", "size": 64, "evict": "drop"}]}
+    beside = [{"kind": "meta", "size": 4}, {**TERRACED, "position": "rope"}, {"kind": "state", "normalise": False, "gate": "head"}]
+    for head in (streaming, {"position": "none", "feature_map": "hedgehog", "memory": beside, "flow": "parallel", "read": "sum"}):
+        (window,) = [one for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda")) if one.part == "window"]
+        assert window.backend == "triton"
+        assert_both_agree(head, shape, kind)
+
+
+@pytest.mark.parametrize("kind", CLOSE, ids=str)
+def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
+    head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
+    assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
+    for data in (inputs(shape, 2, LENGTH), packed()):
+        (expected, _, slopes), (found, _, others) = answers(head, shape, data, kind, (), True)
+        close(found, expected, CLOSE[kind])
+        for one, other in zip(others, slopes, strict=True):
+            close(one, other, 5 * CLOSE[kind])
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
@@ -128,10 +152,23 @@ def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
         close(kept[name], one, CLOSE[kind])
 
 
-def test_lola_keeps_what_its_definition_keeps() -> None:
-    (expected, held, _), (found, kept, _) = answers(LOLA, NARROW, inputs(NARROW, 2, LENGTH), torch.float32, (200,), False)
-    assert torch.equal(kept["sparse.position"], held["sparse.position"])
-    close(found, expected, CLOSE[torch.float32])
+@pytest.mark.parametrize(
+    ("keep", "gate", "features"),
+    [
+        ("self_recall", "none", "hedgehog"),
+        ("relative_recall", "head", "exp"),
+        ("squared_error", "channel", "hedgehog"),
+        ("random", "channel", "exp"),
+    ],
+)
+def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: str) -> None:
+    window, sparse, state = LOLA["memory"]
+    memory = [window, {**sparse, "keep": keep}, {**state, "gate": gate}]
+    head = {**LOLA, "feature_map": features, "memory": memory}
+    for data, bounds in ((inputs(NARROW, 2, LENGTH), (200,)), (packed(), ())):
+        (expected, held, _), (found, kept, _) = answers(head, NARROW, data, torch.float32, bounds, False)
+        assert torch.equal(kept["sparse.position"], held["sparse.position"])
+        close(found, expected, CLOSE[torch.float32])
 
 
 def test_a_long_text_in_bfloat16_stays_finite() -> None:

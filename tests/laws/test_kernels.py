@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from blocks.flow import Tokens
 from blocks.operation import Setting
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
-from tests.laws.cases import SMALL, complete, every_spec, steady
-from tests.laws.kernels import assert_on_kernels, packed, padded, plain
+from composer.model.head import Head
+from tests.interpreter import nothing_refused
+from tests.laws.cases import SMALL, built, complete, every_spec, inputs, run, steady
+from tests.laws.kernels import LENGTH, assert_on_kernels, packed, padded, plain
 
 SHAPE = SMALL.shape(2)
 LATTE = "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32"
@@ -25,6 +31,8 @@ PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "latents": ({"memory": [{"kind": "latents", "size": 12}]}, {LATTE}),
     "a window": ({"memory": [ALONE], "position": "rope"}, {"parallel_attn"}),
+    "pairs that fade": ({"memory": [{"kind": "full", "gate": "head"}]}, {"parallel_forgetting_attn"}),
+    "all pairs": ({"memory": ["full"], "position": "rope"}, {"parallel_attn"}),
     "a convolution": ({"memory": ["state"], "feature_map": "elu", "conv": "causal"}, {"causal_conv1d", "chunk_simple_gla"}),
     "a convolved input": ({"memory": [ALONE], "mix_input": {"kind": "conv", "feeds": "qk"}}, {"causal_conv1d", "parallel_attn"}),
     "a recurrent mixer": ({"memory": [ALONE], "mix_input": {"kind": "rglru", "feeds": "qk"}}, {"chunk_hgrn", "parallel_attn"}),
@@ -44,7 +52,7 @@ def heads() -> dict[str, HeadSpec]:
 
 def kernels(spec: HeadSpec) -> set[str]:
     """What its program runs of fla."""
-    program = lower(build_graph(spec, SHAPE), "fla", Setting())
+    program = lower(build_graph(spec, SHAPE), "fla", Setting(documents=True))
     return {step.form.says for step in program.steps if step.form.backend == "fla"}
 
 
@@ -70,11 +78,42 @@ def test_gradients_are_the_definitions(name: str) -> None:
     assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9,), gradients=True)
 
 
-@pytest.mark.parametrize("name", ["its mass beside a window's", "latents", "a window", "a convolution", "a recurrent mixer"])
+@pytest.mark.parametrize(
+    "name", ["its mass beside a window's", "latents", "a window", "pairs that fade", "a convolution", "a recurrent mixer"]
+)
 def test_padding_is_not_seen(name: str) -> None:
     assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", padded())
 
 
-@pytest.mark.parametrize("name", ["a state, normalised", "a window"])
+@pytest.mark.parametrize("name", ["a state, normalised", "a window", "pairs that fade"])
 def test_decode_goes_on_from_a_prefill(name: str) -> None:
     assert_on_kernels(complete(PARTS[name][0]), SHAPE, "fla", plain(), split=(17, 18, 19, 20))
+
+
+@pytest.mark.parametrize("name", ["pairs that fade", "all pairs", "a window"])
+def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
+    """What is held from the first call has gaps, at other places in each row."""
+    head, data = built(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
+    first, second = torch.arange(9), torch.arange(LENGTH - 9)
+    tokens = (
+        Tokens(first.repeat(2, 1), torch.tensor([[0] * 9, [1] * 9]), first < torch.tensor([[9], [4]])),
+        Tokens(torch.stack((second + 9, second + 4)), torch.zeros(2, LENGTH - 9, dtype=torch.int64)),
+    )
+
+    def answer(module: Head, backend: str, dtype: torch.dtype) -> torch.Tensor:
+        given, state, outputs = data.to(dtype), None, []
+        for columns, of in zip((slice(0, 9), slice(9, LENGTH)), tokens, strict=True):
+            output, state = run(module, replace(given.cut(columns), tokens=of), state, backend)
+            outputs.append(output if of.valid is None else output * of.valid[..., None, None])
+        return torch.cat(outputs, dim=1)
+
+    wanted = answer(head, "reference", torch.float64)
+    with nothing_refused():
+        found = answer(copy.deepcopy(head).float(), "fla", torch.float32)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])
+def test_a_window_of_the_model_around_is_kept(name: str) -> None:
+    spec, around = complete(PARTS[name][0]), replace(SHAPE, window=4)
+    assert_on_kernels(spec, around, "fla", packed(), split=(9,))

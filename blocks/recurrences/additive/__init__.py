@@ -31,6 +31,6 @@ FORMS: tuple[Form, ...] = (
         decode=True, missing=fla.missing, refuses=True,
     ),
     Form(FLA, "chunk_simple_gla or chunk_gla", fla.chunked, fits, missing=fla.missing, refuses=True),
-    Form(TORCH, "one step", step, decode=True),
+    Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
 )  # fmt: skip

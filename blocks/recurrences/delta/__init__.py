@@ -39,6 +39,6 @@ FORMS: tuple[Form, ...] = (
         FLA, "chunk_gated_delta_rule or chunk_delta_rule or chunk_kda", fla.chunked, fla.fits,
         missing=fla.missing, refuses=True,
     ),
-    Form(TORCH, "one step", step, one_pair_at_most, decode=True),
+    Form(TORCH, "one step of the recurrence", step, one_pair_at_most, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from tests.compiling import Build
 
 COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
-TABLES = {"fallen", "start", "rows", "place_of_largest", "members", "fell"}
+TABLES = {"begins", "ends", "document", "fallen", "first", "start", "rows", "place_of_largest", "members", "fell", "pieces"}
 POSITIONS = {"position", "held_position", "ring_position"}
 OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient", "laid"}
 OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "fallen_value"}

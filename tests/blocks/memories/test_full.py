@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -107,3 +109,4 @@ def test_operations() -> None:
     # The 101st token meets 101 pairs: two products of 4 numbers of 4 heads. In a prefill of 101 it meets 51 on average.
     assert Full().flops(GROUPED, 100) == 2 * 2 * 101 * 4 * 4
     assert Full().prefill_flops(GROUPED, 101) == 2 * 2 * 51 * 4 * 4
+    assert Full().prefill_flops(replace(GROUPED, both_ways=True), 101) == 2 * 2 * 101 * 4 * 4

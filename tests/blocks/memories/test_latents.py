@@ -279,8 +279,8 @@ def test_its_parameters_and_operations() -> None:
     # Two logits a latent; each number of its state decays (one product), takes a value and is read (a multiply-add each).
     assert part.flops(shape, 999) == 2 * 2 * 128 * 50 + 5 * 128 * 4
     # In chunks of 64, or of the whole prefill: the pairs of the chunk by their latents and values, beside logits and state.
-    assert part.prefill_flops(shape, 999) == 2 * 64 * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
-    assert part.prefill_flops(shape, 10) == 2 * 10 * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
+    for own, tokens, seen in ((shape, 999, 64), (shape, 10, 10), (replace(shape, both_ways=True), 999, 0)):  # both ways no chunks
+        assert part.prefill_flops(own, tokens) == 2 * seen * 4 * (32 + 4) + 2 * 2 * 128 * 50 + 4 * 128 * 4
 
 
 def test_what_it_refuses() -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.kernels import Refused
 from blocks.legend import Shape
 from blocks.memories import lola
 from blocks.operation import Setting
-from blocks.scores.base import order
+from blocks.scores.base import Contenders, Score, order, places
+from blocks.scores.self_recall import SelfRecall
+from blocks.scores.squared_error import SquaredError
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import build_graph
 from composer.graph.lowering import lower, lowered
 from composer.graph.program import FallsBack
-from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
+from tests.blocks.fused.heads import ALIKE, GROUPED, assert_close, assert_defined
 from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of
+from tests.interpreter import nothing_refused
 from tests.laws.cases import built, complete, inputs, run
 
 WINDOW = {"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}
@@ -25,8 +31,21 @@ SPARSE = {"kind": "sparse", "size": 5, "weight": "same"}
 LOLA: dict[str, Any] = {"feature_map": "hedgehog", "memory": [WINDOW, SPARSE, {"kind": "state"}]}
 RELATIVE = {"kind": "sparse", "size": 3, "keep": "relative_recall", "weight": 0.2}
 SAYS = "from chunk to chunk"
+CHANNEL = {"kind": "channel", "rank": 2}
 PARTS = dict.fromkeys(("window", "sparse", "state"), SAYS)
 ON_GPU = Setting(device="cuda", dtype="bfloat16")
+
+
+def packed() -> Tokens:
+    """A row of four documents, the first of which goes on with what an earlier call has left."""
+    lengths = [15, 1, 4, 19]
+    position = torch.cat([torch.arange(length) for length in lengths])
+    return Tokens(position[None], torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None])
+
+
+def keeping(score: str, gate: Any = "none", **said: Any) -> dict[str, Any]:
+    """LoLA with another score and a gate."""
+    return {**LOLA, **said, "memory": [WINDOW, {**SPARSE, "keep": score}, {"kind": "state", "gate": gate}]}
 
 
 @pytest.mark.parametrize(
@@ -41,17 +60,80 @@ ON_GPU = Setting(device="cuda", dtype="bfloat16")
         ),
         ({**LOLA, "read": {"kind": "shared", "scale": "row_max"}}, GROUPED, 21, (13,)),
         (LOLA, GROUPED, 22, tuple(range(14, 22))),
+        (keeping("squared_error", CHANNEL, conv="causal"), GROUPED, 23, (3, 17, 18)),
+        (keeping("overestimate", "head", feature_map="exp"), ALIKE, 22, (13, *range(19, 22))),
+        (keeping("self_recall", "head", feature_map="exp"), GROUPED, 23, (3, 17, *range(20, 23))),
     ],
-    ids=["split", "relative, convolved, weights of its own", "row_max", "decode"],
+    ids=[
+        "split",
+        "relative, convolved, weights of its own",
+        "row_max",
+        "decode",
+        "decay by the feature, errors of the window",
+        "decay by the head, errors of the window, decode",
+        "exponential, decay by the head",
+    ],
 )
 def test_it_is_the_definition(head: dict[str, Any], shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
     assert_defined(head, shape, length, parts=PARTS, bounds=bounds, gradients=False)
 
 
+@pytest.mark.parametrize(
+    ("head", "bounds"),
+    [
+        (LOLA, ()),
+        (keeping("absolute_error", CHANNEL), (13,)),
+        (keeping("relative_recall", CHANNEL, feature_map="exp"), (13, 30)),
+        (keeping("recent", "head"), (13,)),
+        (keeping("random"), (13, 36)),
+    ],
+    ids=["lola", "errors, decay by the feature", "exponential, decay by the feature", "recent, decay by the head", "random"],
+)
+def test_documents_do_not_see_each_other(head: dict[str, Any], bounds: tuple[int, ...]) -> None:
+    assert_defined(head, GROUPED, 39, parts=PARTS, bounds=bounds, tokens=packed(), gradients=False)
+
+
 def test_rows_that_end_early_and_go_on_from_there() -> None:
     position = torch.arange(24).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[24], [13]]))
-    assert_defined(LOLA, GROUPED, 24, parts=PARTS, rows=2, tokens=tokens, gradients=False)
+    assert_defined(keeping("self_recall", CHANNEL), GROUPED, 24, parts=PARTS, rows=2, tokens=tokens, gradients=False)
+
+
+def test_rows_of_documents_that_end_early_or_have_ended() -> None:
+    """The second has a document less, and nothing but padding in the second call."""
+    row = packed()
+    assert row.segment is not None
+    position, segment = row.position.expand(2, -1), row.segment.expand(2, -1)
+    valid = torch.arange(39) < torch.tensor([[37], [19]])
+    tokens = Tokens(position, segment, valid)
+    assert_defined(keeping("squared_error", "head"), GROUPED, 39, parts=PARTS, rows=2, bounds=(22,), tokens=tokens, gradients=False)
+
+
+def kept_by(keep: Score) -> HeadSpec:
+    """LoLA with a score that no spec can name."""
+    spec = complete(LOLA)
+    window, sparse, state = spec.memory
+    return spec.model_copy(update={"memory": (window, sparse.model_copy(update={"keep": keep}), state)})
+
+
+def test_scores_that_look_at_nothing_else_may_be_any() -> None:
+    """The example of CONTRIBUTING.md, and its resolution."""
+
+    class ValueNorm(Score):
+        equation: ClassVar[str] = "‖v‖"
+        source: ClassVar[str] = "this test"
+
+        def score(self, pairs: Contenders) -> Tensor:
+            return torch.linalg.vector_norm(pairs.value, dim=-1)
+
+    spec, data = kept_by(ValueNorm()), inputs(GROUPED, 1, 23)
+    (form,) = (one.form for one in lowered(build_graph(spec, GROUPED), "triton", Setting()) if one.part == "sparse")
+    assert form.startswith(SAYS)
+    with torch.no_grad(), nothing_refused():
+        expected, held = run(built(spec, GROUPED).double(), data, backend="reference")
+        found, kept = run(built(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
+    assert_close(found, expected)
+    assert_close(kept["sparse.value"], held["sparse.value"])
 
 
 @pytest.mark.parametrize("there", [0, 3, 5, 12])
@@ -74,14 +156,10 @@ def test_of_equals_the_older_stay(there: int) -> None:
     ("head", "setting", "why"),
     [
         (LOLA, Setting(device="cuda", gradients=True), "no gradient"),
-        (LOLA, Setting(device="cuda", documents=True), "one document a row"),
         ({**LOLA, "memory": [{**WINDOW, "shape": "sliding"}, SPARSE, "state"]}, ON_GPU, "moves on by chunks"),
-        ({**LOLA, "memory": [WINDOW, {**SPARSE, "keep": "recent"}, "state"]}, ON_GPU, "scores by"),
-        ({**LOLA, "memory": [WINDOW, SPARSE, {"kind": "state", "gate": "head"}]}, ON_GPU, "does not decay"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 600}, "state"]}, ON_GPU, "pairs compete"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 0}, "state"]}, ON_GPU, "has room"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "position": "none"}, "state"]}, ON_GPU, "alike"),
-        ({**LOLA, "feature_map": "exp"}, ON_GPU, "running maximum"),
     ],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
@@ -89,6 +167,27 @@ def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting
     assert not any(form.startswith(SAYS) for form in forms.values())
     (said,) = (step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "sparse")
     assert why in said
+
+
+class OwnRecall(SelfRecall):
+    """A score of somebody else's that looks at the state."""
+
+
+class OwnError(SquaredError):
+    """And one that looks at the window."""
+
+
+@pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "look at the state"), (OwnError(), "look at the window")])
+def test_scores_that_it_does_not_know_it_does_not_take(keep: Score, why: str) -> None:
+    graph = build_graph(kept_by(keep), GROUPED)
+    (said,) = (step.why for step in lower(graph, "triton", ON_GPU).steps if step.covers[0].node.name == "sparse")
+    assert why in said
+
+
+def test_places_compare_as_scores_do() -> None:
+    """Equals have one place, and float32 cannot tell these apart."""
+    score = torch.tensor([0.5, 0.25, 0.5 + 1e-12, 0.25, 0.75], dtype=torch.float64)[None, :, None]
+    assert places(score)[0, :, 0].tolist() == [1, 0, 2, 0, 3]
 
 
 def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:

@@ -289,6 +289,7 @@ def test_operations() -> None:
     # In chunks of 64, or of the whole prefill: the pairs of the chunk by their features and values, beside the state.
     assert StateMemory().prefill_flops(SHARED, 999) == 2 * 64 * 4 * (5 + 4) + 2 * entry * (2 + 4)
     assert StateMemory().prefill_flops(SHARED, 10) == 2 * 10 * 4 * (5 + 4) + 2 * entry * (2 + 4)
+    assert StateMemory().prefill_flops(replace(SHARED, both_ways=True), 999) == 2 * entry * (2 + 4)
 
 
 def test_the_state_of_exponential_features_starts_without_a_maximum() -> None:

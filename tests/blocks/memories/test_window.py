@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,6 +125,9 @@ def test_gradients_of_an_answer_across_documents_are_finite() -> None:
 def test_operations_and_size() -> None:
     # Two products of 64 pairs with 4 numbers of 4 heads, a multiply-add each; the same however long the past.
     assert Window().flops(GROUPED, 10_000) == Window().prefill_flops(GROUPED, 10_000) == 2 * 2 * 64 * 4 * 4
+    # Both ways 63 more come after the token, as many as there are.
+    both = replace(GROUPED, both_ways=True)
+    assert [Window().prefill_flops(both, tokens) for tokens in (10_000, 100)] == [2 * 2 * pairs * 4 * 4 for pairs in (127, 100)]
     for wrong in (0, -1, math.inf):
         with pytest.raises(ValidationError):
             Window.model_validate({"size": wrong})

@@ -27,6 +27,7 @@ from composer.training import checkpoint
 from composer.training import distill as distilling
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
+from composer.training.student import read_student
 from composer.weights.record import read_record
 from composer.weights.verify import verify
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, request_for, stored, write_spec
@@ -79,7 +80,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
         assert slow.figures[title] == fast.figures[title]
     assert slow.figures["perplexity"] != fast.figures["perplexity"]
     student = make_student(tmp_path / "student", teacher, TINY)
-    ran = distill(student, tmp_path / "distilled", TrainingOptions([str(texts)], share=0.2, held_out_rows=10**6))
+    ran = distill(read_student(student, ()), tmp_path / "distilled", TrainingOptions([str(texts)], share=0.2, held_out_rows=10**6))
     assert ran.loss is not None
     assert slow.figures["perplexity"].mean == pytest.approx(2.718281828459045**ran.loss, rel=1e-6)
     assert ran.teacher_loss is not None
@@ -257,7 +258,7 @@ def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Pa
     built = tmp_path / "built"
     composer.build_folder(write_spec(tmp_path / "cats.yaml", lolcats), teacher, built)
     trained = tmp_path / "trained"
-    distill(built, trained, TrainingOptions([str(texts)], share=0.2, held_out_rows=10**6), which="transfer")
+    distill(read_student(built, ()), trained, TrainingOptions([str(texts)], share=0.2, held_out_rows=10**6), which="transfer")
     lola = {"compose": 1, "name": "lola-small", "extends": "lola", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}}}
     request = request_for(trained, texts, teacher=str(teacher))
     report = ablate([write_spec(tmp_path / "lola.yaml", lola)], request, tmp_path / "out")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from composer.training import checkpoint
+from composer.training import checkpoint, student
 from composer.training import distill as training
 from composer.weights.record import read_record
+from composer.weights.sources import open_model
 from tests.composer.cli.conftest import Compose
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, write_texts
 
@@ -64,13 +65,21 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
     assert "Loading weights" not in result.stderr + merged.stderr, "bars are for terminals"
+    told = compose("merge", "tiny-distilled", "-o", "told", "--json")
+    assert json.loads(told.stdout) == {"out": "told", "spec_hash": record.spec_hash}, told.output
+    refused = compose("merge", "told", "-o", "again", "--json")
+    assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
-def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the student's headers are read once, of which the run is told."""
+    opened: list[Path] = []
+    monkeypatch.setattr(student, "open_model", lambda folder: opened.append(folder) or open_model(folder))
     result = compose("distill", models["tiny"], "--data", texts, "--stage", "transfer", *QUICK, "-o", "deep/out", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [stage["stage"] for stage in report["stages"]] == ["transfer"]
+    assert opened == [models["tiny"]]
     assert (report["teacher_loss"], report["out"]) == (None, "deep/out")
     assert (stands(), [path.name for path in Path("deep").iterdir()]) == (["deep"], ["out"])
 
@@ -130,6 +139,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
         ["--data", "texts.jsonl", "--set", "recipe.finetune.lr=1e-3", "--set", "recipe.finetune.steps=2"],
         "fresh",
     ),
+    "a recipe's": ("tiny", ["--data", "texts.jsonl", "--set", "transfer.steps=2"], "such as recipe.transfer.steps=2"),
     "heads": ("tiny", ["--data", "texts.jsonl", "--set", "head.memory.0.size=3"], "the heads are built; only the recipe can"),
     "no number": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.lr=fast"], 'expected a number, got "fast"'),
     "no such setting": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.rate=1"], "rate"),

@@ -33,10 +33,10 @@ def test_json_is_all_that_was_found(compose: Compose, student: Path, tmp_path: P
 def test_mistakes(compose: Compose, student: Path) -> None:
     for options, words in (
         (("--text", "missing.txt"), "missing.txt cannot be read as text"),
-        (("--layers", "one"), "--layers one: say numbers"),
+        (("--layers", "one"), '--layers: "one" is no whole number; expected such as 0,1,2'),
         (("--tasks", "passkee"), "passkey"),
         (("--tasks", "passkey"), "The tokenizer cannot write"),
-        (("--length", "none"), "is no number"),
+        (("--length", "none"), "is no whole number"),
         (("--length", "64,96"), "--length: 64, 96; "),
         (("--teacher", "nowhere"), "--alone"),
     ):

@@ -16,7 +16,7 @@ from docs.results import PRINTED, WRITTEN, page
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 
-RUN: dict[str, tuple[str, ...]] = {
+RUN: dict[str, tuple[str | int | Path, ...]] = {
     "build": ("build", "lolcats", "--from", "teacher", "-o", "out"),
     "check": ("check", "lolcats"),
     "diff": ("diff", "lolcats", "lawcat"),
@@ -24,6 +24,7 @@ RUN: dict[str, tuple[str, ...]] = {
     "explain": ("explain", "lolcats", "--from", "teacher"),
     "inspect": ("inspect", "student", "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside"),
     "generate": ("generate", "student", "--prompt", "once upon", "--max-new-tokens", "2"),
+    "sample": ("sample", ROOT / "examples" / "teacher", "-o", "made/texts.jsonl", "--texts", 1, "--length", 4),
     "parts": ("parts", "hedgehog"),
     "tasks": ("tasks", "passkey"),
     "verify": ("verify", "student"),

@@ -182,7 +182,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert any(line.startswith("output = read(window, state, window_weight) # B T 4 ") for line in lines)
     assert lines[-3] == "# In decode, a token at a time, otherwise:"
     assert "one query against the ring of pairs" in lines[-2]
-    assert lines[-1].endswith("torch: one step")
+    assert lines[-1].endswith("torch: one step of the recurrence")
     slow = compose("show", "lolcats", "--from", teacher, "--code", "--backend", "reference", "--dtype", "bfloat16").stdout
     assert "backend reference on cpu, bfloat16" in slow
     assert "reference: all pairs of a call, masked" in slow

@@ -13,7 +13,7 @@ import yaml
 
 import composer
 from composer.ablation.plan import read_variants
-from composer.arguments import Numbers
+from composer.numbers import Numbers
 from composer.spec.overrides import Overrides
 from composer.tasks.passkey import Passkey
 from tests.composer.programs import ROOT
@@ -85,7 +85,7 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
     for said, layers in ((0, [0]), ("0,-1", [0, 1]), ([-1], [1])):
         found = composer.inspect(TEACHER, layers=said, length=16, text="Once upon a time there was a cat.", queries=2)
         assert sorted({head.layer for head in found.heads}) == layers
-    with pytest.raises(composer.ComposerError, match="say numbers with commas between them"):
+    with pytest.raises(composer.ComposerError, match='--layers: "all" is no whole number; expected such as 0,1,2'):
         composer.inspect(TEACHER, layers="all")
     with pytest.raises(composer.ComposerError, match=r"model\.pt cannot be read"):
         composer.build_folder("lolcats", TEACHER, tmp_path / "out", lolcats=str(tmp_path / "model.pt"))
@@ -94,6 +94,9 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
 def test_a_task_may_stand_alone() -> None:
     report = composer.evaluate(TEACHER, Passkey(samples=1), 128)
     assert {cell.task for cell in report.cells} == {"passkey"}
+    looked = [composer.inspect(TEACHER, tasks=said, length=[96], queries=2, layers=0) for said in ("passkey", [Passkey(samples=1)])]
+    assert looked[0].tokens == looked[1].tokens
+    assert looked[0].text == "passkey"
 
 
 def test_a_spec_is_named_in_each_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +132,11 @@ def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
     assert first == tmp_path / "mine.yaml"
     second = composer.new(tmp_path / "other.yaml", like=first)
     assert composer.load_spec(second).name == "other"
+
+
+def test_labels_of_ones_own() -> None:
+    """Of models that are timed or scored; a spec among them is built as ever."""
+    timed = composer.bench({"before": TEACHER, "after": "lawcat"}, prefill=8, repeats=1, steps=1)
+    assert [model.label for model in timed.setting.models] == ["before", "after"]
+    scored = composer.evaluate({"mine": TEACHER}, "mqar,pairs=2", 16, samples=1)
+    assert {cell.model for cell in scored.cells} == {"mine"}

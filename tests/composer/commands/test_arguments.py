@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import composer
+from composer.cli.main import COMMANDS
 from composer.errors import BenchError, ComposerError, EvaluationError
-from composer.numbers import read_numbers, tokens_of
+from composer.numbers import LEAST_SEED, numbers_of, tokens_of
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 
 TEACHER = ROOT / "examples" / "teacher"
 
-NONE = ["", "1q", "1,,2", "-1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]
+NONE = ["", "1q", "1,,2", "--1", "1.5k", "k", "1 k", "1kk", "٣", "1e3", "1,", "9" * 13, "9" * 5000]
 
 
 def test_numbers() -> None:
-    assert read_numbers(None, "--prefill", BenchError) == ()
-    assert read_numbers("1k, 512,64K,100", "--prefill", BenchError) == (1024, 512, 65536, 100)
-    assert read_numbers("0", "--prefill", BenchError) == (0,)
-    assert read_numbers("3,1,3", "--seeds", BenchError, thousands=False) == (3, 1, 3)
+    assert numbers_of(None, "--prefill", BenchError) == ()
+    assert numbers_of("1k, 512,64K,100", "--prefill", BenchError) == (1024, 512, 65536, 100)
+    assert numbers_of("0", "--prefill", BenchError, least=0) == (0,)
+    assert numbers_of("3,1,3", "--seeds", BenchError, thousands=False) == (3, 1, 3)
+    assert numbers_of("0,-1", "--layers", BenchError, least=None, thousands=False) == (0, -1)
+    assert numbers_of((512, 64), "--prefill", BenchError) == (512, 64)
+    assert numbers_of(7, "--prefill", BenchError) == (7,)
 
 
 @pytest.mark.parametrize("said", NONE)
 def test_what_is_no_number(said: str) -> None:
-    with pytest.raises(BenchError, match=r'^--decode: ".*is no number; expected such as 512,4k, where 4k is 4,096\.$'):
-        read_numbers(said, "--decode", BenchError)
+    with pytest.raises(BenchError, match=r'^--decode: ".*is no whole number; expected such as 512,4k, where 4k is 4,096\.$'):
+        numbers_of(said, "--decode", BenchError)
 
 
 @pytest.mark.parametrize("said", [*NONE, "1k"])
 def test_what_is_no_seed(said: str) -> None:
-    with pytest.raises(EvaluationError, match=r'^--seeds: ".*is no number; expected such as 0,1,2\.$'):
-        read_numbers(said, "--seeds", EvaluationError, thousands=False)
+    with pytest.raises(EvaluationError, match=r'^--seeds: ".*is no whole number; expected such as 0,1,2\.$'):
+        numbers_of(said, "--seeds", EvaluationError, thousands=False)
 
 
 def test_tokens() -> None:
@@ -43,13 +47,13 @@ def test_tokens() -> None:
 
 @pytest.mark.parametrize("said", [*NONE, "512,1k", True, 4.5, None])
 def test_what_is_no_number_of_tokens(said: object) -> None:
-    with pytest.raises(BenchError, match=r"^length: .* is no number.*; expected such as 4096, or 4k, which is the same\.$"):
+    with pytest.raises(BenchError, match=r"^length: .* is no whole number; expected such as 4096, or 4k, which is the same\.$"):
         tokens_of(said, "length", BenchError)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("said", ["0", 0, -3])
 def test_too_few_tokens(said: str | int) -> None:
-    with pytest.raises(BenchError, match=r"^length: -?\d tokens; say at least 1\.$"):
+    with pytest.raises(BenchError, match=r"^length -?\d: say at least 1\.$"):
         tokens_of(said, "length", BenchError)
 
 
@@ -78,9 +82,70 @@ def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Pa
     result = compose(*(teacher if word == "TEACHER" else word for word in command))
     assert result.exit_code == 2
     assert f"{command[-2]}" in result.stderr
-    assert '"4q" is no number; expected such as 4096, or 4k, which is the same.' in result.stderr
+    assert '"4q" is no whole number; expected such as 4096, or 4k, which is the same.' in result.stderr
     with pytest.raises(ComposerError, match="sequence"):
         composer.explain("softmax", teacher, sequence="4q")
+
+
+NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
+    "ablate": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--samples": 1, "--jobs": 1, "--seeds": 0, "--lengths": 2}),
+    "bench": (
+        ("TEACHER", "--prefill", "8"),
+        {"--repeats": 1, "--steps": 1, "--threads": 1, "--seed": 0, "--prefill": 1, "--decode": 1, "--batch": 1},
+    ),
+    "build": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
+    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
+    "draw": (("lolcats",), {"--seq": 1}),
+    "eval": (("TEACHER", "--tasks", "passkey"), {"--samples": 1, "--seed": 0, "--lengths": 2, "--batch-tokens": 1}),
+    "explain": (("lolcats", "--from", "TEACHER"), {"--seq": 1}),
+    "generate": (
+        ("TEACHER", "--prompt", "a"),
+        {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0},
+    ),
+    "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
+    "sample": (
+        ("TEACHER", "-o", "t.jsonl"),
+        {"--texts": 1, "--length": 2, "--batch": 1, "--seed": 0, "--temperature": 0.01, "--top-p": 0.01},
+    ),
+    "select": (
+        ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
+        {"--rows": 1, "--keep": 1, "--budget": 1, "--seed": 0, "--seq": 1},
+    ),
+    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
+    "view": ((), {"--port": 1}),
+}
+"""Of each command: what it needs besides, and its options that are numbers, with the least of each."""
+ANY = {"--layers", "--share"}
+"""Numbers without a least one, and one that is told with the data."""
+
+
+def test_these_are_all_options_that_are_numbers() -> None:
+    found: dict[str, set[str]] = {}
+    for command in COMMANDS:
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            kind, option = (*get_args(hint), None, None)[:2]
+            words = getattr(option, "metavar", None) in ("N", "N,…", "TOKENS")
+            if words or {int, float} & {kind, *get_args(kind)}:
+                names = [said for said in (option.default, *(option.param_decls or ())) if str(said).startswith("--")]
+                found.setdefault(command.__name__, set()).add(names[0] if names else "--" + name.replace("_", "-"))
+    found["eval"] = found.pop("evaluate")
+    assert {name: options - ANY for name, options in found.items()} == {
+        name: set(options) for name, (_, options) in NUMBERS.items()
+    }
+
+
+@pytest.mark.parametrize(("command", "option"), [(name, option) for name, (_, options) in NUMBERS.items() for option in options])
+def test_numbers_that_are_too_small_are_told_in_one_way(compose: Compose, tmp_path: Path, command: str, option: str) -> None:
+    """Before anything is read or imported; nothing is written."""
+    needed, options = NUMBERS[command]
+    least = options[option]
+    said = str(-5 if least > LEAST_SEED else least - 1)
+    words = [str(TEACHER) if word == "TEACHER" else word for word in needed]
+    result = compose(command, *words, option, said)
+    assert result.exit_code == 2
+    name = "sequence (--seq)" if option == "--seq" else option
+    assert result.stderr.splitlines()[-1] == f"{name} {said}: say at least {least:,}."
+    assert not list(tmp_path.iterdir())
 
 
 SEEDED = {
@@ -96,7 +161,7 @@ def test_seeds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """The largest is taken; what no generator takes is told, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     for said in (2**63, 2**70, -(2**63) - 1, 1.5, True):
-        with pytest.raises(ComposerError, match=r"^seed"):
+        with pytest.raises(ComposerError, match=r"^--seed"):
             SEEDED[name](said)
     assert not list(tmp_path.iterdir())
     SEEDED[name](2**63 - 1)
@@ -117,4 +182,4 @@ def test_dtypes_are_refused_in_the_same_words() -> None:
             call()
         told.add(str(caught.value))
     (one,) = told
-    assert one.startswith('dtype: "float46" is not known; did you mean "float64"')
+    assert one.startswith('--dtype: "float46" is not known; did you mean "float64"')

@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "ablate": (lambda: composer.ablate("lawcat", out="out"), "what to build from"),
     "ablate jobs": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", jobs=0), "jobs"),
     "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
-    "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "top_p"),
+    "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "--top-p 2: say at most 1"),
     "generate device": (lambda: composer.generate(TEACHER, "Once", device="tpu"), "tpu"),
     "sample": (lambda: composer.sample("nowhere", "texts.jsonl"), "nowhere"),
     "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts 0"),

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import composer
 from composer.commands.texts import Generated
 from composer.tables import Readable

@@ -87,13 +87,16 @@ def test_names_that_look_like_patterns(write: Write) -> None:
     assert read(write("a[1].jsonl", THREE)) == THREE
 
 
+ALL = "`compose tasks` lists the tasks. Data of the Hub are hub:owner/name."
+
+
 def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write("stories.jsonl", THREE)
     os.mkdir("void")
-    assert told("storys.jsonl") == 'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? Tasks: echo, quote'
-    assert told("ecko") == 'no file, folder or task "ecko"; did you mean "echo"? Tasks: echo, quote'
-    nowhere = 'no file, folder or task "some/where.txt". Data of the Hub are hub:owner/name. Tasks: echo, quote'
+    assert told("storys.jsonl") == f'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? {ALL}'
+    assert told("ecko") == f'no file, folder or task "ecko"; did you mean "echo"? {ALL}'
+    nowhere = f'no file, folder or task "some/where.txt". {ALL}'
     assert told("some/where.txt") == nowhere
     assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in told("void")
     assert 'no file fits the pattern "x*.jsonl"' in told("x*.jsonl")

@@ -57,7 +57,9 @@ def test_files_reach_the_tasks_that_take_them() -> None:
 @pytest.mark.parametrize(
     ("said", "options", "message"),
     [
-        ("paskey", {}, 'No task "paskey"; did you mean "passkey"? Tasks: passkey, '),
+        ("paskey", {}, 'No task "paskey"; did you mean "passkey"? `compose tasks` lists all.'),
+        ("niah", {}, 'did you mean "niah-single-1" or "niah-single-2" or "niah-single-3"? `compose tasks` lists all.'),
+        ("xyz", {}, 'No task "xyz". `compose tasks` lists all.'),
         ("passkey,form=plane", {}, "passkey,form=plane: form = "),
         ("passkey,dept=1", {}, 'passkey,dept=1: unknown option "dept"; did you mean "depth"? Options: form, depth.'),
         ("stories,learn=all", {}, 'unknown option "learn". It has none.'),

@@ -84,7 +84,7 @@ def test_the_lines_of_decode_are_those_that_differ() -> None:
     program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
         "window, window_fallen = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
-        "state = state(state_features, window_fallen) # B T 4 8 torch: one step",
+        "state = state(state_features, window_fallen) # B T 4 8 torch: one step of the recurrence",
     ]
     assert otherwise(program, program) == []
 

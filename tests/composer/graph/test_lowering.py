@@ -78,7 +78,7 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
     by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", CPU)}
-    assert by_part["state"] == "of the forms that are built in, this is the fastest"
+    assert by_part["state"] == "of the forms that are built in, it is the first choice"
 
 
 @pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
@@ -95,15 +95,27 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
 
-    assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, this is the fastest")
+    assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, it is the first choice")
     assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
     assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
-    assert explained({"memory": ["full"]}, AUTO)["full"][1].startswith("no fla or triton form")
-    assert explained(LOLCATS, AUTO)["window"] == ("triton", "of the forms that are built in, this is the fastest")
-    backend, why = explained(LOLA, AUTO)["window"]
+    why = explained({"memory": ["full"]}, AUTO)["full"][1]
+    assert why.endswith("PyTorch picks FlashAttention's kernel or cuDNN's for it by itself")
+    assert explained({"memory": [{"kind": "full", "gate": "head"}]}, AUTO)["full"][0] == "fla"
+    assert explained(LOLCATS, AUTO)["window"] == ("triton", "of the forms that are built in, it is the first choice")
+    assert explained(LOLA, AUTO)["window"][0] == "triton"
+    backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
     assert "parallel_attn: its attention gives no mass, and the read asks for it" in why
     assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
+
+
+def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
+    (state,) = [one for one in lowered(graph_of(LINEAR), AUTO, GPU) if one.part == "state"]
+    assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
+    assert state.decode_why_not_faster is not None
+    assert state.decode_why_not_faster.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
+    (full,) = [one for one in lowered(graph_of({"memory": ["full"]}), AUTO, GPU) if one.part == "full"]
+    assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
 
 
 @pytest.mark.parametrize(("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one fall after the other; {SAYS}")], ids=str)

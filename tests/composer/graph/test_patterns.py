@@ -14,7 +14,7 @@ from blocks.operation import Bound, Form, Kind, Pattern, Setting, anywhere
 from blocks.part import State
 from blocks.reads import Read
 from composer.errors import BuildError
-from composer.graph import lowering
+from composer.graph import matching
 from composer.graph.listing import listing
 from composer.graph.lowering import check_backend, lower, lowered
 from composer.graph.program import Program
@@ -52,7 +52,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts patterns in the place of those that there are."""
 
     def put(*patterns: Pattern) -> None:
-        monkeypatch.setattr(lowering, "PATTERNS", patterns)
+        monkeypatch.setattr(matching, "PATTERNS", patterns)
         forget()
 
     yield put

@@ -174,19 +174,21 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
     [
         ({"text": "a", "tasks": "passkey"}, "say one of them"),
         ({"text": ""}, "tokens; give one of at least 2"),
-        ({"tasks": "perplexity,text=x"}, "name one task"),
-        ({"tasks": "passkey,recall"}, "name one task"),
+        ({"tasks": "perplexity,text=x"}, "name a task that writes a text of its own"),
+        ({"tasks": "passkey,recall"}, "--tasks: passkey, recall; a model is looked at on one text at a time"),
+        ({"tasks": ["passkey", "recall"]}, "--tasks: passkey, recall; a model is looked at on one text at a time"),
+        ({"tasks": ["paskey"]}, "did you mean"),
         ({"teacher": "./nowhere"}, "nowhere.*To look at the student alone: --alone"),
         ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
         ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
         ({"queries": 1}, "say at least 2"),
-        ({"length": "64,96"}, "--length: 64, 96; a model looks at one text at a time"),
+        ({"length": "64,96"}, "--length: 64, 96; a model is looked at on one text at a time"),
         ({"length": []}, "--length: nothing; "),
         ({"length": 1}, "say at least 2"),
     ],
 )
 def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InspectionError, match=words):
+    with pytest.raises(ComposerError, match=words):
         composer.inspect(lola, **{"length": 64, "queries": 4, **options})
 
 

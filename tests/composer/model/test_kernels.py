@@ -29,6 +29,7 @@ STUDENTS = {
     "latte-macchiato": ("head.memory.0.size=5",),
     "lolcats": ("head.memory.0.size=5",),
     "alternating-delta": (),
+    "forgetting": (),
 }
 
 

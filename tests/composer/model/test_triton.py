@@ -59,8 +59,10 @@ IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
         ("lolcats", ("head.memory.0.shape=terraced", "head.read.scale=row_max"), {"together": 2, "shares": 4}),
         ("lawcat", (), {"convolved_shares": 4}),
         ("alternating-delta", (), {"convolved_shares": 2}),
+        ("lizard", ("head.memory.1.size=8",), {"with_mass": 2, "shares": 4}),
+        ("streaming", ("head.memory.1.size=8",), {"with_mass": 2}),
     ],
-    ids=["lolcats", "its code's", "lawcat", "alternating-delta"],
+    ids=["lolcats", "its code's", "lawcat", "alternating-delta", "lizard", "streaming"],
 )
 def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: dict[str, int], launched: Counter[str]) -> None:
     model, answers = student(spec, *overrides), []

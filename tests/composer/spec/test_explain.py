@@ -241,7 +241,7 @@ def test_where_nothing_is_kept_there_is_no_rate() -> None:
     assert (both.state_bytes, both.groups[0].pairs, both.groups[0].state_grows) == (0, 0, False)
     assert (both.compression, both.compression_lola) == (None, None)
     assert (both.kv_cache_bytes, both.decode_flops_per_token, both.groups[0].decode_flops_per_token) == (None, None, None)
-    assert both.prefill_flops_per_token > 0
+    assert both.prefill_flops_per_token == 4 * (3 * (4 + 2) * 8 + 100 * 4 * 4 * 8)  # all 100 pairs of each token, in 4 layers
     latents = {"memory": [{"kind": "latents", "size": 8}], "mix_input": "rglru"}
     assert explained({"direction": "bidirectional", "head": latents}).state_bytes == 0
 

@@ -58,5 +58,20 @@ def test_local_layers_of_the_source_keep_their_window() -> None:
     assert local.prefill_flops_per_token == turning + seen * 4 * 4 * 8 // 1000
     assert whole.prefill_flops_per_token == turning + 1001 * 4 * 4 * 8 // 2
     everywhere = explain_resolved(resolved, sequence=1000, dtype="float32")
+    # `full` holds every pair where 64 are seen, and is told so, with what holds no more.
+    assert (local.bounded, whole.bounded) == ("{kind: window, size: 64, evict: drop}", None)
+    assert everywhere.groups[0].bounded is None
+    said = "every pair is held, and 64 are seen: {kind: window, size: 64, evict: drop} holds these alone"
+    assert " ".join(str(costs).split()).count(said) == 1
     assert everywhere.groups[0].layers == (0, 1, 2, 3)
     assert everywhere.kv_cache_bytes == 4 * whole.kv_cache_bytes
+
+
+def test_a_window_in_a_local_layer_holds_what_is_seen_and_no_more() -> None:
+    """As the explanation of `full` says; where pairs fade, or logits grow with the length, no window is the same."""
+    window = {"head": {"memory": [{"kind": "window", "size": 64, "evict": "drop"}]}}
+    (bounded,) = explained(window, sequence=1000, windows=(64,) * 4).groups
+    assert (bounded.state_grows, bounded.bounded) == (False, None)
+    for more in ({"gate": "head"}, {"length_scale": 2.0}):
+        (other,) = explained({"head": {"memory": [{"kind": "full"} | more]}}, windows=(64,) * 4).groups
+        assert (other.source_window, other.bounded) == (64, None)

@@ -15,8 +15,9 @@ import composer
 from composer.data.document import Document
 from composer.data.packing import Batch, How, PackedRows, pack
 from composer.model.modeling import ComposedForCausalLM
-from composer.training.distill import Which, distill
+from composer.training.distill import distill
 from composer.training.run import TrainingOptions, TrainingReport
+from composer.training.student import Which, read_student
 from composer.training.transfer import TransferCourse
 from tests.checkpoints import llama as checkpoint
 from tests.composer.model.models import llama as random_llama
@@ -119,4 +120,4 @@ def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
 def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> TrainingReport:
     """``compose distill`` as a function, which evaluates on all that is held out."""
     usual = {"data": [str(data)], "share": 0.2, "held_out_rows": 10**6}
-    return distill(model, out, TrainingOptions(**{**usual, **options}), which=which, overrides=overrides)
+    return distill(read_student(model, overrides), out, TrainingOptions(**{**usual, **options}), which=which)

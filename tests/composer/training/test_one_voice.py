@@ -19,6 +19,7 @@ from composer.training import checkpoint
 from composer.training.board import Board
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
+from composer.training.student import read_student
 from tests.checkpoints import fingerprint
 from tests.composer.training.processes import several
 
@@ -82,7 +83,7 @@ def test_a_full_disk_is_told_once(
     assert "Traceback" not in printed
     monkeypatch.undo()
     again = TrainingOptions(data=[str(texts)], share=0.0, resume=True)
-    assert distill(student, tmp_path / "out", again, which="transfer", overrides=["recipe.transfer.steps=1"]).stages[0].steps == 1
+    assert distill(read_student(student, "recipe.transfer.steps=1"), tmp_path / "out", again, which="transfer").stages[0].steps == 1
 
 
 def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

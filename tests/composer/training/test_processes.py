@@ -29,6 +29,7 @@ from composer.training.journal import LOG
 from composer.training.processes import added, by_first, said_by_first, shares, take_gpu, together, whole
 from composer.training.run import TrainingOptions
 from composer.training.scratch import train
+from composer.training.student import read_student
 from composer.training.unit import Unit
 from tests.composer.training.processes import FAILED, killed_at, several
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, rows_of, run, write_texts
@@ -187,7 +188,7 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=6", "batch=2", "accumulate=2", "evaluate=2")]
 
     def act(out: str, **options: Any) -> None:
-        train(student, tmp_path / out, TrainingOptions([str(texts)], share=0.2, **options), overrides=overrides)
+        train(read_student(student, overrides), tmp_path / out, TrainingOptions([str(texts)], share=0.2, **options))
 
     act("one")
     assert several(3, lambda rank: act("three", gradient_checkpointing=True)) == [0, 0, 0]

@@ -15,6 +15,7 @@ from composer.training import distill as module
 from composer.training.loop import StepProgress
 from composer.training.run import TrainingOptions
 from composer.training.scratch import train
+from composer.training.student import read_student
 from tests.checkpoints import fingerprint
 from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
 from tests.composer.training.stages import STAGES, StoppedError
@@ -166,7 +167,7 @@ def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, text
         with pytest.raises(TrainingError, match='"ahead" is bidirectional: .* no next token to learn'):
             run(student, tmp_path / "out", texts, which=which)
     with pytest.raises(TrainingError, match='"ahead" is bidirectional'):
-        train(student, tmp_path / "out", TrainingOptions([str(texts)]), overrides=["recipe.train.lr=1", "recipe.train.steps=1"])
+        train(read_student(student, ["recipe.train.lr=1", "recipe.train.steps=1"]), tmp_path / "out", TrainingOptions([str(texts)]))
     assert [path.name for path in tmp_path.iterdir()] == ["student"]
     assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer").stages
 

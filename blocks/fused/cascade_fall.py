@@ -1,0 +1,181 @@
+"""What falls as a chunk begins, in LoLA's walk (``blocks.fused.cascade``): the pairs that compete are scored, the best stay, and
+the others are added to the state. Letters and layouts are the walk's.
+
+A pair is known by one number: up to S, its place among those that were handed in; from there on, S and its place among the entries.
+"""
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blocks.fused.tiles import put, tile
+from blocks.fused.window_and_state import LEAST
+from blocks.scores.base import RESOLUTION
+
+RESOLVED = tl.constexpr(RESOLUTION)
+NONE = tl.constexpr(-1e38)
+"""The score of no pair: two of them differ by 0."""
+
+
+@triton.jit
+def let_fall(
+    value, position, key_features, held_value, held_features, held_position, decay, resolution,
+    state, maximum, worth, own, scored, fell, row, first, begin, size, h, k, n, m, E,
+    H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
+    SOME: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
+    KEEP: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Pointers are those of the program's row and head, decay's apart. row: of the chunk's first token, whose decay passes between
+    the scores and what falls in; first: that token's place less what its chunk has before it; begin: the document's first entry."""
+    column, every, here_and_there = tl.arange(0, DB), tl.arange(0, EB), tl.arange(0, SOME)
+    columns = column < D
+    # What falls stands 2·size before the chunk's first token, which is entry 2·size + first.
+    for low in range(0, S + size, SOME):
+        place = low + here_and_there
+        entry = standing(own, place, first, S)
+        asked = place < S + size
+        old, new, late, there = known(held_position, position, entry, asked, begin, h, H, E, S)
+        if KEEP == "self_recall" or KEEP == "relative_recall":  # noqa: PLR1714 - a kernel has no sets
+            numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
+            numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
+            largest = tl.zeros((SOME,), tl.float32)
+            if EXPONENTIAL:
+                largest += float("-inf")
+                for at in range(0, F, FB):
+                    feature = at + tl.arange(0, FB)
+                    mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
+                    mapped += tl.load(maximum + feature, mask=feature < F, other=float("-inf"))[None, :]
+                    largest = tl.maximum(largest, tl.max(mapped, 1))
+                largest = tl.where(largest == float("-inf"), 0.0, largest)
+            found, mass = tl.zeros((SOME, DB), tl.float32), tl.zeros((SOME,), tl.float32)
+            for at in range(0, F, FB):
+                feature = at + tl.arange(0, FB)
+                mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
+                if EXPONENTIAL:
+                    mapped += tl.load(maximum + feature, mask=feature < F, other=float("-inf"))[None, :]
+                    mapped = tl.exp(mapped - largest[:, None])
+                matrix = tile(state, feature * (D + 1), column, feature < F, columns)
+                found = tl.dot(mapped, matrix, found, input_precision=EXACT)
+                mass += tl.sum(mapped * tl.load(state + feature * (D + 1) + D, mask=feature < F, other=0.0)[None, :], 1)
+            found *= tl.where(mass > LEAST, 1.0 / tl.where(mass > LEAST, mass, 1.0), 0.0)[:, None]
+            length = tl.sqrt(tl.sum(numbers * numbers, 1))
+            score = tl.sqrt(tl.sum((found - numbers) * (found - numbers), 1))
+            within = (tl.sqrt(tl.sum(found * found, 1)) + length) * RESOLVED
+            if KEEP == "relative_recall":
+                score, within = score / tl.maximum(length, 1e-19), within / tl.maximum(length, 1e-19)
+        else:
+            score = tl.load(worth + entry, mask=there, other=0.0)
+            if KEEP == "place":
+                within = tl.zeros((SOME,), tl.float32)
+            elif KEEP == "pair":
+                within = tl.load(resolution + entry, mask=there, other=0.0)
+            else:
+                within = tl.abs(score) * RESOLVED
+        tl.store(scored + place, tl.where(there, score, NONE), mask=asked)
+        tl.store(scored + EB + place, tl.where(there, within, 0.0), mask=asked)
+    tl.debug_barrier()
+    contends = every < S + size
+    score = tl.load(scored + every, mask=contends, other=NONE)
+    within = tl.load(scored + EB + every, mask=contends, other=0.0)
+    stays, slot = chosen(score, within, contends, S, EB)
+    stood, falls = standing(own, every, first, S), (score > NONE) & (stays == 0)
+    tl.debug_barrier()
+    tl.store(own + slot, stood.to(tl.int32), mask=stays)
+    tl.store(fell + tl.cumsum(falls.to(tl.int32), 0) - 1, stood.to(tl.int32), mask=falls)
+    fallen = tl.sum(falls.to(tl.int32), 0)
+    tl.debug_barrier()
+    for at in range(0, F, FB):
+        feature = at + tl.arange(0, FB)
+        features = feature < F
+        matrix = tile(state, feature * (D + 1), column, features, columns)
+        masses = tl.load(state + feature * (D + 1) + D, mask=features, other=0.0)
+        peak = tl.zeros((FB,), tl.float32)
+        if EXPONENTIAL:
+            before = tl.load(maximum + feature, mask=features, other=float("-inf"))
+            if decay is not None:
+                before += lost(decay, row, feature, F, BY_FEATURE)
+            peak = before
+            for low in range(0, fallen, SOME):
+                place = low + here_and_there
+                entry, old, new, late = of_fallen(fell, place, fallen, S)
+                mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
+                peak = tl.maximum(peak, tl.max(tl.where((place < fallen)[:, None], mapped, float("-inf")), 0))
+            finite = tl.where(peak == float("-inf"), 0.0, peak)
+            left = tl.exp(before - finite)
+            matrix, masses = matrix * left[:, None], masses * left
+        elif decay is not None:
+            left = tl.exp(lost(decay, row, feature, F, BY_FEATURE))
+            matrix, masses = matrix * left[:, None], masses * left
+        for low in range(0, fallen, SOME):
+            place = low + here_and_there
+            entry, old, new, late = of_fallen(fell, place, fallen, S)
+            mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
+            if EXPONENTIAL:
+                mapped = tl.where((place < fallen)[:, None] & features[None, :], tl.exp(mapped - finite[None, :]), 0.0)
+            numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
+            numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
+            matrix = tl.dot(tl.trans(mapped), numbers, matrix, input_precision=EXACT)
+            masses += tl.sum(mapped, 0)
+        tl.debug_barrier()  # several threads may hold one number: all have read it
+        put(state, feature * (D + 1), column, matrix, features, columns)
+        tl.store(state + feature * (D + 1) + D, masses, mask=features)
+        if EXPONENTIAL:
+            tl.store(maximum + feature, peak, mask=features)
+    tl.debug_barrier()
+
+
+@triton.jit
+def standing(own, place, first, S: tl.constexpr):
+    """Where the pairs stand that are held, and behind them the entries from the first."""
+    return tl.where(place < S, tl.load(own + place, mask=place < S, other=0), S + first + place - S)
+
+
+@triton.jit
+def known(held_position, position, entry, asked, begin, h, H: tl.constexpr, E, S: tl.constexpr):
+    """Which stand among those that were held and which among the entries, their places there, and which are pairs of the document
+    that begins with this entry (0: the one that goes on)."""
+    late = tl.maximum(entry - S, 0)
+    old, new = asked & (entry < S) & (entry >= 0), asked & (entry >= S) & (late < E)
+    there = (tl.load(held_position + entry * H + h, mask=old, other=-1) >= 0) & (begin == 0)
+    return old, new, late, there | ((tl.load(position + late, mask=new, other=-1) >= 0) & (late >= begin))
+
+
+@triton.jit
+def features_of(
+    held_features, key_features, entry, late, old, new, feature, m, n, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr
+):
+    """Of pairs that were held and of entries."""
+    mapped = tile(held_features, (entry * M + m) * F, feature, old, feature < F)
+    return mapped + tile(key_features, (late * N + n) * F, feature, new, feature < F)
+
+
+@triton.jit
+def of_fallen(fell, place, fallen, S: tl.constexpr):
+    """The pairs that fall, which of them were held and which are entries, and the places of these."""
+    entry = tl.load(fell + place, mask=place < fallen, other=0)
+    return entry, (place < fallen) & (entry < S), (place < fallen) & (entry >= S), tl.maximum(entry - S, 0)
+
+
+@triton.jit
+def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
+    """The decay of one token, of each of these features."""
+    if BY_FEATURE:
+        return tl.load(decay + row * F + feature, mask=feature < F, other=0.0).to(tl.float32)
+    else:
+        return tl.load(decay + row).to(tl.float32) + tl.zeros_like(feature).to(tl.float32)
+
+
+@triton.jit
+def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
+    """Which of those that contend stay, and at which place each: by age, as they stand. The score in place S from the top is the
+    bar; what is above it by more than their resolutions stays, and then its equals, the older first."""
+    score = tl.where(contends, score, NONE)
+    bar = tl.sum(tl.where(tl.arange(0, EB) == S - 1, tl.sort(score, descending=True), 0.0), 0)
+    within = resolution + tl.max(tl.where(score == bar, resolution, 0.0), 0)
+    above = contends & (score - bar > within)
+    equal = contends & (above == 0) & (bar - score <= within)
+    stays = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= S - tl.sum(above.to(tl.int32), 0)))
+    return stays, tl.cumsum(stays.to(tl.int32), 0) - 1

@@ -1,0 +1,73 @@
+"""Latents that see all of a document: softmax_L(Q) softmax_T(K) V, document by document (Latte, eq. 5 to 7).
+
+L below is the number of latents of a head. query: p(l|t); logits: those of p(s|l), -inf where there is no token.
+"""
+
+from __future__ import annotations
+
+from blocks.flow import Tokens, repeat_heads
+from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.legend import Float, Tensor, torch
+from blocks.operation import Setting
+from blocks.recurrences import fla
+from blocks.stretches import Stretches
+
+POOLED = Kernel("blocks.fused.pooled", "pooled", TRITON_PACKAGE)
+WIDEST = 256
+"""Numbers of a head: a tile of more does not fit a processor of the GPU."""
+
+
+def by_kernel(
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], tokens: Tokens
+) -> Float[Tensor, "B T H D"]:
+    """All documents at once."""
+    return POOLED(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
+
+
+def _stretches(tokens: Tokens) -> Stretches:
+    batch, length = tokens.position.shape
+    if tokens.segment is not None:
+        return Stretches.of(fla.rows(tokens.segment).bounds)
+    return Stretches.of(torch.arange(0, batch * length + 1, length, device=tokens.position.device))
+
+
+def fits(setting: Setting) -> str | None:
+    """Of a form that calls it."""
+    if setting.dtype == "float16":
+        return "what arrives at a mean of many tokens leaves the range of float16"
+    if setting.shape is not None and setting.shape.head_dim > WIDEST:
+        return f"it has room for {WIDEST} numbers a head"
+    return needs_gpu(setting)
+
+
+def by_document(
+    query: Float[Tensor, "B T H L"],
+    logits: Float[Tensor, "B T H L"],
+    value: Float[Tensor, "B T K D"],
+    tokens: Tokens,
+    *,
+    left: bool = False,
+) -> Float[Tensor, "B T H D"]:
+    """Documents stand one behind the other, so each is cut out by itself. left: by way of T × T weights."""
+    states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
+    segment = tokens.segment
+    if segment is None:
+        return _pooled(*states, left=left)
+    row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)
+    _, lengths = (row + segment).flatten().unique_consecutive(return_counts=True)
+    stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
+    output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
+    return output.unflatten(1, value.shape[:2]).squeeze(0)
+
+
+def _pooled(
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, left: bool
+) -> Float[Tensor, "B T H D"]:
+    """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
+    query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
+    largest = logits.detach().amax(2, keepdim=True)
+    shares = (logits - largest.masked_fill(largest.isneginf(), 0.0)).exp()
+    total = shares.sum(2, keepdim=True)
+    shares = (shares / total.masked_fill(total == 0, 1.0)).mT
+    output = (query @ shares) @ value if left else query @ (shares @ value)
+    return output.transpose(1, 2)

@@ -1,0 +1,45 @@
+"""A window with its mass by this project's own kernel, for a read that asks for it."""
+
+from __future__ import annotations
+
+from blocks.flow import Partial
+from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.operation import Form, Setting
+
+WITH_MASS = Kernel("blocks.fused.window", "with_mass", TRITON_PACKAGE)
+WIDEST = 256
+
+
+def fits(setting: Setting, beside: Form | None = None) -> str | None:
+    """Of a form that calls it. beside: one that gives no mass, which is taken where nobody asks for it."""
+    reasons = {
+        "its blocks are for several tokens": setting.one_token,
+        "it gives no largest logit, and the read asks for it": setting.maximum_asked,
+        "it caps no logits": setting.capped,
+        f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    if reason is None and beside is not None and not (setting.mass_asked or beside.missing() or beside.fits(setting)):
+        return f"nobody asks for the mass, and {beside.says} answers without one"
+    return reason
+
+
+def behind(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K D"],
+    position: Int[Tensor, "B E"],
+    segment: Int[Tensor, "B E"] | None,
+    held: int,
+    reach: Int[Tensor, "B T"] | None = None,
+) -> Partial:
+    """Each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own among
+    them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
+    earlier = key.shape[1] - query.shape[1]
+    own = torch.arange(earlier, key.shape[1], device=key.device)
+    first = (own - (held - 1 if reach is None else reach)).expand(query.shape[:2])
+    if segment is not None:
+        first = first.maximum(torch.searchsorted(segment, segment[:, earlier:].contiguous()))
+    output, lse = WITH_MASS(query.to(value.dtype), key.to(value.dtype), value, position, first.clamp(min=0), held)
+    return Partial(output.to(query.dtype), lse)

@@ -1,0 +1,62 @@
+"""Latents that see whole documents are their definition on this project's own kernels, gradients too: documents of any length,
+padding and shared heads; and the kernels are built for GPUs that are not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blocks import stretches
+from blocks.flow import Tokens
+from blocks.fused import pooled
+from blocks.legend import Shape
+from blocks.memories import pooling
+from blocks.operation import Setting
+from tests.blocks.fused.builds import build
+from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
+from tests.compiling import built
+from tests.laws.kernels import LENGTH, packed, padded, plain
+
+SAYS = "means of each document by stretches"
+HEAD = {"position": "none", "memory": [{"kind": "latents", "size": 12}]}
+
+
+@pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
+@pytest.mark.parametrize("tokens", [plain(), packed(), padded()], ids=["plain", "documents", "padding"])
+def test_heads_and_gradients_are_the_definitions(tokens: Tokens, shape: Shape) -> None:
+    assert_defined(HEAD, replace(shape, both_ways=True), LENGTH, rows=2, tokens=tokens, parts={"latents": SAYS})
+
+
+def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 tokens, in blocks of 64 that they do not fill, with documents that end in the middle of one."""
+    monkeypatch.setattr(stretches, "SPAN", 40)
+    length = 150
+    segment = torch.zeros(1, length, dtype=torch.int64)
+    segment[:, 90:] += 1
+    segment[:, 91:] += 1
+    tokens = Tokens(torch.arange(length)[None], segment)
+    assert_defined(HEAD, replace(GROUPED, both_ways=True), length, tokens=tokens, parts={"latents": SAYS})
+
+
+def test_it_says_what_it_cannot_serve() -> None:
+    assert pooling.fits(Setting()) is None
+    wide = Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)
+    for setting, said in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a head")):
+        found = pooling.fits(setting)
+        assert found is not None
+        assert said in found
+
+
+def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """128 latents for each of 32 heads of 128."""
+    constants = pooled.constants_of(torch.bfloat16, 32, 8, 128, 128)
+    kernels = {name: getattr(pooled, name) for name in ("sum_up", "answer", "of_means", "of_tokens")}
+    builds = [build("blocks.fused.pooled", name, kernel, torch.bfloat16, constants, 8) for name, kernel in kernels.items()]
+    found = built(builds)
+    assert len(found) == 2 * len(builds)
+    for one in found:
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one
+    assert capsys.readouterr().out.count("registers=") == len(found)

@@ -1,0 +1,105 @@
+"""A window that gives its mass in one pass is its definition, beside whatever shares its read, gradients through the mass too; and
+its kernels are built for GPUs that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.flow import Tokens
+from blocks.fused import window
+from blocks.legend import Shape
+from blocks.operation import Form, Setting
+from blocks.softmax import triton
+from tests.blocks.fused.builds import build
+from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
+from tests.compiling import built
+from tests.laws.kernels import LENGTH, packed, padded
+
+SAYS = "blocks of queries against their window, with its mass"
+SHORT = {"kind": "window", "size": 5}
+ABOVE = {"kind": "state", "normalise": False, "gate": "head"}
+HEADS: dict[str, dict[str, Any]] = {
+    "learned pairs and a numerator beside it": {
+        "position": "none", "feature_map": "hedgehog", "flow": "parallel", "read": "sum",
+        "memory": [{"kind": "meta", "size": 3}, SHORT | {"position": "rope", "weight": "learned"}, ABOVE],
+    },
+    "the first pairs above it": {"position": "rope", "memory": [{"kind": "first", "size": 2}, SHORT | {"evict": "drop"}]},
+    "chunks beside everything": {
+        "position": "rope", "flow": "parallel", "memory": [SHORT | {"shape": "terraced", "weight": "token"}, "full"]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_and_gradients_are_the_definitions(name: str, shape: Shape) -> None:
+    """In two calls, the second of which begins with a window that holds something."""
+    assert_defined(HEADS[name], shape, LENGTH, rows=2, parts={"window": SAYS}, bounds=(9,))
+
+
+@pytest.mark.parametrize("tokens", [packed(), padded()], ids=["documents", "padding"])
+@pytest.mark.parametrize("name", HEADS)
+def test_documents_and_padding_are_kept_apart(name: str, tokens: Tokens) -> None:
+    assert_defined(HEADS[name], GROUPED, LENGTH, rows=2, tokens=tokens, parts={"window": SAYS}, bounds=(9,))
+
+
+def test_several_blocks_of_queries_go_over_several_blocks_of_pairs() -> None:
+    head = HEADS["the first pairs above it"]
+    long = {**head, "memory": [head["memory"][0], {"kind": "window", "size": 70, "evict": "drop"}]}
+    assert_defined(long, GROUPED, 150, parts={"window": SAYS})
+
+
+def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
+    query, key, value = (torch.randn(1, 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True) for _ in range(3))
+    position, first = torch.tensor([[0, 1, -1]]), torch.tensor([[0, 1, 2]])
+    output, lse = window.with_mass(query, key, value, position, first, 1)
+    assert lse[0, 2].isneginf().all()
+    assert (output[0, 2] == 0).all()
+    (output.sum() + lse[:, :2].sum()).backward()
+    for one in (query, key, value):
+        assert one.grad is not None
+        assert one.grad.isfinite().all()
+        assert (one.grad[0, 2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"one_token": True}, "several tokens"),
+        ({"maximum_asked": True}, "largest logit"),
+        ({"capped": True}, "caps no logits"),
+        ({"shape": Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)}, "room for 256"),
+        ({"dtype": "float64"}, "do not take float64"),
+    ],
+)
+def test_it_says_what_it_cannot_serve(setting: dict[str, Any], said: str) -> None:
+    assert triton.fits(Setting()) is None
+    found = triton.fits(Setting(**setting))
+    assert found is not None
+    assert said in found
+
+
+def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
+    beside = Form("fla", "another", lambda: None, lambda setting: "gaps" if setting.sifted else None)
+    assert triton.fits(Setting(), beside) is None
+    assert triton.fits(Setting(mass_asked=False, sifted=True), beside) is None
+    assert triton.fits(Setting(mass_asked=False)) is None
+    gone = Form("fla", "another", lambda: None, missing=lambda: "it is not installed")
+    assert triton.fits(Setting(mass_asked=False), gone) is None
+    assert triton.fits(Setting(mass_asked=False), beside) == "nobody asks for the mass, and another answers without one"
+
+
+def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads of 128, 32 of which share 8, as in a Llama 3.1 8B."""
+    constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
+    kernels = {name: getattr(window, name) for name in ("answer", "of_queries", "of_pairs")}
+    builds = [build("blocks.fused.window", name, kernel, torch.bfloat16, constants, 8) for name, kernel in kernels.items()]
+    found = built(builds)
+    assert len(found) == 2 * len(builds)
+    for one in found:
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one
+    assert capsys.readouterr().out.count("registers=") == len(found)

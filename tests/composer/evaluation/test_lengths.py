@@ -1,0 +1,45 @@
+"""Samples that are made to look at a task are those that are scored: none is made twice, up to a number of tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from composer.evaluation import EvaluationOptions, evaluate, lengths
+from composer.evaluation.report import EvaluationReport
+from composer.tasks.base import Sample
+from composer.tasks.recall import Recall
+from composer.tasks.writer import Writer
+from tests.composer.evaluation.conftest import TEACHER
+
+COUNT, SHORT, LONG = 3, 72, 96
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]) -> tuple[Counter[int], EvaluationReport]:
+    """How many samples of each length were made, where so many tokens are kept, and the report."""
+    made: list[int] = []
+    original = Recall.sample
+
+    def sample(self: Recall, random: Random, writer: Writer, length: int, split: str) -> Sample:
+        made.append(length)
+        return original(self, random, writer, length, split)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recall, "sample", sample)
+        patch.setattr(lengths, "MOST_KEPT", most)
+        report = evaluate([TEACHER], ["recall"], asked, EvaluationOptions(samples=COUNT))
+    return Counter(made), report
+
+
+def test_each_sample_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tokens are too few for the task, so that one fails at its first."""
+    once, kept = scored(monkeypatch, 10**6, [64, SHORT, LONG])
+    assert once == {64: 1, SHORT: COUNT, LONG: COUNT}
+    some, second = scored(monkeypatch, SHORT, [64, SHORT, LONG])
+    assert some == {64: 1, SHORT: 2 * COUNT - 1, LONG: COUNT + 1}
+    none, again = scored(monkeypatch, 0, [64, SHORT, LONG])
+    assert none == {64: 1, SHORT: 2 * COUNT, LONG: COUNT + 1}
+    untimed = [[cell.model_copy(update={"seconds": 0}) for cell in report.cells] for report in (kept, second, again)]
+    assert untimed[0] == untimed[1] == untimed[2]

@@ -1,0 +1,60 @@
+"""On a GPU no shipped spec computes a main memory by a form that is there for want of a kernel.
+
+A main memory is any but those that hold a few pairs and have one form everywhere: the first pairs, learned pairs, a sparse cache by
+itself. A kernel is one of this project's or of fla's, or one that PyTorch picks by itself, where the form says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blocks.memories.base import Memory
+from blocks.operation import EVERY, FLA, TORCH, TRITON, Form, Setting
+from composer.graph.graph import build_graph
+from composer.graph.lowering import AUTO, lower
+from composer.spec.resolve import Dimensions
+from tests.shipped import SHIPPED, on
+
+MODEL = Dimensions(hidden_size=2048, layers=16, heads=16, key_heads=8, head_dim=128, rope_theta=5e5)
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "trained, packed": {"documents": True, "gradients": True},
+    "padded": {"padded": True},
+}
+
+
+def forms(name: str, **call: Any) -> dict[str, tuple[str, Form]]:
+    """Of each memory of each head, its kind and what computes it on a GPU."""
+    setting = Setting(device="cuda", dtype="bfloat16", **call)
+    return {
+        f"{head}, {one.node.name}": (one.node.kind, step.form)
+        for (head, _), (spec, shape, _) in on(name, MODEL).kinds().items()
+        for step in lower(build_graph(spec, shape), AUTO, setting).steps
+        for one in step.covers
+        if isinstance(one.node.part, Memory) and one.node.main
+    }
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_main_memory_has_a_kernel(name: str, call: str) -> None:
+    found = forms(name, **CALLS[call])
+    assert found
+    assert any(form.backend != EVERY for _, form in found.values())
+    for said, (kind, form) in found.items():
+        if form.backend == EVERY:
+            assert kind in {"first", "meta", "sparse"}, said
+        else:
+            assert form.backend in {TRITON, FLA} or form.picks, (said, form.says)
+
+
+def test_the_only_kernels_of_pytorchs_own_are_those_of_its_attention() -> None:
+    of_pytorch = {form.says for name in SHIPPED for _, form in forms(name).values() if form.backend == TORCH}
+    assert of_pytorch == {"scaled_dot_product_attention"}
+
+
+def test_where_documents_are_packed_their_bounds_take_the_place_of_a_mask() -> None:
+    assert [form.says for _, form in forms("softmax", documents=True).values()] == ["parallel_attn"]
+    assert [form.says for _, form in forms("softmax").values()] == ["scaled_dot_product_attention"]
