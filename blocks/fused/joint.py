@@ -19,6 +19,12 @@ from blocks.legend import Float, Int
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
+BY_FEATURE = 32
+"""Tokens of a block where decay is by the feature: inside of one, pairs are multiplied one by one."""
+
+
+Decays = tuple[Tensor | None, Tensor | None]
+"""By the head, and by the feature: ``decay`` and ``clocks`` of the kernels."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ def together(
     value: Float[Tensor, "B E K D"],
     query_features: Float[Tensor, "B T H F"],
     key_features: Float[Tensor, "B e N F"],
-    log_decay: Float[Tensor, "B T N"] | None,
+    log_decay: Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None,
     weight: Float[Tensor, "B T H"] | None,
     state: Float[Tensor, "B N F V"],
     fall: Fall,
@@ -58,6 +64,8 @@ def together(
     """
     inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
     block = block or _block(query, query_features)
+    if log_decay is not None and log_decay.dim() == 4:
+        block = min(block, BY_FEATURE)
     return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block)  # pyright: ignore[reportReturnType]
 
 
@@ -74,29 +82,31 @@ class _Together(torch.autograd.Function):
         log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
-        decay = None if log_decay is None else _within_blocks(log_decay, sizes.count, block)
+        decay = _decays(log_decay, sizes.count, block)
         laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
         output, kept = torch.empty_like(query), [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
         forward.answer[sizes.of_queries](
-            query, key, value, query_features, key_features, decay, weight, fall.fallen, fall.start, fall.rows, *laid,
+            query, key, value, query_features, key_features, *decay, weight, fall.fallen, fall.start, fall.rows, *laid,
             output, *kept, place, *sizes.lengths, fall.held, sizes.scale, *_strides(weight), **sizes.blocks(),
         )  # fmt: skip
-        saved = (query, key, value, query_features, key_features, decay, weight, state, last, output, *kept, place)
+        saved = (query, key, value, query_features, key_features, *decay, weight, state, last, output, *kept, place)
         ctx.save_for_backward(*saved)
         ctx.fall, ctx.sizes = fall, sizes
         return output, last
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        query, key, value, query_features, key_features, decay, weight, state, last, output, *kept, place = ctx.saved_tensors
+        query, key, value, query_features, key_features, *rest = ctx.saved_tensors
+        by_head, by_feature, weight, state, last, output, *kept, place = rest
+        decay = by_head, by_feature
         fall, sizes = ctx.fall, ctx.sizes
         mass_of_all, share, largest = kept
         upstream = upstream.contiguous()
         even = (upstream.float() * output.float()).sum(-1)
         of_last = torch.zeros_like(last) if of_last is None else of_last.contiguous()
         laid, _ = _sum_up(sizes, key_features, value, decay, fall, state)
-        tables = decay, weight, fall.fallen, fall.start, fall.rows
+        tables = *decay, weight, fall.fallen, fall.start, fall.rows
         arrived = upstream, mass_of_all, share, even, largest, place
         of_query, of_query_features, of_weight = torch.empty_like(query), torch.empty_like(query_features), _rows(query)
         backward.of_queries[sizes.of_queries](
@@ -105,7 +115,7 @@ class _Together(torch.autograd.Function):
         )  # fmt: skip
         of_state = torch.empty_like(state)
         backward.of_states[sizes.of_tiles](
-            query_features, upstream, share, even, decay, fall.fallen, fall.start, fall.rows, of_last, *laid, of_state,
+            query_features, upstream, share, even, *decay, fall.fallen, fall.start, fall.rows, of_last, *laid, of_state,
             query.shape[1], key.shape[1], sizes.count, sizes.count * sizes.block, fall.reach, **sizes.tiles(of_keys=False),
         )  # fmt: skip
         of_key, of_value, of_key_features = (torch.empty_like(one) for one in (key, value, key_features))
@@ -115,10 +125,12 @@ class _Together(torch.autograd.Function):
             ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
-        if decay is not None:
-            asked = (query_features * of_query_features).sum(-1).unflatten(2, (state.shape[1], -1)).sum(-1)
-            passed = (key_features * of_key_features).sum(-1)
-            of_decay = (asked - passed).flip(1).cumsum(1).flip(1) + (of_last * last).sum((2, 3))[:, None]
+        if decay != (None, None):
+            asked = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
+            passed, left = asked - key_features * of_key_features, (of_last * last).sum(3)
+            if by_feature is None:
+                passed, left = passed.sum(-1), left.sum(-1)
+            of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None
 
@@ -182,7 +194,7 @@ class _Sizes:
 
 
 def _sum_up(
-    sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Tensor | None, fall: Fall, state: Tensor
+    sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Decays, fall: Fall, state: Tensor
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """The state before each block, its mass, and the state after the last token."""
     batch, heads, features, columns = state.shape
@@ -190,17 +202,20 @@ def _sum_up(
     mass, last = state.new_empty(laid.shape[:-1]), torch.empty_like(state)
     _, entries, mapped, count, steps = sizes.lengths
     forward.sum_up[sizes.of_tiles](
-        key_features, value, decay, fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
+        key_features, value, *decay, fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
         **sizes.tiles(of_keys=True),
     )  # fmt: skip
     return (laid, mass), last
 
 
-def _within_blocks(log_decay: Tensor, count: int, block: int) -> Tensor:
+def _decays(log_decay: Tensor | None, count: int, block: int) -> Decays:
     """Summed from the first token of each block, and as many tokens as there are in all blocks."""
-    missing = count * block - log_decay.shape[1]
-    filled = torch.nn.functional.pad(log_decay, (0, 0, 0, missing))
-    return filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
+    if log_decay is None:
+        return None, None
+    missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
+    filled = torch.nn.functional.pad(log_decay, (0, 0) * own + (0, missing))
+    summed = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
+    return (summed, None) if own == 1 else (None, summed)
 
 
 def _rows(query: Tensor) -> Tensor:

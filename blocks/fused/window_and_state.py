@@ -6,13 +6,15 @@ own are in the window; both only from the first entry of its document on (``star
 logits q·k / √D + w of the entries that are near and log φ(q)·φ(k) of those that are far, w the logarithm of the window's weight.
 
     query B T H D    key, value B E K D    query_features B T H F    key_features B e N F, e ≤ E    state B N F D+1
-    decay B steps N: log α, summed from the first token of each block    weight B T H, by its strides
+    decay B steps N: log α, summed from the first token of each block; clocks B steps N F, the same of a decay by the feature
+    weight B T H, by its strides
     fallen B T: None where one falls with each token    start B E: None where a row is one document
     rows B 4: the first entry that is a pair and in no state yet, how many fall in all, the first entry of the last token's
               document, the number of real tokens
 
 ``sum_up`` walks the entries block by block, and lays the state down before each block. ``answer`` takes a block of queries: the
-state that was laid down before the first of them, what has fallen since, and the window. Sums are of 32 bits.
+state that was laid down before the first of them, what has fallen since, and the window. Sums are of 32 bits. What decays by the
+feature is multiplied pair by pair inside a block, so that no exponent is above 0.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -32,7 +34,7 @@ LEAST = tl.constexpr(1.1754943508222875e-30)
 @triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["K", "N", "D", "F", "BLOCK"])
 @triton.jit
 def sum_up(
-    key_features, value, decay, start, rows, state, laid, laid_mass, last, e, E, count, steps,
+    key_features, value, decay, clocks, start, rows, state, laid, laid_mass, last, e, E, count, steps,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -67,6 +69,12 @@ def sum_up(
             keys *= tl.exp(whole - tl.load(clock + tl.arange(0, BLOCK) * N))[:, None]
             summed *= tl.exp(whole)
             mass *= tl.exp(whole)
+        if clocks is not None:
+            clock = clocks + (b * steps * N + n) * F
+            whole = tl.load(clock + (low + BLOCK - 1) * N * F + feature, mask=features, other=0.0)
+            keys *= tl.exp(whole[None, :] - tile(clock, entry * N * F, feature, entry < steps, features))
+            summed *= tl.exp(whole)[:, None]
+            mass *= tl.exp(whole)
         keys = keys.to(laid.dtype.element_ty)
         values = tile(value, ((b * E + entry) * K + n // (N // K)) * D, column, there, columns)
         summed = tl.dot(tl.trans(keys), values.to(keys.dtype), summed, input_precision=PRECISION)
@@ -82,7 +90,7 @@ def sum_up(
 @triton.autotune(configs=configs((4, 2), (8, 2), (4, 3), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def answer(
-    query, key, value, query_features, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, query_features, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
     output, mass_of_all, share, largest, place_of_largest,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
@@ -104,6 +112,8 @@ def answer(
     for at in range(0, F, FB):
         feature = at + tl.arange(0, FB)
         queries = tile(query_features, row * F, feature, here, feature < F)
+        if clocks is not None:
+            queries *= tl.exp(tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F))
         matrix = tile(laid, (place + feature) * D, column, feature < F, columns)
         mass += tl.sum(queries * tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)[None, :], 1)
         total = tl.dot(queries.to(matrix.dtype), matrix, total, input_precision=PRECISION)
@@ -120,8 +130,16 @@ def answer(
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
             queries = tile(query_features, row * F, feature, here, feature < F).to(laid.dtype.element_ty)
-            keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(queries.dtype)
-            products = tl.dot(queries, tl.trans(keys), products, input_precision=PRECISION)
+            if clocks is not None:
+                now = tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
+                for one in range(0, BLOCK):
+                    keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
+                                       low + one < e, now, feature, F)  # fmt: skip
+                    found = tl.sum(queries.to(tl.float32) * keys, 1)
+                    products += tl.where((entry == low + one)[None, :], found[:, None], 0.0)
+            else:
+                keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(queries.dtype)
+                products = tl.dot(queries, tl.trans(keys), products, input_precision=PRECISION)
         if decay is not None:
             passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
             products *= tl.exp(tl.minimum(passed, 0.0))
@@ -178,6 +196,15 @@ def answer(
     put(output, row * D, column, total / sums[:, None], token < T, columns)
     tl.store(mass_of_all + row, of_all, mask=token < T)
     tl.store(share + row, tl.where(there, tl.exp2(-of_all), 0.0), mask=token < T)
+
+
+@triton.jit
+def left_of_one(key_features, clocks, row, then, there, now, feature, F: tl.constexpr):
+    """What is left of one entry's features at each token of its block, those before it apart. row, then: of its features and clock;
+    now: the tokens' clocks."""
+    key = tl.load(key_features + row * F + feature, mask=there & (feature < F), other=0.0).to(tl.float32)
+    passed = now - tl.load(clocks + then * F + feature, mask=feature < F, other=0.0)[None, :]
+    return key[None, :] * tl.exp(tl.minimum(passed, 0.0))
 
 
 @triton.jit

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from blocks.fused.tiles import configs, put, tile
-from blocks.fused.window_and_state import LOG2_E, begins, bounds
+from blocks.fused.window_and_state import LOG2_E, begins, bounds, left_of_one
 
 
 @triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "N", "D", "F", "BLOCK"])
 @triton.jit
 def of_states(
-    query_features, upstream, share, even, decay, fallen, start, rows, last, laid, laid_mass, state,
+    query_features, upstream, share, even, decay, clocks, fallen, start, rows, last, laid, laid_mass, state,
     T, E, count, steps, reach,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
@@ -53,6 +53,11 @@ def of_states(
             whole = tl.exp(tl.load(decay + (b * steps + low + BLOCK - 1) * N + n))
             summed *= whole
             mass *= whole
+        if clocks is not None:
+            end_of_block = ((b * steps + low + BLOCK - 1) * N + n) * F
+            whole = tl.exp(tl.load(clocks + end_of_block + feature, mask=features, other=0.0))
+            summed *= whole[:, None]
+            mass *= whole
         nearest = block
         if fallen is not None:
             nearest = tl.maximum(low - reach, 0) // BLOCK
@@ -68,6 +73,8 @@ def of_states(
                 queries = tile(query_features, row * F, feature, reads, features)
                 if decay is not None:
                     queries *= tl.exp(tl.load(decay + (b * steps + token) * N + n))[:, None]
+                if clocks is not None:
+                    queries *= tl.exp(tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, features))
                 part = tl.load(share + row, mask=reads, other=0.0)
                 numbers = tile(upstream, row * D, column, reads, columns) * part[:, None]
                 queries = queries.to(laid.dtype.element_ty)
@@ -82,7 +89,7 @@ def of_states(
 @triton.autotune(configs=configs((4, 2), (8, 2), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def of_queries(
-    query, key, value, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest,
     query_gradient, feature_gradient, weight_gradient,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
@@ -110,6 +117,9 @@ def of_queries(
         mass = tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)
         found = tl.dot(arrived.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) - balance[:, None] * mass[None, :]
         found *= (part * tl.exp(since))[:, None]
+        if clocks is not None:
+            now = tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
+            found *= tl.exp(now)
         if start is not None:
             found = tl.where((begin <= tl.maximum(base * BLOCK - 1, 0))[:, None], found, 0.0)
         for low in range(base * BLOCK, stop, BLOCK):
@@ -122,8 +132,14 @@ def of_queries(
                 products *= tl.exp(tl.minimum(passed, 0.0))
             far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
             products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
-            keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
-            found = tl.dot(products, keys, found, input_precision=PRECISION)
+            if clocks is not None:
+                for one in range(0, BLOCK):
+                    keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
+                                       low + one < e, now, feature, F)  # fmt: skip
+                    found += tl.sum(tl.where((entry == low + one)[None, :], products.to(tl.float32), 0.0), 1)[:, None] * keys
+            else:
+                keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
+                found = tl.dot(products, keys, found, input_precision=PRECISION)
         put(feature_gradient, row * F, feature, found, here, feature < F)
 
     asking = tile(query, row * D, column, here, columns)
@@ -155,7 +171,7 @@ def of_queries(
 @triton.autotune(configs=configs((4, 2), (8, 2), (8, 1)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def of_pairs(
-    query, key, value, query_features, key_features, decay, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, query_features, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest, weight_gradient,
     key_gradient, value_gradient, feature_gradient,
     T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
@@ -193,10 +209,15 @@ def of_pairs(
             place = ((b * N + n) * count + block) * F + feature
             matrix = tile(laid, place * D, column, features & laid_there, columns)
             mass = tl.load(laid_mass + place, mask=features & laid_there, other=0.0)
-            mapped = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features)
-            of_value = tl.dot((mapped * left[:, None]).to(matrix.dtype), matrix, of_value, input_precision=PRECISION)
+            mapped, remains = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features), left[:, None]
+            if clocks is not None:
+                whole = tl.load(clocks + ((b * steps + block * BLOCK + BLOCK - 1) * N + n) * F + feature,
+                                mask=features & laid_there, other=0.0)  # fmt: skip
+                then = tile(clocks, ((b * steps + entry) * N + n) * F, feature, entry < steps, features)
+                remains *= tl.exp(tl.minimum(whole[None, :] - then, 0.0))
+            of_value = tl.dot((mapped * remains).to(matrix.dtype), matrix, of_value, input_precision=PRECISION)
             found = tl.dot(values.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) + mass[None, :]
-            found *= left[:, None]
+            found *= remains
             mapped = mapped.to(matrix.dtype)
             for asking in range(asking_first, blocks):
                 token = asking * BLOCK + tl.arange(0, BLOCK)
@@ -210,13 +231,26 @@ def of_pairs(
                     if decay is not None:
                         since = tl.load(decay + (b * steps + token) * N + n)
                         counts *= tl.exp(tl.minimum(since[None, :] - clock[:, None], 0.0))
-                    queries = tile(query_features, row * F, feature, token < T, features).to(matrix.dtype)
-                    products = tl.dot(mapped, tl.trans(queries), input_precision=PRECISION) * counts
                     arrived = tile(upstream, row * D, column, token < T, columns)
-                    of_value = tl.dot(products.to(matrix.dtype), arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
-                    products = tl.dot(values, tl.trans(arrived), input_precision=PRECISION)
-                    products = (products - tl.load(even + row, mask=token < T, other=0.0)[None, :]) * counts
-                    found = tl.dot(products.to(matrix.dtype), queries, found, input_precision=PRECISION)
+                    slopes = tl.dot(values, tl.trans(arrived), input_precision=PRECISION)
+                    slopes = (slopes - tl.load(even + row, mask=token < T, other=0.0)[None, :]) * counts
+                    if clocks is not None:
+                        products = tl.zeros((ROWS, BLOCK), tl.float32)
+                        for of_block in range(0, BLOCK):
+                            late = asking * BLOCK + of_block
+                            asks = tl.load(query_features + ((b * T + late) * H + n * (H // N) + one) * F + feature,
+                                           mask=features & (late < T), other=0.0).to(tl.float32)  # fmt: skip
+                            now = tl.load(clocks + ((b * steps + late) * N + n) * F + feature, mask=features, other=0.0)
+                            asks = asks[None, :] * tl.exp(tl.minimum(now[None, :] - then, 0.0))
+                            its = (token == late)[None, :]
+                            products += tl.where(its, tl.sum(mapped.to(tl.float32) * asks, 1)[:, None], 0.0)
+                            found += tl.sum(tl.where(its, slopes, 0.0), 1)[:, None] * asks
+                    else:
+                        queries = tile(query_features, row * F, feature, token < T, features).to(matrix.dtype)
+                        products = tl.dot(mapped, tl.trans(queries), input_precision=PRECISION)
+                        found = tl.dot(slopes.to(matrix.dtype), queries, found, input_precision=PRECISION)
+                    products = (products * counts).to(matrix.dtype)
+                    of_value = tl.dot(products, arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
             put(feature_gradient, ((b * e + entry) * N + n) * F, feature, found, entry < e, features)
 
     keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((ROWS, DB), tl.float32)

@@ -60,7 +60,7 @@ def _features(
     if not shape.even:
         query, log_scale = scaled(query)
     if decay is not None and tokens.valid is not None:
-        decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
+        decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
     weight = weight_over(window, state, logits, log_scale, query)
     asked = query, repeat_heads(key, shape.state_heads)
     return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
@@ -218,8 +218,7 @@ def _fits(rank: str, shape: str, setting: Setting) -> str | None:
     reasons = {
         "it takes tokens by the block, and a step of decode has one": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
-        "it has decay by the head below a sliding window, and no other": rank == "channel"
-        or (rank != "none" and shape != "sliding"),
+        "it has decay below a window that slides, and no other": rank != "none" and shape != "sliding",
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,

@@ -100,8 +100,9 @@ def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> 
         (LOLCATS, WIDE),
         ({**LOLCATS, "memory": [TERRACED, {"kind": "state"}], "read": ROW_MAX}, NARROW),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}]}, NARROW),
+        ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "channel"}]}, NARROW),
     ],
-    ids=["lolcats", "128 wide", "terraced, row_max", "decay"],
+    ids=["lolcats", "128 wide", "terraced, row_max", "decay", "decay by the feature"],
 )
 def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
     assert_both_agree(head, shape, kind)
@@ -164,9 +165,10 @@ def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: st
     window, sparse, state = LOLA["memory"]
     memory = [window, {**sparse, "keep": keep}, {**state, "gate": gate}]
     head = {**LOLA, "feature_map": features, "memory": memory}
-    (expected, held, _), (found, kept, _) = answers(head, NARROW, inputs(NARROW, 2, LENGTH), torch.float32, (200,), False)
-    assert torch.equal(kept["sparse.position"], held["sparse.position"])
-    close(found, expected, CLOSE[torch.float32])
+    for data, bounds in ((inputs(NARROW, 2, LENGTH), (200,)), (packed(), ())):
+        (expected, held, _), (found, kept, _) = answers(head, NARROW, data, torch.float32, bounds, False)
+        assert torch.equal(kept["sparse.position"], held["sparse.position"])
+        close(found, expected, CLOSE[torch.float32])
 
 
 def test_a_long_text_in_bfloat16_stays_finite() -> None:

@@ -6,6 +6,7 @@ graph refuses is drawn again.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -56,6 +57,14 @@ def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrateg
     raise NotImplementedError(f"the laws cannot draw a {annotation}; teach them here")
 
 
+@functools.cache
+def _field(model: type[BaseModel], name: str) -> st.SearchStrategy[Any]:
+    """Values of a schema's field: made once, as to make one takes longer than to draw from it."""
+    field = model.model_fields[name]
+    return _values(field.annotation, tuple(field.metadata))
+
+
+@functools.cache
 @st.composite
 def _fields(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
     """A mapping of some of a schema's fields. Each is left out, at its default, half of the time."""
@@ -64,7 +73,7 @@ def _fields(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
         fixed = name == "kind"
         if name in LEFT_OUT or not (fixed or field.is_required() or draw(st.booleans())):
             continue
-        chosen[name] = draw(_values(field.annotation, tuple(field.metadata)))
+        chosen[name] = draw(_field(model, name))
     return chosen
 
 
@@ -118,11 +127,11 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
         except ValidationError:  # fields that do not go together
             assume(False)
     if len(memories) > 1:
-        reads = [
+        reads = tuple(
             kind
             for kind, part in CATALOGUE["read"].items()
             if part.leaves_masses_out or (not inputs and (not raw or part.takes_raw))
-        ]
+        )
         head["read"] = draw(_part("read", reads))
         if len({part.exact for part in parts}) == 1:
             head["read"].pop("scale", None)
@@ -168,7 +177,7 @@ def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], 
         if not part.bounded and "size" in part.model_fields:
             memory["size"] = size.heads * draw(st.integers(1, 3))
         if count > 1 and part.reads is not Kind.HIDDEN:
-            memory["weight"] = draw(_values(part.model_fields["weight"].annotation))
+            memory["weight"] = draw(_field(part, "weight"))
             if memory["weight"] == "same" and (not memories or memories[-1].get("weight") is None):
                 memory["weight"] = None
         memories.append({key: value for key, value in memory.items() if value is not None})
@@ -180,8 +189,9 @@ def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], 
     return memories, {"flow": flow}
 
 
+@functools.cache
 @st.composite
-def _part(draw: st.DrawFn, role: str, kinds: list[str] | None = None) -> dict[str, Any]:
+def _part(draw: st.DrawFn, role: str, kinds: tuple[str, ...] | None = None) -> dict[str, Any]:
     """Any part of a role."""
     return draw(_fields(CATALOGUE[role][draw(st.sampled_from(sorted(kinds or CATALOGUE[role])))]))
 

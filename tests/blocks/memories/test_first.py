@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks.operation import Setting
 from composer.graph.graph import build_graph
-from composer.graph.lowering import lower
+from composer.graph.lowering import lowered
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
 
 SHAPE, KEPT, LAST = SMALL.shape(4), 2, 3
@@ -60,14 +60,19 @@ def test_what_stays_is_not_in_the_state_below() -> None:
 
 def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
     lolcats = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": LAST}, "state"]}
-    for backend, memory, plain in (
-        ("triton", {**lolcats, "memory": [FIRST, *lolcats["memory"]]}, lolcats),
-        ("fla", {**SINKS, "read": "mixture"}, {"position": "none", "memory": [WINDOW]}),
+    for backend, kernel, memory, plain in (
+        ("triton", "blocks of queries against the state", {**lolcats, "memory": [FIRST, *lolcats["memory"]]}, lolcats),
+        ("fla", "parallel_attn", {**SINKS, "read": "mixture"}, {"position": "none", "memory": [WINDOW]}),
     ):
-        forms = [
-            {step.form.backend for step in lower(build_graph(complete(head), SHAPE), backend, Setting("cuda")).steps
-             if any(one.node.name == "window" for one in step.covers)}
+        alone, below = (
+            next(one for one in lowered(build_graph(complete(head), SHAPE), backend, Setting("cuda")) if one.part == "window")
             for head in (plain, memory)
-        ]  # fmt: skip
-        assert forms[0] == {backend}
-        assert backend not in forms[1]
+        )
+        assert (alone.backend, alone.form[: len(kernel)]) == (backend, kernel)
+        assert not below.form.startswith(kernel)
+        assert backend == "triton" or "keeps some pairs for good, and its window has no gaps" in below.why_not_faster
+
+
+def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
+    (window,) = [one for one in lowered(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda")) if one.part == "window"]
+    assert (window.backend, window.form) == ("triton", "blocks of queries against their window, with its mass, in one pass")

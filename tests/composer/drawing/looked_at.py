@@ -146,11 +146,12 @@ def assert_legible(picture: Picture) -> None:
             assert not [(one, other) for one, other in itertools.combinations(words, 2) if one.meets(other)]
         apart = [*boxes, *found.labels]
         assert not [(one, other) for one, other in itertools.combinations(apart, 2) if one.meets(other)]
+        deep = [_deep(box) for box in boxes]
         for line in found.lines:
             for point in line[1:]:
                 crossed = [label.says for label in found.labels if label.has(point)]
                 assert not crossed, f"a line crosses the label {crossed[0]!r}"
-                assert not [box for box in boxes if _deep(box).has(point)], "a line runs through a box"
+                assert not [box for box in deep if box.has(point)], "a line runs through a box"
         moved = re.fullmatch(r"translate\((\S+) (\S+)\)", panel.get("transform", ""))
         assert moved
         x, y = float(moved[1]), float(moved[2])
