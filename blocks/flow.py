@@ -215,7 +215,7 @@ def may_look(numbers: Tensor) -> bool:
 
 def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
     """Whether each is known to be a pair."""
-    return may_look(position) and bool(position.min() >= 0)
+    return may_look(position) and int(position.min()) >= 0
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:

@@ -87,7 +87,7 @@ def walk(
         if ERROR != "":
             add_errors(
                 query, key, position, query_features, key_features, length, worth, (b * T + token) * H + h,
-                token, end, first, begin, size, scale, k, n, E, H, K, N, D, F, S, BLOCK, SOME, DB, FB, ERROR, EXACT,
+                token, end, first, begin, size, scale, k, n, E, H, K, N, D, F, S, BLOCK, SOME, DB, FB, ERROR, EXPONENTIAL, EXACT,
             )  # fmt: skip
         answer(
             query, key, value, position, query_features, held_key, held_value, held_position,

@@ -15,6 +15,7 @@ from blocks.fused.window_and_state import LOG2_E
 from blocks.scores.base import LARGEST
 
 MOST = tl.constexpr(math.exp(LARGEST))
+MOST_OF_LOGARITHMS = tl.constexpr(LARGEST)
 LEAST_WEIGHT = tl.constexpr(math.exp(-LARGEST))
 
 
@@ -22,7 +23,8 @@ LEAST_WEIGHT = tl.constexpr(math.exp(-LARGEST))
 def add_errors(
     query, key, position, query_features, key_features, length, worth, row, token, end, first, begin, size, scale, k, n, E,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
-    BLOCK: tl.constexpr, SOME: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ERROR: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, SOME: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
+    ERROR: tl.constexpr, EXPONENTIAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Of the queries of one chunk. row: of its first token; ERROR: how a weight is compared with what the features make of it."""
     column, line, here_and_there = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
@@ -35,18 +37,36 @@ def add_errors(
         near = tile(key, (entry * K + k) * D, column, there, column < D)
         exact = tl.exp2(tl.dot(asking, tl.trans(near), input_precision=EXACT) * (scale * LOG2_E))
         products = tl.zeros((BLOCK, SOME), tl.float32)
+        of_query, of_key = tl.zeros((BLOCK,), tl.float32), tl.zeros((SOME,), tl.float32)
+        if EXPONENTIAL:
+            of_query, of_key = of_query + float("-inf"), of_key + float("-inf")
+            for at in range(0, F, FB):
+                feature = at + tl.arange(0, FB)
+                of_query = tl.maximum(of_query, largest(query_features, rows * F, feature, here, F))
+                of_key = tl.maximum(of_key, largest(key_features, (entry * N + n) * F, feature, there, F))
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
             queries = tile(query_features, rows * F, feature, here, feature < F)
             keys = tile(key_features, (entry * N + n) * F, feature, there, feature < F)
+            if EXPONENTIAL:
+                queries = tl.where((feature < F)[None, :], tl.exp(queries - of_query[:, None]), 0.0)
+                keys = tl.exp(keys - of_key[:, None])
             products = tl.dot(queries, tl.trans(keys), products, input_precision=EXACT)
         if length is not None:
             products *= tl.load(length + rows, mask=here, other=0.0)[:, None]
+        if EXPONENTIAL:
+            products = tl.exp(tl.minimum(tl.log(products) + of_query[:, None] + of_key[None, :], MOST_OF_LOGARITHMS))
         error = compared(tl.minimum(exact, MOST), tl.minimum(products, MOST), ERROR)
         sees = here[:, None] & there[None, :] & (entry[None, :] <= (2 * size + token + line)[:, None])
         before = tl.load(worth + S + entry, mask=there, other=0.0)
         tl.debug_barrier()  # several threads may hold one number: all have read it
         tl.store(worth + S + entry, before + tl.sum(tl.where(sees, error, 0.0), 0), mask=there)
+
+
+@triton.jit
+def largest(features, row, feature, there, F: tl.constexpr):
+    """Of some features of each row."""
+    return tl.max(tl.where((feature < F)[None, :], tile(features, row, feature, there, feature < F), float("-inf")), 1)
 
 
 @triton.jit

@@ -151,13 +151,12 @@ def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) 
     sizes = setting.shape
     assert sizes is not None, "lowering says what the state works on"
     keep = sparse.keep
-    known, of_window = type(keep) in KNOWN, keep.reads == "window"
+    unknown = None if type(keep) in KNOWN else keep.reads
     reasons = {
         "it has no gradient": setting.gradients,
         "it takes a window that moves on by chunks": window.shape != "terraced",
-        "of scores that look at the state it knows `self_recall` and `relative_recall`": keep.reads == "state" and not known,
-        "of scores that look at the window it knows `squared_error`, `absolute_error` and `overestimate`": of_window and not known,
-        "it sums up no errors of exponential features": sizes.exponential and of_window,
+        "of scores that look at the state it knows `self_recall` and `relative_recall`": unknown == "state",
+        "of scores that look at the window it knows `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
         "window and cache turn their keys alike in it": window.turn.base != sparse.turn.base,
         "its cache has room": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,

@@ -59,6 +59,7 @@ class Commands(TyperGroup):
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # of arguments, by the command line itself
+            _say_where_sources_stand(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
             raise
@@ -68,6 +69,14 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from error
+
+
+def _say_where_sources_stand(error: Any) -> None:
+    """Completes the refusal of an argument too many, where a source may have been meant."""
+    words, context = getattr(error, "message", ""), getattr(error, "ctx", None)
+    options = () if context is None else [said for one in context.command.params for said in one.opts]
+    if "unexpected extra argument" in words and "--from" in options:
+        error.message = f"{words}. A source stands behind --from."
 
 
 app = typer.Typer(

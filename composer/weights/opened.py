@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from composer.errors import ComposerError
 from composer.graph.lowering import AUTO, check_backend
 from composer.spec.loading import names_a_spec
 from composer.spec.parameters import graphs_of
+from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code
 from composer.weights.contents import sha256
 from composer.weights.record import read_record
@@ -149,6 +151,12 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 def _open(reference: str, refusal: type[ComposerError]) -> Source:
     if names_a_spec(reference):
         raise refusal(f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE")
+    if not Path(reference).expanduser().is_dir():
+        meant = f"{reference} stands where a model does: {{}} behind one option have commas between them, such as {{}}."
+        if re.fullmatch("[0-9]+[kK]?", reference):
+            raise refusal(meant.format("numbers", "--lengths 512,1k"))
+        if reference in TASKS:
+            raise refusal(meant.format("tasks", "--tasks passkey,recall"))
     source = open_model(reference)
     if source.trunk.labels is not None:
         raise refusal(f"{reference} is a classifier, and this is for language models.")

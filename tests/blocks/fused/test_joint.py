@@ -13,7 +13,7 @@ from tests.compiling import built
 
 SPILLED = 96
 """Bytes a thread."""
-SPILLED_OF_SEVERAL = 256
+SPILLED_OF_SEVERAL = 320
 """The same of LoLA's walk with documents, decay and scores together: what it knows of these are numbers beside its tiles."""
 SHARED = 99 * 1024
 """Bytes of a block: two of them on an H100, and one on the smallest of Ampere."""
@@ -25,10 +25,10 @@ WALK: dict[str, Any] = {"M": 32, "S": 64, "BLOCK": 64, "SOME": cascade.SOME, "EB
 WALK |= HEADS | {"ERROR": "", "EXPONENTIAL": False, "BY_FEATURE": False, "length": None, "resolution": None}
 WALKS: list[dict[str, Any]] = [
     {"decay": None, "start": None},
-    {"BY_FEATURE": True, "EXPONENTIAL": True},
+    {"BY_FEATURE": True, "EXPONENTIAL": True, "KEEP": "squared_error", "ERROR": "squared_error"},
     {"BY_FEATURE": True, "KEEP": "squared_error", "ERROR": "squared_error"},
 ]
-"""As LoLA has it; with documents and decay by the feature, and of both exponential features, and errors of the window."""
+"""As LoLA has it; with documents, decay by the feature and errors of the window, of exponential features and of others."""
 
 
 def of_both(sizes: Any) -> dict[str, Any]:

@@ -139,6 +139,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
         ["--data", "texts.jsonl", "--set", "recipe.finetune.lr=1e-3", "--set", "recipe.finetune.steps=2"],
         "fresh",
     ),
+    "a recipe's": ("tiny", ["--data", "texts.jsonl", "--set", "transfer.steps=2"], "such as recipe.transfer.steps=2"),
     "heads": ("tiny", ["--data", "texts.jsonl", "--set", "head.memory.0.size=3"], "the heads are built; only the recipe can"),
     "no number": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.lr=fast"], 'expected a number, got "fast"'),
     "no such setting": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.rate=1"], "rate"),

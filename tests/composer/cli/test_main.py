@@ -46,6 +46,18 @@ MISTAKES = [
 ]
 
 
+def test_a_source_without_its_option(compose: Compose) -> None:
+    """Where a command has one; JSON says the same."""
+    result = compose("build", "lawcat", "teacher", "--json")
+    said = "Got unexpected extra argument(s) (teacher). A source stands behind --from."
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert said in result.stdout
+    other = compose("parts", "state", "teacher")
+    assert "unexpected extra argument" in other.stderr
+    assert "--from" not in other.stderr
+
+
 def test_the_commands() -> None:
     assert COMMANDS == [
         "ablate",
