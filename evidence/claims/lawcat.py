@@ -45,7 +45,7 @@ CLAIMS = (
             *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_NORM, at)) for at in PASSKEY[1:]),
             at_most("without it, 0.1 or less at twice the training length", Place(WITHOUT_NORM, X2), 0.1),
         ),
-        "What differs: trained by the long recipe the student retrieves without it, too, and loses some of it only at eight times the "
+        "What differs: trained by the long recipe the student retrieves without it, too, and loses some only at eight times the "
         "training length. By the short recipe one seed of three learned passkeys at all.",
     ),
     Claim(
