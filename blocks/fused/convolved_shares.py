@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.fused.shares import back, softmax, through_the_product
 from blocks.fused.tiles import configs, parts, put, tile, width
@@ -154,6 +155,7 @@ class _ConvolvedShares(torch.autograd.Function):
         return filtered, features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, of_filtered: Tensor, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, earlier, filters, start, weight, bias, filtered = ctx.saved_tensors
         floor, alike, taps = ctx.launch
