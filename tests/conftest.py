@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -23,11 +24,10 @@ except ImportError:  # it is for Linux alone
 else:
     TRITON = True
 
-ON_TRITON = re.compile(
-    r"^(from|import) (tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels)|blocks\.kernels|triton|fla)\b",
-    re.MULTILINE,
-)
-"""What tests of kernels import."""
+OF_KERNELS = r"tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels)|triton|fla"
+"""What tests import that run kernels in Triton's interpreter, or build them: they are marked ``kernels``."""
+ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
+"""And those that take Triton to be installed."""
 LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
@@ -54,11 +54,17 @@ def one_seed() -> None:
         torch.default_generator.manual_seed(0)
 
 
+@cache
+def imports(path: Path, modules: str) -> bool:
+    """Whether a file of tests imports one of these as it is imported."""
+    return re.search(rf"^(from|import) ({modules})\b", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Without Triton there is no interpreter of kernels, and their tests are left out."""
     if TRITON or collection_path.suffix != ".py":
         return None
-    return True if ON_TRITON.search(collection_path.read_text(encoding="utf-8")) else None
+    return True if imports(collection_path, ON_TRITON) else None
 
 
 def pytest_report_header() -> str | None:
@@ -72,9 +78,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before some are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where there is one, and Triton compiles for it; the longest ones come first, so that no worker ends with
-    one alone."""
+    """Tests of kernels are marked; those marked gpu run where there is one, and Triton compiles for it; the longest ones come
+    first, so that no worker ends with one alone."""
+    for item in items:
+        if imports(item.path, OF_KERNELS):
+            item.add_marker(pytest.mark.kernels)
     items.sort(key=lambda item: item.path.name not in LONGEST)
     why = "no CUDA device here" if not torch.cuda.is_available() else "Triton's kernels are the interpreter's: TRITON_INTERPRET=0"
     if not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1":

@@ -8,10 +8,11 @@ in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things 
 - the functions of CUDA's mathematical library.
 
 What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
-combines whole rows, not one number with another; what follows from a type is remembered: its shape, and its counterpart in NumPy.
+combines whole rows, not one number with another; what follows from a type is remembered: its shape, and its counterpart in NumPy;
+operands are not cast to what they are (``tests/operands.py``).
 
-Also here: ``compiled``, which builds a kernel for a GPU that is not there, and ``nothing_refused``, without which a form that
-refuses would be tested by the one that answers in its place.
+Also here: ``nothing_refused``, without which a form that refuses would be tested by the one that answers in its place, and
+``launched``, which says what has answered.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import sys
 import types
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +40,9 @@ from triton.backends.driver import DriverBase
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
+from blocks.kernels import Kernel
 from composer.graph import program
+from tests import operands
 
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("Triton compiles here, and does not interpret", allow_module_level=True)
@@ -183,6 +187,7 @@ tl.block_type.__init__ = _block_type
 tl.tensor.__init__ = _tensor
 interpreter.ScanOps.generic_scan = _combined_row_by_row
 interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
+operands.put_in_place()
 for name, function in LIBRARY.items():
     setattr(libdevice, name, _elementwise(function))
 
@@ -213,3 +218,18 @@ def nothing_refused() -> Iterator[None]:
     finally:
         program._told.clear()
         program._told.update(told)
+
+
+@contextmanager
+def launched() -> Iterator[Counter[str]]:
+    """How often each kernel has answered within."""
+    counts, call = Counter[str](), Kernel.__call__
+
+    def counted(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
+        answer = call(kernel, *inputs, **options)
+        counts[kernel.name] += 1
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kernel, "__call__", counted)
+        yield counts

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from triton.language.extra import libdevice
+from triton.language.semantic import TritonSemantic
 
+from blocks.recurrences.additive.fla import chunked
+from tests import operands
+from tests.blocks.recurrences.additive.problems import draw
 from tests.interpreter import LIBRARY
 from tests.kernels import squared
 
@@ -17,3 +22,17 @@ def test_a_kernel_with_a_loop_and_several_configurations_runs() -> None:
 
 def test_functions_of_cuda_are_numpys() -> None:
     assert all(getattr(libdevice, name).__module__ == "tests.interpreter" for name in LIBRARY)
+
+
+def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, beside what Triton does."""
+    problem, found = draw("channel", (2, 1, 1), 19, batch=1), []
+    for as_it_was in (False, True):
+        if as_it_was:
+            for name, function in operands.AS_IT_WAS.items():
+                monkeypatch.setattr(TritonSemantic, name, function)
+        drawn = (problem.query, problem.key, problem.value, problem.log_decay, problem.state)
+        *inputs, state = (one.float().requires_grad_() for one in drawn if one is not None)
+        output, left = chunked(*inputs, None, state)
+        found.append([output, left, *torch.autograd.grad(output.sum() + left.sum(), [*inputs, state])])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -25,7 +25,6 @@ Scores and sums are of 32 bits; of equals the older stay, as ``blocks.scores.bas
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -35,6 +34,7 @@ from torch import Tensor
 from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
 from blocks.fused.cascade_fall import let_fall
+from blocks.fused.given import Cache, Chunks, Scores
 from blocks.fused.tiles import configs, products_of, put, width
 from blocks.legend import Float, Int
 
@@ -112,42 +112,6 @@ def empty(
         if EXPONENTIAL:
             tl.store(maximum + feature, tl.full((FB,), float("-inf"), tl.float32), mask=feature < F)
     tl.debug_barrier()
-
-
-@dataclass(frozen=True)
-class Cache:
-    """What is held as it is handed in: keys, values, features of the keys, and positions."""
-
-    key: Float[Tensor, "B S H D"]
-    value: Float[Tensor, "B S H D"]
-    features: Float[Tensor, "B S M F"]
-    position: Int[Tensor, "B S H"]
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Where they begin, how many, and where documents do, as the module says. start: None where a row is one document."""
-
-    size: int
-    pieces: Int[Tensor, "B T"]
-    rows: Int[Tensor, "B 2"]
-    start: Int[Tensor, "B E"] | None
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What a pair is worth. keep: the kind of a score that looks at the state, or at the window, which worth then sums up; or
-    ``pair``, a score that looks at neither, and ``place``, one of them that is not rounded. length: as the module says."""
-
-    keep: str
-    worth: Float[Tensor, "B H n"] | None = None
-    resolution: Float[Tensor, "B H n"] | None = None
-    length: Float[Tensor, "B T H"] | None = None
-
-    @property
-    def error(self) -> str:
-        """The kind of a score that looks at the window."""
-        return "" if self.keep in ("self_recall", "relative_recall", "pair", "place") else self.keep
 
 
 def walked(

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
+from blocks.fused.given import Fall
 from blocks.fused.tiles import parts, products_of, width
-from blocks.legend import Float, Int
+from blocks.legend import Float
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
@@ -26,22 +27,6 @@ BY_FEATURE = 32
 
 Decays = tuple[Tensor | None, Tensor | None]
 """By the head, and by the feature: ``decay`` and ``clocks`` of the kernels."""
-
-
-@dataclass(frozen=True)
-class Fall:
-    """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
-
-    held: entries before those of the call. reach: F ≤ t + reach, F of the entries being fallen with token t. entries: at most so
-    many fall.
-    """
-
-    held: int
-    reach: int
-    entries: int
-    rows: Int[Tensor, "B 4"]
-    fallen: Int[Tensor, "B T"] | None = None
-    start: Int[Tensor, "B E"] | None = None
 
 
 def together(

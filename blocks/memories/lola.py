@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
+from blocks.fused.given import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
@@ -60,8 +61,6 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
 
     def answer(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        from blocks.fused.cascade import Cache, Chunks, Scores
-
         before, worth, resolution, length = sparse.call.state, None, None, None
         if numbers is not None:
             worth = torch.cat((before[numbers], extended.numbers[numbers]), dim=1).transpose(1, 2).float().contiguous()
@@ -103,7 +102,7 @@ def _sum_of(window: Bound) -> str | None:
 
 
 def _called(keep: Score) -> str:
-    """As ``blocks.fused.cascade.Scores`` calls it."""
+    """As ``blocks.fused.given.Scores`` calls it."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
     return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
+from blocks.fused.given import Fall
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
@@ -77,10 +78,8 @@ def _together(
     return TOGETHER(query, extended.key, extended.value, *asked, *rest, row_max=row_max)
 
 
-def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Any:
-    """Which entries the state has at each token, as ``blocks.fused.joint.Fall`` says it."""
-    from blocks.fused.joint import Fall
-
+def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Fall:
+    """Which entries the state has at each token."""
     held, size = window.held, window.size
     fallen, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
     absent = (extended.position[:, :held] < 0).sum(1)

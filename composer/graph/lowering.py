@@ -82,7 +82,7 @@ class Compiled:
             setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
             self._running[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
-                tell(f"{text}. What would run on it runs on PyTorch's own kernels")
+                tell(text, "What would run on it runs on PyTorch's own kernels")
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:

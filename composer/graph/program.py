@@ -25,11 +25,11 @@ class FallsBack(RuntimeWarning):
 _told: set[str] = set()
 
 
-def tell(text: str) -> None:
-    """Warn, once a process, that something runs otherwise than it would."""
-    if text not in _told:
-        _told.add(text)
-        warnings.warn(text, FallsBack, stacklevel=2)
+def tell(why: str, instead: str = "") -> None:
+    """Warn, once a process for each reason, that something runs otherwise than it would. instead: what runs, in a sentence."""
+    if why not in _told:
+        _told.add(why)
+        warnings.warn(f"{why}. {instead}" if instead else why, FallsBack, stacklevel=2)
 
 
 Value = tuple[str, str]
@@ -110,7 +110,7 @@ class Step:
             self._compute(modules, values, around, carried)
         except Refused as refusal:
             following = ", ".join(f"{step.form.says} ({step.form.backend})" for step in self.instead)
-            tell(f"{refusal}. In its place: {following}")
+            tell(str(refusal), f"In its place: {following}")
             for step in self.instead:
                 step.run(modules, values, around, carried)
 

@@ -20,7 +20,7 @@ def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> T
         try:
             return ENTROPY(logits, targets)[0]
         except Refused as refusal:
-            tell(f"{refusal}. In its place: the loss as defined")
+            tell(str(refusal), "In its place: the loss as defined")
     return functional.cross_entropy(logits.float(), targets, reduction="none")
 
 

@@ -143,9 +143,8 @@ def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
         with pytest.warns(FallsBack) as warned:
             found = _in_pieces(data, bounds)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        (only, *others) = [str(one.message) for one in warned]
+        (only,) = [str(one.message) for one in warned]
         assert only.startswith("no such kernel. In its place: chunks of 64")
-        assert len(others) == len(bounds) - 2, "decode has another form in its place, and says so once, too"
     finally:
         forget()
 

@@ -116,24 +116,28 @@ def printed(code: str, folder: Path = ROOT) -> str:
     return run.stdout.strip()
 
 
+def begun(folder: Path, *arguments: object, stdout: int, stderr: int, encoding: str = "utf-8") -> int:
+    """The process id of ``compose …`` that starts in a folder: the console script, in a copy of this process, since its imports are
+    what takes seconds. stdout, stderr: descriptors. encoding: of its terminal."""
+
+    def child() -> None:
+        with open(os.devnull) as nothing:
+            for number, descriptor in enumerate((nothing.fileno(), stdout, stderr)):
+                os.dup2(descriptor, number)
+        # As Python opens them at its start.
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        os.chdir(folder)
+        sys.argv = ["compose", *map(str, arguments)]
+        main()
+
+    return forked(child)
+
+
 def composed(folder: Path, *arguments: object, encoding: str = "utf-8") -> tuple[int, bytes, bytes]:
-    """How ``compose …`` ends that starts in a folder, and what it prints, in the encoding of its terminal.
-
-    The console script, in a copy of this process: what takes seconds is to import what it imports.
-    """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, open(os.devnull) as nothing:
-
-        def child() -> None:
-            for number, stream in enumerate((nothing, out, errors)):
-                os.dup2(stream.fileno(), number)
-            # As Python opens them at its start.
-            sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
-            sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-            os.chdir(folder)
-            sys.argv = ["compose", *map(str, arguments)]
-            main()
-
-        ended = ending(forked(child))
+    """How such a ``compose …`` ends, and what it prints."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        ended = ending(begun(folder, *arguments, stdout=out.fileno(), stderr=errors.fileno(), encoding=encoding))
         out.seek(0), errors.seek(0)
         return ended, out.read(), errors.read()
 

@@ -68,8 +68,8 @@ def _span(
         between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
         if log_decay is not None:
             decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
-            between = decay_between(decay).masked_fill(~causal, -math.inf).exp_()
-            survives = decay.cumsum(4).exp_()[..., None]
+            between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
+            survives = decay.cumsum(4).exp()[..., None]
         weights = (asking.flatten(4, 5) @ keys.mT).unflatten(4, (reads + 1, chunk)) * between[..., None, :, :]
         from_start, whole = asking * survives[..., None, :, :], survives[..., -1:, :]
         to_end = keys * between[..., -1, :, None]

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import rich.console
 
-import composer
 from composer.cli import eval as eval_module
 from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, SAMPLES
@@ -24,9 +22,10 @@ from composer.evaluation.options import EvaluationProgress
 from tests.composer.cli.conftest import Compose
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import timeless
+from tests.composer.programs import begun
+from tests.composer.training.processes import ending
 
 QUICK = ("--tasks", "passkey,recall,pairs=4", "--lengths", "128,96", "--samples", "3")
-ROOT = Path(composer.__file__).parent.parent
 
 
 def test_tables(compose: Compose) -> None:
@@ -129,23 +128,16 @@ def test_a_mistake(compose: Compose, name: str) -> None:
 
 def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
     """A program of its own, killed when its first line is on the disk, and said again, comes to what it would have come to."""
-    script = "from composer.cli.entry import main; main()"
     tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
     arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with open(os.devnull, "w") as nothing:
+        process = begun(tmp_path, *arguments, stdout=nothing.fileno(), stderr=nothing.fileno())
     lines = tmp_path / "killed" / SAMPLES
     until = time.monotonic() + 120
     while not (lines.is_file() and lines.stat().st_size) and time.monotonic() < until:
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(process, signal.SIGKILL)
+    assert ending(process) == -signal.SIGKILL
     assert 0 < lines.read_bytes().count(b"\n") < 96
     assert not (tmp_path / "killed" / RESULTS).exists()
     assert compose(*arguments).exit_code == 0

@@ -1,4 +1,5 @@
-"""On fla's kernels a whole student answers as on PyTorch's: logits, gradients, decode; and it answers where fla is broken."""
+"""A whole student answers, trains and decodes where kernels do not: a package that is missing or fails to import, a kernel that has
+gone, a shape that it refuses. The next form answers as it always does, and one warning for each kernel says so."""
 
 from __future__ import annotations
 
@@ -10,105 +11,96 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import blocks.kernels
 import composer
+from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE
 from composer.graph import program
 from composer.graph.program import FallsBack
 from tests.composer.graph.backends import forget
-from tests.interpreter import nothing_refused
+from tests.interpreter import launched
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-LENGTH, PROMPT = 12, 10
-CLOSE = 1e-4
-STUDENTS = {
-    "lawcat": (),
-    "gated-delta": (),
-    "gla": (),
-    "latte-macchiato": ("head.memory.0.size=5",),
-    "lolcats": ("head.memory.0.size=5",),
-    "alternating-delta": (),
-    "forgetting": (),
-}
+TEXT = torch.randint(3, 500, (1, 13), generator=torch.Generator().manual_seed(0))
+PROMPT = 11
+STUDENTS = {"fla": ("gla", ()), "triton": ("lolcats", ("head.memory.0.size=5",))}
+PACKAGES = {"fla": FLASH_LINEAR_ATTENTION, "triton": TRITON_PACKAGE}
+KERNELS = {
+    "fla": {"chunk_gla": "fla.ops.gla", "fused_recurrent_gla": "fla.ops.gla"},
+    "triton": {name: f"blocks.fused.{module}" for name, module in (
+        ("shares", "shares"), ("together", "joint"), ("with_mass", "window"), ("stepped", "window_and_state_step")
+    )},
+}  # fmt: skip
+"""That answer in training, in a prefill and in decode, or in the place of one of these, and where they stand."""
 
 
-def student(spec: str, folder: Path) -> Any:
-    """Saved and loaded as transformers does, with fresh parameters that are not at their start."""
-    composer.build(spec, TEACHER, overrides=STUDENTS[spec]).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-    return model
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Nothing has been told, nothing has failed and nothing has been lowered, before the test and because of it."""
+    monkeypatch.setattr(program, "_told", set())
+    monkeypatch.setattr(blocks.kernels, "_failed", {})
+    forget()
+    yield
+    forget()
 
 
-def answered(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits, the logits of a prefill and of decode behind it, and all gradients."""
-    model.zero_grad()
-    logits = model(ids).logits
+def answers(backend: str, runs_on: str) -> list[torch.Tensor]:
+    """Logits of a text, of a prefill and of decode behind it, and all gradients."""
+    spec, overrides = STUDENTS[backend]
+    model = composer.build(spec, TEACHER, overrides=overrides)
+    model.set_backend(runs_on)
+    logits = model(TEXT).logits
     logits.logsumexp(-1).sum().backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     with torch.no_grad():
-        first = model(ids[:, :PROMPT], use_cache=True)
-        later = [model(ids[:, t : t + 1], past_key_values=first.past_key_values).logits for t in range(PROMPT, LENGTH)]
-    return logits.detach(), torch.cat((first.logits, *later), dim=1), gradients
+        first = model(TEXT[:, :PROMPT], use_cache=True)
+        steps = [model(TEXT[:, t : t + 1], past_key_values=first.past_key_values).logits for t in range(PROMPT, TEXT.shape[1])]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(gradients) > 10
+    return [logits.detach(), first.logits, *steps, *gradients]
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * max(wanted.abs().max().item(), 1e-6))
-
-
-@pytest.mark.parametrize("spec", STUDENTS)
-def test_a_student_is_the_same_on_fla(spec: str, tmp_path: Path) -> None:
-    model, ids = student(spec, tmp_path), torch.randint(3, 500, (1, LENGTH))
-    model.set_backend("torch")
-    logits, decoded, gradients = answered(model, ids)
-    close(decoded, logits)
-    model.set_backend("fla")
-    with nothing_refused():
-        found, stepped, others = answered(model, ids)
-    close(found, logits)
-    close(stepped, logits)
-    assert others.keys() == gradients.keys()
-    for name, gradient in others.items():
-        close(gradient, gradients[name])
+def broken_at_import(backend: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """In the place of the package stands one that raises, and nothing of what was imported of it is left."""
+    (folder / backend).mkdir()
+    (folder / backend / "__init__.py").write_text("raise RuntimeError('no driver for this device')", encoding="utf-8")
+    on_it = "blocks.fused." if backend == "triton" else "fla."
+    for name in [name for name in sys.modules if name.split(".")[0] == backend or name.startswith(on_it)]:
+        if name != "blocks.fused.given":  # which takes no Triton
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder)
 
 
 def too_large(*_: Any, **__: Any) -> None:
     raise AssertionError("K is too large")
 
 
+@pytest.mark.parametrize("backend", STUDENTS)
 @pytest.mark.parametrize("broken", ["import", "removed", "refused", "missing"])
-def test_a_student_answers_where_fla_does_not(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = student("gla", tmp_path), torch.randint(3, 500, (1, LENGTH))
-    with torch.no_grad():
-        wanted = model(ids).logits
-    monkeypatch.setattr(program, "_told", set())
-    monkeypatch.setattr(blocks.kernels, "_failed", {})
+def test_a_student_answers(backend: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, kernels = answers(backend, "torch"), KERNELS[backend]
+    # One that is not there stands for all of the part that calls it.
+    gone = [(name, module) for name, module in kernels.items() if backend == "triton" or name == "chunk_gla"]
     if broken == "import":
-        monkeypatch.setitem(sys.modules, "fla.ops.gla", None)
-        said = r"fla.ops.gla has no chunk_gla that could be imported \(ModuleNotFoundError"
+        broken_at_import(backend, monkeypatch, tmp_path)
+        said = [rf"{module} has no {name} that could be imported \(RuntimeError: no driver" for name, module in gone]
     elif broken == "removed":
-        monkeypatch.delattr("fla.ops.gla.chunk_gla")
-        said = r"fla.ops.gla has no chunk_gla that could be imported \(AttributeError"
+        for name, module in kernels.items():
+            monkeypatch.delattr(f"{module}.{name}")
+        said = [rf"{module} has no {name} that could be imported \(AttributeError" for name, module in gone]
     elif broken == "refused":
-        monkeypatch.setattr("fla.ops.gla.chunk_gla", too_large)
-        said = r"chunk_gla refused \(AssertionError: K is too large\)"
+        for name, module in kernels.items():
+            monkeypatch.setattr(f"{module}.{name}", too_large)
+        said = [rf"{name} refused \(AssertionError: K is too large\)" for name in kernels]
     else:
-        found = "flash-linear-attention 0.5 is installed, and >=0.6,<0.7 is needed"
-        monkeypatch.setattr(blocks.kernels, "_missing", lambda package: found)
-        said = found
-    forget()
-    try:
-        model = student("gla", tmp_path / "again")
-        model.set_backend("fla")
-        with warnings.catch_warnings(record=True) as warned, torch.no_grad():
-            warnings.simplefilter("always")
-            for _ in range(2):
-                torch.testing.assert_close(model(ids).logits, wanted, rtol=0, atol=1e-4)
-        (only,) = [str(one.message) for one in warned if issubclass(one.category, FallsBack)]
-        assert re.match(said, only), only
-    finally:
-        forget()
+        found = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
+        monkeypatch.setattr(blocks.kernels, "_missing", lambda _: found)
+        said = [re.escape(found)]
+    with warnings.catch_warnings(record=True) as warned, launched() as answered:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for one, other in zip(answers(backend, backend), wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * max(other.abs().max().item(), 1e-6))
+    assert not answered
+    told = [str(one.message) for one in warned if issubclass(one.category, FallsBack)]
+    assert len(told) == len(said), told
+    assert all(sum(bool(re.match(of_one, one)) for one in told) == 1 for of_one in said), told

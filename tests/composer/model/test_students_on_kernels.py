@@ -1,0 +1,118 @@
+"""Whole students, saved and loaded as transformers does, are the same on fla's kernels and on this project's own, in Triton's
+interpreter, as on PyTorch's forms: the logits of a text, of a prefill and of decode behind it, and the gradients of all parameters.
+
+The text is of an odd length, longer than a chunk of fla's and than several windows; two query heads share a key head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import composer
+from tests.interpreter import launched, nothing_refused
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
+TEXT = torch.randint(3, 500, (1, 67), generator=torch.Generator().manual_seed(0))
+PROMPT, DECODED = 21, 26
+"""Decode goes on from there over the beginning of a window's chunk."""
+CLOSE = 1e-4
+"""Of the largest number."""
+SMALL = "head.memory.0.size=8"
+STUDENTS = {
+    "lawcat": (),
+    "lolcats": (SMALL,),
+    "lola": (SMALL, "head.memory.1.size=6"),
+    "gated-delta": (),
+    "latte-macchiato": (SMALL,),
+    "forgetting": (),
+    "alternating-delta": ("heads.near.memory.0.size=8",),
+}
+DELTA = {"causal_conv1d", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
+ANSWERS: dict[tuple[str, str], set[str]] = {
+    ("lawcat", "fla"): {"causal_conv1d", "chunk_gla", "fused_recurrent_gla"},
+    ("lawcat", "triton"): {"convolved_shares"},
+    ("lolcats", "fla"): {"chunk_simple_gla", "fused_recurrent_simple_gla"},
+    ("lolcats", "triton"): {"shares", "together", "stepped"},
+    ("lola", "fla"): {"chunk_simple_gla"},
+    ("lola", "triton"): {"shares", "walked", "with_mass"},
+    ("gated-delta", "fla"): DELTA,
+    ("gated-delta", "triton"): set(),
+    ("latte-macchiato", "fla"): {"chunk_hgrn", "parallel_attn", "fused_additive_gate", "chunk_gla"},
+    ("latte-macchiato", "triton"): set(),
+    ("forgetting", "fla"): {"parallel_forgetting_attn"},
+    ("forgetting", "triton"): set(),
+    ("alternating-delta", "fla"): {"parallel_attn", *DELTA},
+    ("alternating-delta", "triton"): {"convolved_shares"},
+}
+"""The kernels that answer: what else there is in a student runs on PyTorch's forms, as does all of one that has none. LoLA's
+gradients on triton come of a window's kernel and of those: what walks its chunks goes forward alone."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    text: Tensor
+    prefill: Tensor
+    decode: Tensor
+    gradients: dict[str, Tensor]
+
+
+def answers(folder: Path, backend: str) -> Answers:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.set_backend(backend)
+    with nothing_refused():
+        logits = model(TEXT).logits
+        logits.logsumexp(-1).sum().backward()
+        with torch.no_grad():
+            first = model(TEXT[:, :PROMPT], use_cache=True)
+            steps = [model(TEXT[:, t : t + 1], past_key_values=first.past_key_values).logits for t in range(PROMPT, DECODED)]
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert None not in gradients.values()
+    return Answers(logits.detach(), first.logits, torch.cat(steps, dim=1), gradients)
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Answers]]:
+    """The folder of a student whose fresh parameters are not at their start, and what PyTorch's forms answer."""
+
+    @cache
+    def saved(spec: str) -> tuple[Path, Answers]:
+        folder, generator = tmp_path_factory.mktemp(spec), torch.Generator().manual_seed(3)
+        model = composer.build(spec, TEACHER, overrides=STUDENTS[spec])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".composed." in name:
+                    parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+        model.save_pretrained(folder)
+        return folder, answers(folder, "torch")
+
+    return saved
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(("spec", "backend"), ANSWERS)
+def test_a_student_is_the_same(spec: str, backend: str, student: Callable[[str], tuple[Path, Answers]]) -> None:
+    folder, wanted = student(spec)
+    close(torch.cat((wanted.prefill, wanted.decode), dim=1), wanted.text[:, :DECODED])
+    with launched() as kernels:
+        found = answers(folder, backend)
+    assert set(kernels) == ANSWERS[spec, backend]
+    close(found.text, wanted.text)
+    close(found.prefill, wanted.prefill)
+    close(found.decode, wanted.decode)
+    for name, gradient in wanted.gradients.items():
+        close(found.gradients[name], gradient)
+
+
+def test_both_are_asked_of_each_student() -> None:
+    assert ANSWERS.keys() == {(spec, backend) for spec in STUDENTS for backend in ("fla", "triton")}
