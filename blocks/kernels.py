@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -71,7 +72,8 @@ class Kernel:
         """What the function answers. Raises Refused where it is not there, or will not or cannot compute this."""
         function = self._function()
         try:
-            return function(*inputs, **options)
+            with _device_of(*inputs, *options.values()):
+                return function(*inputs, **options)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise  # not for want of a kernel
         except Exception as error:
@@ -96,6 +98,12 @@ def prepare() -> None:
 
     if torch.get_float32_matmul_precision() == "highest" and knobs.language.fp32_default is None:
         knobs.language.fp32_default = "ieee"
+
+
+def _device_of(*inputs: Any) -> AbstractContextManager[Any]:
+    """Within, the GPU of the first tensor on one is the current one: Triton launches there, wherever tensors are."""
+    given = next((one for one in inputs if isinstance(one, torch.Tensor) and one.is_cuda), None)
+    return nullcontext() if given is None else torch.cuda.device(given.device)
 
 
 def needs_gpu(setting: Setting) -> str | None:

@@ -30,7 +30,7 @@ def add_errors(
     column, line, here_and_there = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
     here, rows = line < end - token, row + line * H
     for low in range(0, 2 * size, SOME):
-        entry = first + size + low + here_and_there
+        entry = (first + size + low + here_and_there).to(tl.int64)
         there = (low + here_and_there < 2 * size) & (entry >= begin) & (entry < E)
         there = there & (tl.load(position + entry, mask=there, other=-1) >= 0)
         asking = tile(query, rows * D, column, here, column < D)

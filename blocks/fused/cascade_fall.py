@@ -137,7 +137,7 @@ def standing(own, place, first, S: tl.constexpr):
 def known(held_position, position, entry, asked, begin, h, H: tl.constexpr, E, S: tl.constexpr):
     """Which stand among those that were held and which among the entries, their places there, and which are pairs of the document
     that begins with this entry (0: the one that goes on)."""
-    late = tl.maximum(entry - S, 0)
+    late = tl.maximum(entry - S, 0).to(tl.int64)  # of a long text, offsets of its numbers leave 32 bits
     old, new = asked & (entry < S) & (entry >= 0), asked & (entry >= S) & (late < E)
     there = (tl.load(held_position + entry * H + h, mask=old, other=-1) >= 0) & (begin == 0)
     return old, new, late, there | ((tl.load(position + late, mask=new, other=-1) >= 0) & (late >= begin))
@@ -156,7 +156,7 @@ def features_of(
 def of_fallen(fell, place, fallen, S: tl.constexpr):
     """The pairs that fall, which of them were held and which are entries, and the places of these."""
     entry = tl.load(fell + place, mask=place < fallen, other=0)
-    return entry, (place < fallen) & (entry < S), (place < fallen) & (entry >= S), tl.maximum(entry - S, 0)
+    return entry, (place < fallen) & (entry < S), (place < fallen) & (entry >= S), tl.maximum(entry - S, 0).to(tl.int64)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.fused.shares import back, softmax, through_the_product
 from blocks.fused.tiles import configs, parts, put, tile, width
@@ -35,12 +36,13 @@ def forth(
     SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What is filtered, and its features, of a block of tokens of one head."""
-    token, b, h = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    low, line = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK)
+    token, b, h = low + line, (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     m = h // (H // M)
     n, inner, column, here = m // (M // N), tl.arange(0, DB), tl.arange(0, CB), token < T
-    # Places within a row are counted from its own beginning, in 32 bits.
-    x, earlier = x + (b * T * N + n) * D, earlier + (b * (R - 1) * N + n) * D
-    filtered, features = filtered + (b * T * M + m) * D, features + (b * T * H + h) * SIDES * C
+    # Places are counted from the block's own beginning, in 32 bits.
+    x, earlier = x + ((b * T + low) * N + n) * D, earlier + (b * (R - 1) * N + n) * D
+    filtered, features = filtered + ((b * T + low) * M + m) * D, features + ((b * T + low) * H + h) * SIDES * C
     channels = inner < D
     first = tl.zeros_like(token)
     if start is not None:
@@ -48,12 +50,12 @@ def forth(
     total = tl.zeros((BLOCK, DB), dtype=tl.float32)
     for back_by in tl.static_range(R):
         entry = token + (R - 1 - back_by)
-        seen = entries(x, earlier, entry, here & (entry >= first), inner, tl.program_id(0), N, D, R)
+        seen = entries(x, earlier, entry, here & (entry >= first), inner, low, N, D, R)
         taps = tl.load(filters + (m // (M // FILTERS) * D + inner) * R + R - 1 - back_by, mask=channels, other=0.0)
         total += seen.to(tl.float32) * taps.to(tl.float32)[None, :]
     # Rounded before it is multiplied, as those that read it have it.
     inputs = total.to(filtered.dtype.element_ty)
-    put(filtered, token * (M * D), inner, inputs, here & (h % (H // M) == 0), channels)
+    put(filtered, line * (M * D), inner, inputs, here & (h % (H // M) == 0), channels)
     own = h // (H // OWN)
     matrix = tile(weight, (own * D + inner) * C, column, channels, column < C)
     if inputs.dtype != matrix.dtype:
@@ -66,15 +68,16 @@ def forth(
         mapped += tl.load(bias + own * C + column, mask=column < C, other=0.0)[None, :]
     for side in tl.static_range(SIDES):
         numbers = tl.maximum(softmax(mapped if side == 0 else -mapped, column < C), floor)
-        put(features, (token * (H * SIDES) + side) * C, column, numbers, here, column < C)
+        put(features, (line * (H * SIDES) + side) * C, column, numbers, here, column < C)
 
 
 @triton.jit
-def entries(x, earlier, entry, seen, column, block, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
-    """Those of one head, 0 where they are not seen. All earlier ones are in the first block."""
+def entries(x, earlier, entry, seen, column, low, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
+    """Those of one head, 0 where they are not seen. x: from the token ``low`` on, where the block begins; all earlier ones are in
+    the first block."""
     past: tl.constexpr = R - 1
-    found = tile(x, (entry - past) * (N * D), column, seen & (entry >= past), column < D)
-    if block == 0:
+    found = tile(x, (entry - past - low) * (N * D), column, seen & (entry >= past), column < D)
+    if low == 0:
         found += tile(earlier, entry * (N * D), column, seen & (entry < past), column < D)
     return found
 
@@ -87,26 +90,26 @@ def back_through_taps(
     BLOCK: tl.constexpr, DB: tl.constexpr,
 ):  # fmt: skip
     """What arrives at a block of entries, B E M D, and at the filters by way of them, blocks B M R D. arrived: at y, B T M D."""
-    block = tl.program_id(0)
-    entry, b, m = block * BLOCK + tl.arange(0, BLOCK), (tl.program_id(1) // M).to(tl.int64), tl.program_id(1) % M
+    block, low = tl.program_id(0), tl.program_id(0) * BLOCK
+    entry, b, m = low + tl.arange(0, BLOCK), (tl.program_id(1) // M).to(tl.int64), tl.program_id(1) % M
     inner, there = tl.arange(0, DB), entry < E
     channels = inner < D
     n = m // (M // N)
-    x, earlier = x + (b * T * N + n) * D, earlier + (b * (R - 1) * N + n) * D
-    arrived, of_entries = arrived + (b * T * M + m) * D, of_entries + (b * E * M + m) * D
-    given = entries(x, earlier, entry, there, inner, block, N, D, R).to(tl.float32)
+    x, earlier = x + ((b * T + low) * N + n) * D, earlier + (b * (R - 1) * N + n) * D
+    arrived, of_entries = arrived + ((b * T + low) * M + m) * D, of_entries + ((b * E + low) * M + m) * D
+    given = entries(x, earlier, entry, there, inner, low, N, D, R).to(tl.float32)
     total = tl.zeros((BLOCK, DB), dtype=tl.float32)
     for back_by in tl.static_range(R):
         token = entry - (R - 1) + back_by
         sees = there & (token >= 0) & (token < T)
         if start is not None:
             sees = sees & (tl.load(start + b * T + token, mask=sees, other=0) <= entry)
-        numbers = tile(arrived, token * (M * D), inner, sees, channels).to(tl.float32)
+        numbers = tile(arrived, (token - low) * (M * D), inner, sees, channels).to(tl.float32)
         taps = tl.load(filters + (m // (M // FILTERS) * D + inner) * R + R - 1 - back_by, mask=channels, other=0.0)
         total += numbers * taps.to(tl.float32)[None, :]
         place = (((b * M + m) * blocks + block) * R + R - 1 - back_by) * D
         tl.store(of_filters + place + inner, tl.sum(numbers * given, 0), mask=channels)
-    put(of_entries, entry * (M * D), inner, total, there, channels)
+    put(of_entries, (entry - low) * (M * D), inner, total, there, channels)
 
 
 BLOCKS = 64, 32
@@ -154,6 +157,7 @@ class _ConvolvedShares(torch.autograd.Function):
         return filtered, features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, of_filtered: Tensor, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, earlier, filters, start, weight, bias, filtered = ctx.saved_tensors
         floor, alike, taps = ctx.launch

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
@@ -81,6 +82,7 @@ class _Together(torch.autograd.Function):
         return output, last
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         query, key, value, query_features, key_features, *rest = ctx.saved_tensors
         by_head, by_feature, weight, state, last, output, *kept, place = rest

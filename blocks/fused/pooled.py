@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.fused.tiles import configs, parts, products_of, put, tile, width
 from blocks.legend import Float
@@ -180,6 +181,7 @@ class _Pooled(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         shares, logits, value, mean, mass = ctx.saved_tensors
         stretches, constants, answered, tiles = ctx.launch

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.flow import repeat_heads
 from blocks.fused.tiles import configs, parts, put, tile, width
@@ -123,6 +124,7 @@ class _Shares(torch.autograd.Function):
         return features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
         grid, floor, constants = ctx.launch

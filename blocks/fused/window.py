@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from blocks.fused.tiles import configs, parts, products_of, put, tile, width
 from blocks.legend import Float, Int
@@ -163,6 +164,7 @@ class _WithMass(torch.autograd.Function):
         return output, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         *inputs, output, lse = ctx.saved_tensors
         sizes, reach, grid, constants = ctx.launch

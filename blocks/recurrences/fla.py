@@ -125,8 +125,9 @@ REMEMBERED = 8
 
 def rows(segment: Int[Tensor, "B T"]) -> Rows:
     """The documents of these tokens."""
-    for tensor, version, found in _found:
-        if tensor() is segment and version == segment._version:
+    version = None if segment.is_inference() else segment._version
+    for tensor, seen, found in _found:
+        if version is not None and tensor() is segment and version == seen:
             return found
     batch, length = segment.shape
     begins = torch.ones_like(segment, dtype=torch.bool)
@@ -135,7 +136,8 @@ def rows(segment: Int[Tensor, "B T"]) -> Rows:
     bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
     of_each = begins.flatten().cumsum(0).view(batch, length) - 1
     found = Rows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
-    _found[:] = [(weakref.ref(segment), segment._version, found), *_found[: REMEMBERED - 1]]
+    if version is not None:  # nobody counts what is written to a tensor of inference mode
+        _found[:] = [(weakref.ref(segment), version, found), *_found[: REMEMBERED - 1]]
     return found
 
 

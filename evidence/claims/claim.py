@@ -28,5 +28,6 @@ TIMES = ("256", "512", "1,024", "2,048")
 PASSKEY, RECALL = (tuple(f"{task} {length}" for length in TIMES) for task in ("passkey", "recall"))
 STORIES = tuple(f"stories {length} perplexity" for length in TIMES)
 TEACHER = "teacher/softmax"
-LOLCATS = "students/lolcats-complete"
-LAWCAT = "students/lawcat-normalisation-complete"
+LOLCATS, LAWCAT = "full/lolcats", "full/lawcat"
+SHORT_LOLCATS, SHORT_LAWCAT = "students/lolcats-complete", "students/lawcat-normalisation-complete"
+"""The same by the short recipe, beside variants that have not been run by the long one."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evidence.claims.claim import PASSKEY, RECALL, TEACHER, Claim
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, Claim
 from evidence.verdict import Place, above
 
-LOLCATS, LAWCAT, MACCHIATO, BEST = "full/lolcats", "full/lawcat", "full/macchiato-full", "full/alternating-delta"
-LOLA = "lola-full/lola"
+LOLA, MACCHIATO, BEST = "lola-full/lola", "full/macchiato-full", "full/alternating-delta"
 ROWS = {"teacher": TEACHER, "LoLCATs": LOLCATS, "LoLA": LOLA, "LAWCAT": LAWCAT, "Macchiato": MACCHIATO, "alternating-delta": BEST}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evidence.claims import lawcat, ours
-from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, TIMES, Claim
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, SHORT_LAWCAT, SHORT_LOLCATS, TEACHER, TIMES, Claim
 from evidence.second import HARDER
 from evidence.verdict import Expected, Place, above
 
@@ -17,8 +17,8 @@ SAME = {
     LAWCAT: "second/lawcat-convolution-complete",
     lawcat.WITHOUT_CONV: "second/lawcat-convolution-without",
     lawcat.WITH_WINDOW: "second/lawcat-window-with",
-    ours.LOLCATS: "second/lolcats-complete",
-    ours.LAWCAT: "second/lawcat-convolution-complete",
+    SHORT_LOLCATS: "second/lolcats-complete",
+    SHORT_LAWCAT: "second/lawcat-convolution-complete",
     ours.LOLA: "second-lola/lola",
     ours.MACCHIATO: "second/macchiato-full",
     ours.BEST: "second/alternating-delta",

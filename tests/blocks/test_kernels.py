@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blocks.kernels
 from blocks.kernels import FLASH_LINEAR_ATTENTION, TRITON_PACKAGE, Kernel, Package, Refused, needs_gpu
@@ -75,6 +76,34 @@ def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
         patch.setattr("math.sqrt", full)
         with pytest.raises(torch.OutOfMemoryError):
             Kernel("math", "sqrt", TRITON_PACKAGE)(4.0)
+
+
+def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current GPU: of a model on several, its tensors may be on another."""
+    seen: list[Any] = []
+
+    class Current:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            seen.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            seen.append("left")
+
+    monkeypatch.setattr(torch.cuda, "device", Current)
+    monkeypatch.setattr("math.sqrt", lambda *_, **__: seen.append("runs"))
+    kernel = Kernel("math", "sqrt", TRITON_PACKAGE)
+    with FakeTensorMode():
+        there, elsewhere = torch.empty(1, device="cuda:1"), torch.empty(1)
+    expected = [torch.device("cuda:1"), "runs", "left"]
+    for given, named in (((there,), {}), ((elsewhere, None, there), {}), ((), {"q": there})):
+        kernel(*given, **named)
+        assert seen == expected
+        seen.clear()
+    kernel(elsewhere, 1.0)
+    assert seen == ["runs"]
 
 
 def test_triton_runs_on_a_gpu_or_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

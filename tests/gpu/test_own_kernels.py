@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from blocks.feature_maps.convolved import CONVOLVED_SHARES
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting
@@ -169,6 +170,38 @@ def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: st
         (expected, held, _), (found, kept, _) = answers(head, NARROW, data, torch.float32, bounds, False)
         assert torch.equal(kept["sparse.position"], held["sparse.position"])
         close(found, expected, CLOSE[torch.float32])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_a_model_may_be_on_another_gpu() -> None:
+    """Than the current one, where Triton launches: of the layers of a model on several, most are."""
+    data, answers_of = moved(inputs(NARROW, 1, 100), torch.float32), []
+    for device in ("cuda:0", "cuda:1"):
+        module = built(complete(LOLCATS), NARROW).to(torch.float32).to(device).requires_grad_()
+        tokens = Tokens(data.tokens.position.to(device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FallsBack)
+            output, _ = run(module, Inputs(*(one.to(device) for one in data.tensors), tokens), backend="triton")
+        output.square().sum().backward()
+        answers_of.append([output.detach().cpu(), *(one.grad.cpu() for one in module.parameters() if one.grad is not None)])
+    for one, other in zip(*answers_of, strict=True):
+        close(one, other, CLOSE[torch.float32])
+
+
+def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
+    """64 heads of 256 features: from 131,072 tokens on."""
+    length, heads, columns, tail = 131_200, 64, 128, 70
+    draw = torch.Generator("cuda").manual_seed(3)
+    x, earlier = (torch.randn(1, count, 1, 16, device="cuda", generator=draw).bfloat16() for count in (length, 3))
+    filters = torch.randn(1, 16, 4, device="cuda", generator=draw).bfloat16()
+    weight = torch.randn(heads, 16, columns, device="cuda", generator=draw).bfloat16()
+    assert length * heads * 2 * columns > 2**31
+    further = {"skip": False, "sides": 2, "floor": 0.0}
+    filtered, features = CONVOLVED_SHARES(x, earlier, filters, None, weight, None, **further)
+    before = length - tail
+    own, expected = CONVOLVED_SHARES(x[:, before:], x[:, before - 3 : before], filters, None, weight, None, **further)
+    torch.testing.assert_close(filtered[:, before:], own, rtol=0, atol=0)
+    torch.testing.assert_close(features[:, before:], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_long_text_in_bfloat16_stays_finite() -> None:

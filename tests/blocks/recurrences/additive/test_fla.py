@@ -37,6 +37,21 @@ def test_rows_of_documents_are_the_definition(rank: str) -> None:
     compared(naive, chunked, tensors, problem.segment, 0)
 
 
+def test_rows_of_documents_in_inference_mode() -> None:
+    """Where no tensor counts what is written to it: bounds are looked up again."""
+    problem = draw("head", (2, 2, 1), 21, documents=True)
+    assert problem.segment is not None
+    singles = [None if of is None else of.float() for of in (problem.query, problem.key, problem.value, problem.log_decay)]
+    with torch.inference_mode():
+        segment = problem.segment.clone()
+        for _ in range(2):
+            output, left = chunked(*singles, segment, problem.state.float())
+            wanted, last = naive(problem.query, problem.key, problem.value, problem.log_decay, segment, problem.state)
+            torch.testing.assert_close(output.double(), wanted, rtol=CLOSE, atol=CLOSE)
+            torch.testing.assert_close(left.double(), last, rtol=CLOSE, atol=CLOSE)
+            segment.clamp_(max=1)  # written over: what was a document of its own is one with that before it
+
+
 @pytest.mark.parametrize("rank", RANKS)
 def test_a_step_is_the_definition(rank: str) -> None:
     for documents in (False, True):

@@ -1,0 +1,89 @@
+"""Every kernel of fla's that a shipped spec comes to builds for Ampere and Hopper: forward, backward and in decode, in bfloat16,
+with rows of one document and of several. This project's own are built in ``tests/blocks/fused``."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from blocks.operation import FLA, Setting
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import build_graph
+from composer.graph.lowering import lower
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from composer.spec.shipped import shipped_specs
+from tests.compiling import CAPABILITIES, Build, built
+from tests.launches import recorded
+from tests.laws import cases
+
+SIZE = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
+LENGTH, SECOND = 200, 150
+SPECS = [name for name in shipped_specs() if "/" not in name]
+SHARED = 99 * 1024
+"""Bytes of shared memory that a block may take of the smallest cards of these two."""
+
+
+def heads() -> dict[HeadSpec, Shape]:
+    """Of the shipped specs."""
+    found = {}
+    for name in SPECS:
+        case = resolve(load_spec(name, ["trunk=null"] if load_spec(name).trunk else []), SIZE)
+        found |= {head: SIZE.shape(SIZE.heads) for head in case.heads.values()}
+    return found
+
+
+def forms(spec: HeadSpec, shape: Shape, setting: Setting) -> set[str]:
+    """What fla computes of it, in words."""
+    steps = lower(build_graph(spec, shape), FLA, setting).steps
+    return {step.form.says for step in steps if step.form.backend == FLA}
+
+
+@cache
+def launched() -> tuple[dict[str, Build], set[str]]:
+    """The kernels, and the forms that were run for them: a head is run where it has a form that none before it had."""
+    seen: set[str] = set()
+    with recorded() as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what nothing was written to holds anything
+        for (spec, shape), documents in product(heads().items(), (False, True)):
+            training = forms(spec, shape, Setting(documents=documents, gradients=True))
+            decode = forms(spec, shape, Setting(documents=documents, one_token=True))
+            if {(one, documents) for one in training | decode} - seen:
+                seen |= {(one, documents) for one in training | decode}
+                _run(spec, shape, documents)
+    return found, {one for one, _ in seen}
+
+
+def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
+    head = cases.built(spec, shape).to(torch.bfloat16)
+    data = cases.inputs(shape, 1, LENGTH)
+    position = torch.arange(LENGTH)
+    tokens = Tokens(position[None])
+    if documents:
+        first = position < SECOND
+        tokens = Tokens(torch.where(first, position, position - SECOND)[None], (~first).long()[None])
+    given = cases.Inputs(*(tensor.bfloat16().requires_grad_() for tensor in data.tensors), tokens)
+    output, _ = cases.run(head, given, backend=FLA)
+    output.float().nan_to_num().sum().backward()
+    with torch.no_grad():
+        _, state = cases.run(head, given.cut(slice(0, LENGTH - 1)), backend=FLA)
+        cases.run(head, given.cut(slice(LENGTH - 1, LENGTH)), state, backend=FLA)
+
+
+def test_the_forms_are_those_of_the_law() -> None:
+    from tests.laws.test_kernel_forms import runs
+
+    assert launched()[1] == {form.says for form in runs() if form.backend == FLA}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_all_build(capability: int) -> None:
+    found = built(launched()[0].values(), [capability])
+    assert len(found) >= 40
+    assert all(one.shared <= SHARED for one in found)
