@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from tests.compiling import Build
+from tests.compiling import Build, built
 
 COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
 TABLES = {"begins", "ends", "document", "fallen", "first", "start", "rows", "place_of_largest", "members", "fell", "pieces"}
@@ -29,3 +30,16 @@ def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: di
     known = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
     signature = {argument: kind(argument) for argument in kernel.arg_names if argument not in known}
     return Build(f"{module}:{name}", signature, known, {"num_warps": warps, "num_stages": 2})
+
+
+def assert_they_are_built(
+    module: Any, names: tuple[str, ...], constants: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module's kernels in bfloat16, for each GPU: none spills, all fit into the least shared memory, and each is printed."""
+    builds = [build(module.__name__, name, getattr(module, name), torch.bfloat16, constants, 8) for name in names]
+    found = built(builds)
+    assert len(found) == 2 * len(builds)
+    for one in found:
+        assert one.stack == 0, one
+        assert one.shared <= 99 * 1024, one
+    assert capsys.readouterr().out.count("registers=") == len(found)

@@ -14,9 +14,8 @@ from blocks.fused import pooled
 from blocks.legend import Shape
 from blocks.memories import pooling
 from blocks.operation import Setting
-from tests.blocks.fused.builds import build
+from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
-from tests.compiling import built
 from tests.laws.kernels import LENGTH, packed, padded, plain
 
 SAYS = "means of each document by stretches"
@@ -52,11 +51,4 @@ def test_it_says_what_it_cannot_serve() -> None:
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """128 latents for each of 32 heads of 128."""
     constants = pooled.constants_of(torch.bfloat16, 32, 8, 128, 128)
-    kernels = {name: getattr(pooled, name) for name in ("sum_up", "answer", "of_means", "of_tokens")}
-    builds = [build("blocks.fused.pooled", name, kernel, torch.bfloat16, constants, 8) for name, kernel in kernels.items()]
-    found = built(builds)
-    assert len(found) == 2 * len(builds)
-    for one in found:
-        assert one.stack == 0, one
-        assert one.shared <= 99 * 1024, one
-    assert capsys.readouterr().out.count("registers=") == len(found)
+    assert_they_are_built(pooled, ("sum_up", "answer", "of_means", "of_tokens"), constants, capsys)

@@ -13,9 +13,8 @@ from blocks.fused import window
 from blocks.legend import Shape
 from blocks.operation import Form, Setting
 from blocks.softmax import triton
-from tests.blocks.fused.builds import build
+from tests.blocks.fused.builds import assert_they_are_built
 from tests.blocks.fused.heads import ALIKE, GROUPED, assert_defined
-from tests.compiling import built
 from tests.laws.kernels import LENGTH, packed, padded
 
 SAYS = "blocks of queries against their window, with its mass"
@@ -95,11 +94,4 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """Heads of 128, 32 of which share 8, as in a Llama 3.1 8B."""
     constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
-    kernels = {name: getattr(window, name) for name in ("answer", "of_queries", "of_pairs")}
-    builds = [build("blocks.fused.window", name, kernel, torch.bfloat16, constants, 8) for name, kernel in kernels.items()]
-    found = built(builds)
-    assert len(found) == 2 * len(builds)
-    for one in found:
-        assert one.stack == 0, one
-        assert one.shared <= 99 * 1024, one
-    assert capsys.readouterr().out.count("registers=") == len(found)
+    assert_they_are_built(window, ("answer", "of_queries", "of_pairs"), constants, capsys)
