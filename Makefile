@@ -2,7 +2,7 @@
 # make test    the tests
 # make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
 # make check   formatting, lint, types
-# make docs    write anew what follows from the parts: the tables in docs/, and specs/schema.json
+# make docs    write anew what follows from parts and kept runs: the tables in docs/, specs/schema.json, docs/evidence.md, the gallery
 # make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
 # make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
@@ -41,6 +41,8 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/write.py
+	HF_HUB_OFFLINE=1 $(BIN)/python -m evidence --page
+	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery
 
 gallery: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m docs.make_gallery

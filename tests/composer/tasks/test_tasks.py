@@ -86,7 +86,7 @@ def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
             with pytest.raises(TaskError, match="The tokenizer cannot write"):
                 list(drawn)
     said = "can write `passkey`, `multikey`, `multivalue`, `two-needles`, `recall`, `mqar` and `stories`"
-    assert said in TASK_TABLE.read_text(encoding="utf-8")
+    assert said in " ".join(TASK_TABLE.read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("length", [760, 811, 1024])
