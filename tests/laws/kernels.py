@@ -66,7 +66,8 @@ def assert_on_kernels(
 
     cancelled: the part of the head's largest gradient that smaller gradients are measured by.
     """
-    head, data = built(spec, shape), replace(inputs(shape, *tokens.position.shape), tokens=tokens)
+    batch, length = tokens.position.shape
+    head, data = built(spec, shape), replace(inputs(shape, batch, length), tokens=tokens)
     wanted = _computed(head, data, "reference", (), gradients)
     with nothing_refused():
         found = _computed(copy.deepcopy(head).float(), data.to(torch.float32), backend, split, gradients)

@@ -25,7 +25,7 @@ def answers(dtype: torch.dtype, segment: torch.Tensor | None, *, kernel: bool) -
     maximum, total = torch.full((1, HEADS, LATENTS), -math.inf, dtype=dtype), torch.zeros(1, HEADS, LATENTS, dtype=dtype)
     mean = torch.zeros(1, HEADS, LATENTS, WIDE, dtype=dtype)
     if kernel:
-        output, *_ = cumulative_fla.means(*leaves, segment, maximum, total, mean)
+        output, *_ = cumulative_fla.means(leaves[0], leaves[1], leaves[2], segment, maximum, total, mean)
     else:
         sums = cumulate(leaves[1], segment, maximum, total)
         output, _ = naive(leaves[0], sums.key, leaves[2], sums.log_decay, segment, mean)
