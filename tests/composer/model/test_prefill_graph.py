@@ -42,6 +42,5 @@ def test_a_prefill_is_one_graph(part: str) -> None:
 
 
 def test_none_is_left_out() -> None:
-    assert len(CAUSAL) > 20
-    assert len(LAYERS) >= len(CAUSAL) - 3
+    assert min(len(CAUSAL), len(LAYERS)) > 20
     assert {*SMALL, *EXPORTED} <= set(CAUSAL)

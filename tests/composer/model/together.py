@@ -41,7 +41,7 @@ def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
 
 
 def printed_of(layers: Mapping[str, Layer], program: str, **said: object) -> str:
-    """What a program prints that builds ``{spec}`` of ``{count}`` layers; of one that fails, what the first layer says that fails alone.
+    """What a program prints that builds ``{spec}`` of ``{count}`` layers; of one that fails, what the first to fail alone says.
 
     In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
     """
