@@ -20,11 +20,12 @@ PROGRAM = """
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
     ids = tokens({rows}, {column} + 1)
     caches = [model(ids[:, :{column}], use_cache=True).past_key_values for _ in range(2)]
-    expected = model(ids[:, {column}:], past_key_values=caches[1]).logits
     found = compiled(ids[:, {column}:], past_key_values=caches[0]).logits
+    expected = model(ids[:, {column}:], past_key_values=caches[1]).logits
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     print("compared")
 """
+"""The first step of all is one that is compiled."""
 
 
 def small(name: str) -> list[str]:
