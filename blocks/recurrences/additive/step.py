@@ -30,6 +30,7 @@ def step(
                 state = shared.addcmul(*new).view(state.shape)
         else:
             keys = key.reshape(batch, pairs, key_heads, -1).permute(0, 2, 3, 1)
-            state = state + (keys @ value.transpose(1, 2)).view(state.shape)
+            added = (keys @ value.transpose(1, 2)).view(batch, key_heads, -1, features, width)
+            state = (shared + added).view(state.shape)
     rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))
     return rows.view(batch, 1, -1, width), state

@@ -24,6 +24,25 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
             close(got, want)
 
 
+@pytest.mark.parametrize("of_its_own", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, int], of_its_own: bool) -> None:
+    """The first decays what was there, and all enter. of_its_own: a key of each state head, or of those that share a value."""
+    problem = draw(rank, heads, 3)
+    shared = problem.state.shape[1] // problem.value.shape[2]
+    key = problem.key if of_its_own else problem.key[:, :, ::shared]
+    query, decay = problem.query[:, -1:], None if problem.log_decay is None else problem.log_decay[:, :1]
+    output, left = step(query, key, problem.value, decay, None, problem.state)
+    wanted = problem.state
+    every = key if of_its_own else key.repeat_interleave(shared, dim=2)
+    for at in range(3):
+        one = slice(at, at + 1)
+        answer, wanted = naive(query, every[:, one], problem.value[:, one], decay if at == 0 else None, None, wanted)
+    close(left, wanted)
+    close(output, answer)
+
+
 @pytest.mark.parametrize("rank", RANKS)
 def test_gradients_are_derivatives(rank: str) -> None:
     problem = draw(rank, (4, 2, 1), 1, documents=True)
