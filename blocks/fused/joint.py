@@ -19,6 +19,7 @@ from blocks.fused import window_and_state_backward as backward
 from blocks.fused.given import Fall
 from blocks.fused.tiles import parts, products_of, width
 from blocks.legend import Float, Int
+from blocks.recurrences.fla import gently
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
@@ -51,8 +52,9 @@ def together(
     """
     inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
     block = block or _block(query, query_features)
-    if log_decay is not None and log_decay.dim() == 4:
-        block = min(block, BY_FEATURE)
+    if log_decay is not None:
+        log_decay = gently(log_decay)
+        block = min(block, BY_FEATURE) if log_decay.dim() == 4 else block
     return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block)  # pyright: ignore[reportReturnType]
 
 

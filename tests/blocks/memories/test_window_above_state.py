@@ -228,6 +228,29 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
         assert_close(found, expected)
 
 
+@pytest.mark.parametrize("chunk", [1, 6])
+@pytest.mark.parametrize("own", [(), (8,)], ids=["head", "channel"])
+def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], chunk: int) -> None:
+    """-inf is as much as e^-100 to answers, states and gradients, and what passes after it is as exact as before."""
+    generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
+    query = torch.randn(1, LENGTH, 1, 8, generator=generator)
+    key, value = (torch.randn(1, LENGTH + held, 1, 8, generator=generator) for _ in range(2))
+    asking, mapped = torch.rand(1, LENGTH, 1, 8, generator=generator), torch.rand(1, LENGTH + chunk - 1, 1, 8, generator=generator)
+    fallen = torch.arange(LENGTH) // chunk * chunk + chunk
+    rows = torch.tensor([[held, fallen[-1], 0, LENGTH]], dtype=torch.int32)
+    fall = joint.Fall(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else fallen[None].int())
+    answers = []
+    for steepest in (-math.inf, -100.0):
+        decay = torch.full((1, LENGTH, 1, *own), -0.1)
+        decay[:, 12:14] = steepest
+        leaves = [one.clone().requires_grad_() for one in (query, key, value, asking, mapped, decay)]
+        output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), fall)
+        answers.append([output, last, *torch.autograd.grad(output.sum() + last.sum(), leaves)])
+    for found, expected in zip(*answers, strict=True):
+        assert expected.isfinite().all()
+        assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     ("head", "setting", "why"),
     [
