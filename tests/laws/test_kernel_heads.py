@@ -19,11 +19,11 @@ from composer.graph.lowering import lower
 from tests.laws.cases import SMALL, every_spec, steady
 from tests.laws.kernels import assert_on_kernels, documents_and_padding, packed
 
-CANCELLED = 0.25
+CANCELLED = 1 / 3
 """A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
 
 fla's chunked kernels take decays, and the gradients of decays, as sums over a chunk. What these round is left where a decay is
-steep, and the gate's gradient small: some 2e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
+steep, and the gate's gradient small: some 3e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
 """
 
 
@@ -62,7 +62,8 @@ def test_documents_in_calls_are_the_definition(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_are_the_definitions(name: str) -> None:
+    """The second call begins with a state that pairs of its document are in, so that gradients go through it."""
     spec, shape, backend, _ = PROGRAMS[name]
-    split = () if shape.both_ways else (6,)
+    split = () if shape.both_ways else (12,)
     tokens = documents_and_padding()
     assert_on_kernels(steady(spec), shape, backend, tokens, split=split, gradients=True, cancelled=CANCELLED)
