@@ -70,7 +70,7 @@ def build(
 ) -> Composed:
     """The composed model, in memory, in evaluation mode.
 
-    source: a folder, a repository of the Hub, or a model that is in memory already (Llama, or itself composed); of the last,
+    source: a folder, a repository of the Hub, or a model that is in memory already (transformers' own, or composed); of the last,
     ``share`` says whether the weights are shared with it (as they are: without a ``dtype``) or copied. fresh: there is no source,
     and the spec has a trunk of its own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of
     the fresh parameters. Raises SpecError, SourceError or BuildError.

@@ -29,5 +29,6 @@ cat <<'TEXT'
 
 Each student began with the teacher's weights and attention of its own, untrained. Its heads have learned the teacher's attention, then
 all of it the stories, for a minute; the losses above are those of stories that it had not seen, before and after, beside the teacher's.
+LoLCATs weighs the error of its attention by 1,000, as its paper does, so its losses of transfer have other sizes than LAWCAT's.
 The recipes in full, with passkeys and recall, and scores: examples/distill_small.sh, ten minutes a student.
 TEXT

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from composer.errors import SpecError
-from composer.spec.places import plain
-from composer.spec.reading import MOST_BYTES, read_file, read_text, read_value
+from composer.spec.places import SpecNode, plain
+from composer.spec.reading import MOST_BYTES, _Document, read_file, read_text, read_value
+from composer.spec.shipped import shipped_specs
 from tests.composer.spec.told import told
 
 
@@ -166,3 +170,66 @@ def test_values_of_overrides_are_read_alike() -> None:
     assert str(read_value("{a: 1}", "--set a").value["a"].where) == "--set a"
     assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: nothing stands after `=`")
     assert refused(lambda: read_value("[1", "--set a")).startswith("--set a  not YAML")
+
+
+SIGNS = [
+    *":-?,[]{}#&*!|>'\"%@`~= \t\n",
+    ": ",
+    "- ",
+    "? ",
+    " #",
+    "|\n",
+    ">-\n  ",
+    "'a\n  b'",
+    '"a\\\n  b"',
+    "{a: ",
+    "[1, ",
+    ": }",
+    "",
+]
+SIGNS += ["---\n", "...\n", "%YAML 1.1\n---\n", "%TAG ! x\n---\n", "!!str ", "<<: ", "\\x41", "\\ud800", "1e3", ""]
+SIGNS += ["\r\n", "\ufeff", "\x85", "\xa0", "é", "𐍈"]
+LINES = [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in shipped_specs().values()]
+PIECES = st.tuples(st.sampled_from(LINES), st.integers(0, 60), st.integers(1, 12)).map(
+    lambda drawn: "".join(drawn[0][drawn[1] % len(drawn[0]) :][: drawn[2]])
+)
+DAMAGES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 6), st.sampled_from(SIGNS)), max_size=4)
+
+
+def placed(node: SpecNode) -> object:
+    """A tree with the places of its keys and values."""
+    inside = node.value
+    if isinstance(inside, dict):
+        inside = {key: placed(value) for key, value in inside.items()}
+    elif isinstance(inside, tuple):
+        inside = tuple(map(placed, inside))
+    return repr(inside), str(node.place), str(node.key)
+
+
+def read_or_refused(text: str) -> object:
+    """All that reading a text gives, kept for no later one."""
+    try:
+        return placed(read_text.__wrapped__(text, "x"))
+    except SpecError as error:
+        return str(error)
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
+@settings(max_examples=150)
+@given(PIECES, DAMAGES)
+def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, str]]) -> None:
+    for place, length, sign in damages:
+        start = place % (len(text) + 1)
+        text = text[:start] + sign + text[start + length :]
+    quick = read_or_refused(text)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(yaml, "__with_libyaml__", False)
+        assert read_or_refused(text) == quick
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
+def test_what_is_good_is_read_by_libyaml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyYAML's own reader takes five times as long."""
+    text = shipped_specs()["lolcats"].read_text(encoding="utf-8")
+    monkeypatch.setattr(_Document, "told", lambda document: pytest.fail(document.text))
+    assert read_text.__wrapped__(text, "x").child("compose")
