@@ -12,8 +12,9 @@ WITH_WINDOW = "students/lawcat-window-with"
 LOCAL_ROPE = "students/lolcats-rope-in-window"
 NO_ROPE = "students/lolcats-no-rope"
 NO_WINDOW = "students/lolcats-no-window"
-SHARING = {name: f"students/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
-RANKS = {rank: f"students/gate-rank-{rank}" for rank in ("4", "full")} | {"32": LAWCAT}
+SHARED_MAP = "short/lawcat-sharing-map"
+SHARING = {name: f"short/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
+RANKS = {rank: f"short/gate-rank-{rank}" for rank in ("4", "32", "full")}
 X1, X2, X4, X8 = PASSKEY
 SHORT = STORIES[0]
 
@@ -134,9 +135,9 @@ CLAIMS = (
         "LAWCAT, table 4",
         "Passkeys at 8K: 0.9 where queries and keys share the map alone, 0.1 where they share both or nothing, 0 where they "
         "share the convolution alone.",
-        {"map (LAWCAT)": LAWCAT, **SHARING},
+        {"map (LAWCAT)": SHARED_MAP, **SHARING},
         PASSKEY + RECALL,
-        tuple(above(f"LAWCAT above {name}, {X8}", Place(LAWCAT, X8), Place(run, X8)) for name, run in SHARING.items()),
+        tuple(above(f"LAWCAT above {name}, {X8}", Place(SHARED_MAP, X8), Place(run, X8)) for name, run in SHARING.items()),
     ),
     Claim(
         "A rank of 32 suits the gate best",
