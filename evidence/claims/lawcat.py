@@ -103,6 +103,8 @@ CLAIMS = (
             above("LoLCATs above itself without a window, at the training length", Place(LOLCATS, X1), Place(NO_WINDOW, X1)),
             *(above(f"LAWCAT above itself with a window, {at}", Place(LAWCAT, at), Place(WITH_WINDOW, at)) for at in PASSKEY),
         ),
+        "What differs: here a state alone, with its positions, is enough for passkeys at the training length; what LoLCATs loses "
+        "with its window is the text (next claim).",
     ),
     Claim(
         "A window helps on short text",
