@@ -86,12 +86,10 @@ def answer(
     if ROW_MAX:
         for low in range(0, S + 2 * size, SOME):
             place = low + here_and_there
-            entry = standing(own, place, first + size, S)
-            old, new, late, there = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
-            near = tile(held_key, (entry * H + h) * D, column, old, columns)
-            near += tile(key, (late * K + k) * D, column, new, columns)
-            logits = tl.dot(asking, tl.trans(near), input_precision=PRECISION) * (scale * LOG2_E)
-            sees = here[:, None] & there[None, :] & ((place < S)[None, :] | (late[None, :] <= own_entry))
+            _, _, _, _, sees, logits = near(
+                asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
+                H, K, D, S, DB, PRECISION,
+            )  # fmt: skip
             peak = tl.maximum(peak, tl.max(tl.where(sees, logits, float("-inf")), 1))
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     of_held, of_window = -peak, -peak
@@ -103,12 +101,10 @@ def answer(
         of_window += tl.load(weight + offset, mask=here, other=0.0) * LOG2_E
     for low in range(0, S + 2 * size, SOME):
         place = low + here_and_there
-        entry = standing(own, place, first + size, S)
-        old, new, late, there = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
-        near = tile(held_key, (entry * H + h) * D, column, old, columns)
-        near += tile(key, (late * K + k) * D, column, new, columns)
-        logits = tl.dot(asking, tl.trans(near), input_precision=PRECISION) * (scale * LOG2_E)
-        sees = here[:, None] & there[None, :] & ((place < S)[None, :] | (late[None, :] <= own_entry))
+        entry, late, old, new, sees, logits = near(
+            asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
+            H, K, D, S, DB, PRECISION,
+        )  # fmt: skip
         logits += tl.where((place < S)[None, :], of_held[:, None], of_window[:, None])
         logits = tl.where(sees, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1))
@@ -119,6 +115,23 @@ def answer(
         total = tl.dot(weights.to(numbers.dtype), numbers, total * left[:, None], input_precision=PRECISION)
         sums, top = sums * left + tl.sum(weights, 1), higher
     put(output, row * D, column, total / tl.where(sums > 0, sums, 1.0)[:, None], here, columns)
+
+
+@triton.jit
+def near(
+    asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of the places of what is held and of the two chunks behind it: the pairs there, as ``known`` says, which of them each token
+    sees, and its logits to base 2."""
+    column = tl.arange(0, DB)
+    entry = standing(own, place, first + size, S)
+    old, new, late, there = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
+    keys = tile(held_key, (entry * H + h) * D, column, old, column < D)
+    keys += tile(key, (late * K + k) * D, column, new, column < D)
+    logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
+    sees = here[:, None] & there[None, :] & ((place < S)[None, :] | (late[None, :] <= own_entry))
+    return entry, late, old, new, sees, logits
 
 
 @triton.jit

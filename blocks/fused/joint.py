@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from blocks.flow import in_all_rows, take
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
 from blocks.fused.given import Fall
 from blocks.fused.tiles import parts, products_of, width
-from blocks.legend import Float
+from blocks.legend import Float, Int
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
@@ -25,8 +26,8 @@ BY_FEATURE = 32
 """Tokens of a block where decay is by the feature: inside of one, pairs are multiplied one by one."""
 
 
-Decays = tuple[Tensor | None, Tensor | None]
-"""By the head, and by the feature: ``decay`` and ``clocks`` of the kernels."""
+Decays = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of the entries by the head, and by the feature; the same of the tokens: ``decay``, ``clocks``, ``decay_now``, ``clocks_now``."""
 
 
 def together(
@@ -68,7 +69,7 @@ class _Together(torch.autograd.Function):
         log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
-        decay = _decays(log_decay, sizes.count, block)
+        decay = _decays(log_decay, sizes.count, block, fall)
         laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
         output, kept = torch.empty_like(query), [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
@@ -85,8 +86,7 @@ class _Together(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         query, key, value, query_features, key_features, *rest = ctx.saved_tensors
-        by_head, by_feature, weight, state, last, output, *kept, place = rest
-        decay = by_head, by_feature
+        decay, (weight, state, last, output, *kept, place) = tuple(rest[:4]), rest[4:]
         fall, sizes = ctx.fall, ctx.sizes
         mass_of_all, share, largest = kept
         upstream = upstream.contiguous()
@@ -112,11 +112,12 @@ class _Together(torch.autograd.Function):
             ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
-        if decay != (None, None):
+        if any(one is not None for one in decay):
             asked = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
-            passed, left = asked - key_features * of_key_features, (of_last * last).sum(3)
-            if by_feature is None:
-                passed, left = passed.sum(-1), left.sum(-1)
+            taken, left = key_features * of_key_features, (of_last * last).sum(3)
+            if decay[1] is None:
+                asked, taken, left = (one.sum(-1) for one in (asked, taken, left))
+            passed = _less_where_it_fell(asked, taken, fall)
             of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None
@@ -189,20 +190,60 @@ def _sum_up(
     mass, last = state.new_empty(laid.shape[:-1]), torch.empty_like(state)
     _, entries, mapped, count, steps = sizes.lengths
     forward.sum_up[sizes.of_tiles](
-        key_features, value, *decay, fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
+        key_features, value, *decay[:2], fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
         **sizes.tiles(of_keys=True),
     )  # fmt: skip
     return (laid, mass), last
 
 
-def _decays(log_decay: Tensor | None, count: int, block: int) -> Decays:
-    """Summed from the first token of each block, and as many tokens as there are in all blocks."""
+def _decays(log_decay: Tensor | None, count: int, block: int, fall: Fall) -> Decays:
+    """As ``blocks.fused.window_and_state`` says, of as many entries and tokens as there are entries in all blocks."""
     if log_decay is None:
-        return None, None
+        return None, None, None, None
     missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
     filled = torch.nn.functional.pad(log_decay, (0, 0) * own + (0, missing))
-    summed = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
-    return (summed, None) if own == 1 else (None, summed)
+    if fall.reach == 1:
+        entries = tokens = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
+    else:
+        entries, tokens = _where_several_fall(filled, log_decay.shape[1], count, block, fall)
+    return (entries, None, tokens, None) if own == 1 else (None, entries, None, tokens)
+
+
+def _where_several_fall(
+    log_decay: Float[Tensor, "B S *N"], length: int, count: int, block: int, fall: Fall
+) -> tuple[Float[Tensor, "B S *N"], Float[Tensor, "B S *N"]]:
+    """The two of a window of chunks: a block's entries may fall with tokens that are as far apart as chunks are long.
+
+    Differences of sums over the whole text, which are therefore of 64 bits.
+    """
+    assert fall.fallen is not None
+    clock = log_decay.cumsum(1, dtype=torch.float64)
+    entries, tokens = take(clock, _falls_with(fall, count * block)), clock
+    last = entries[:, block - 1 :: block][:, :-1]
+    before = torch.nn.functional.pad(last, (0, 0) * (log_decay.dim() - 2) + (1, 0))
+    first = torch.arange(0, count * block, block, device=clock.device).clamp(max=length - 1)
+    base = take(before, fall.fallen[:, first] // block)
+
+    def since(start: Tensor, clock: Tensor) -> Tensor:
+        return (clock.unflatten(1, (count, block)) - start[:, :, None]).flatten(1, 2).to(log_decay.dtype)
+
+    return since(before, entries), since(base, tokens)
+
+
+def _falls_with(fall: Fall, count: int) -> Int[Tensor, "B e"]:
+    """The token that each of the first entries falls with; of those that do not, the last."""
+    assert fall.fallen is not None
+    entry = torch.arange(count, device=fall.fallen.device, dtype=fall.fallen.dtype).expand(fall.fallen.shape[0], -1)
+    return torch.searchsorted(fall.fallen, entry.contiguous(), right=True).clamp(max=fall.fallen.shape[1] - 1)
+
+
+def _less_where_it_fell(asked: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], fall: Fall) -> Float[Tensor, "B T *N"]:
+    """Of each token what it asked, less what the entries have taken that fell with it."""
+    if fall.reach == 1:
+        return asked - taken
+    index = _falls_with(fall, taken.shape[1])
+    rows = in_all_rows(index, asked.shape[1]).flatten()
+    return asked.flatten(0, 1).index_add(0, rows, taken.flatten(0, 1), alpha=-1).view_as(asked)
 
 
 def _rows(query: Tensor) -> Tensor:

@@ -6,7 +6,10 @@ own are in the window; both only from the first entry of its document on (``star
 logits q·k / √D + w of the entries that are near and log φ(q)·φ(k) of those that are far, w the logarithm of the window's weight.
 
     query B T H D    key, value B E K D    query_features B T H F    key_features B e N F, e ≤ E    state B N F D+1
-    decay B steps N: log α, summed from the first token of each block; clocks B steps N F, the same of a decay by the feature
+    decay B steps N: of each entry, log α summed up to the token it falls with, from behind the one at which all before its block
+              have fallen; clocks B steps N F, the same of a decay by the feature
+    decay_now, clocks_now: the same of each token, from behind the one at which all before the block ``base`` have fallen, the
+              last block for which they have with the first of its own block of tokens. The same tensors where one falls with each
     weight B T H, by its strides
     fallen B T: None where one falls with each token    start B E: None where a row is one document
     rows B 4: the first entry that is a pair and in no state yet, how many fall in all, the first entry of the last token's
@@ -90,7 +93,8 @@ def sum_up(
 @triton.autotune(configs=configs((4, 2), (8, 2), (4, 3), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def answer(
-    query, key, value, query_features, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
+    fallen, start, rows, laid, laid_mass,
     output, mass_of_all, share, largest, place_of_largest,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
@@ -113,13 +117,13 @@ def answer(
         feature = at + tl.arange(0, FB)
         queries = tile(query_features, row * F, feature, here, feature < F)
         if clocks is not None:
-            queries *= tl.exp(tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F))
+            queries *= tl.exp(tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F))
         matrix = tile(laid, (place + feature) * D, column, feature < F, columns)
         mass += tl.sum(queries * tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)[None, :], 1)
         total = tl.dot(queries.to(matrix.dtype), matrix, total, input_precision=PRECISION)
     since = tl.zeros((BLOCK,), tl.float32)
     if decay is not None:
-        since += tl.load(decay + (b * steps + token) * N + n)
+        since += tl.load(decay_now + (b * steps + token) * N + n)
         total, mass = total * tl.exp(since)[:, None], mass * tl.exp(since)
     if start is not None:
         uses = begin <= tl.maximum(base * BLOCK - 1, 0)
@@ -131,7 +135,9 @@ def answer(
             feature = at + tl.arange(0, FB)
             queries = tile(query_features, row * F, feature, here, feature < F).to(laid.dtype.element_ty)
             if clocks is not None:
-                now = tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
+                now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
+                if fallen is not None:
+                    now -= over_blocks(clocks, b * steps, n, base, low // BLOCK, feature, N, F, BLOCK)[None, :]
                 for one in range(0, BLOCK):
                     keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
                                        low + one < e, now, feature, F)  # fmt: skip
@@ -143,6 +149,8 @@ def answer(
         if decay is not None:
             passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
             products *= tl.exp(tl.minimum(passed, 0.0))
+            if fallen is not None:
+                since -= tl.load(decay + (b * steps + low + BLOCK - 1) * N + n)
         far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
         products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
         values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
@@ -205,6 +213,16 @@ def left_of_one(key_features, clocks, row, then, there, now, feature, F: tl.cons
     key = tl.load(key_features + row * F + feature, mask=there & (feature < F), other=0.0).to(tl.float32)
     passed = now - tl.load(clocks + then * F + feature, mask=feature < F, other=0.0)[None, :]
     return key[None, :] * tl.exp(tl.minimum(passed, 0.0))
+
+
+@triton.jit
+def over_blocks(clocks, row, n, base, block, feature, N: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
+    """What passes by the clocks of the blocks of entries from ``base`` up to this one. row: of the first entry."""
+    passed = tl.zeros(feature.shape, tl.float32)
+    for one in range(base, block):
+        last = ((row + one * BLOCK + BLOCK - 1) * N + n) * F
+        passed += tl.load(clocks + last + feature, mask=feature < F, other=0.0)
+    return passed
 
 
 @triton.jit

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from blocks.fused.tiles import configs, put, tile
-from blocks.fused.window_and_state import LOG2_E, begins, bounds, left_of_one
+from blocks.fused.window_and_state import LOG2_E, begins, bounds, left_of_one, over_blocks
 
 
 @triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "N", "D", "F", "BLOCK"])
 @triton.jit
 def of_states(
-    query_features, upstream, share, even, decay, clocks, fallen, start, rows, last, laid, laid_mass, state,
+    query_features, upstream, share, even, decay, clocks, decay_now, clocks_now, fallen, start, rows, last, laid, laid_mass, state,
     T, E, count, steps, reach,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
@@ -72,9 +72,10 @@ def of_states(
                 row = (b * T + token) * H + n * (H // N) + one
                 queries = tile(query_features, row * F, feature, reads, features)
                 if decay is not None:
-                    queries *= tl.exp(tl.load(decay + (b * steps + token) * N + n))[:, None]
+                    queries *= tl.exp(tl.load(decay_now + (b * steps + token) * N + n))[:, None]
                 if clocks is not None:
-                    queries *= tl.exp(tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, features))
+                    now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, features)
+                    queries *= tl.exp(now)
                 part = tl.load(share + row, mask=reads, other=0.0)
                 numbers = tile(upstream, row * D, column, reads, columns) * part[:, None]
                 queries = queries.to(laid.dtype.element_ty)
@@ -89,7 +90,7 @@ def of_states(
 @triton.autotune(configs=configs((4, 2), (8, 2), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def of_queries(
-    query, key, value, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, key_features, decay, clocks, decay_now, clocks_now, weight, fallen, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest,
     query_gradient, feature_gradient, weight_gradient,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
@@ -109,7 +110,7 @@ def of_queries(
     part, balance = tl.load(share + row, mask=here, other=0.0), tl.load(even + row, mask=here, other=0.0)
     since = tl.zeros((BLOCK,), tl.float32)
     if decay is not None:
-        since += tl.load(decay + (b * steps + token) * N + n)
+        since += tl.load(decay_now + (b * steps + token) * N + n)
     place = ((b * N + n) * count + base) * F
     for at in range(0, F, FB):
         feature = at + tl.arange(0, FB)
@@ -118,18 +119,21 @@ def of_queries(
         found = tl.dot(arrived.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) - balance[:, None] * mass[None, :]
         found *= (part * tl.exp(since))[:, None]
         if clocks is not None:
-            now = tile(clocks, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
+            now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
             found *= tl.exp(now)
         if start is not None:
             found = tl.where((begin <= tl.maximum(base * BLOCK - 1, 0))[:, None], found, 0.0)
+        gone = 0.0
         for low in range(base * BLOCK, stop, BLOCK):
             entry = low + tl.arange(0, BLOCK)
             values = tile(value, ((b * E + entry) * K + k) * D, column, entry < E, columns)
             products = tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
             products *= part[:, None]
             if decay is not None:
-                passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
+                passed = (since - gone)[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
                 products *= tl.exp(tl.minimum(passed, 0.0))
+                if fallen is not None:
+                    gone += tl.load(decay + (b * steps + low + BLOCK - 1) * N + n)
             far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
             products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
             if clocks is not None:
@@ -137,6 +141,8 @@ def of_queries(
                     keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
                                        low + one < e, now, feature, F)  # fmt: skip
                     found += tl.sum(tl.where((entry == low + one)[None, :], products.to(tl.float32), 0.0), 1)[:, None] * keys
+                if fallen is not None:
+                    now -= over_blocks(clocks, b * steps, n, low // BLOCK, low // BLOCK + 1, feature, N, F, BLOCK)[None, :]
             else:
                 keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
                 found = tl.dot(products, keys, found, input_precision=PRECISION)
@@ -171,7 +177,8 @@ def of_queries(
 @triton.autotune(configs=configs((4, 2), (8, 2), (8, 1)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
 @triton.jit
 def of_pairs(
-    query, key, value, query_features, key_features, decay, clocks, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
+    fallen, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest, weight_gradient,
     key_gradient, value_gradient, feature_gradient,
     T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
@@ -225,11 +232,18 @@ def of_pairs(
                 _, first = begins(start, rows, b, E, held + token, token < T)
                 far = (entry[:, None] < until[None, :]) & (entry[:, None] >= first[None, :])
                 far = far & ((token < T) & (base <= block))[None, :]
+                gone, gone_of = 0.0, tl.zeros((FB,), tl.float32)
+                if fallen is not None:
+                    if decay is not None:
+                        for one in range(base, block):
+                            gone += tl.load(decay + (b * steps + one * BLOCK + BLOCK - 1) * N + n)
+                    if clocks is not None:
+                        gone_of += over_blocks(clocks, b * steps, n, base, block, feature, N, F, BLOCK)
                 for one in range(0, H // N):
                     row = (b * T + token) * H + n * (H // N) + one
                     counts = tl.where(far, tl.load(share + row, mask=token < T, other=0.0)[None, :], 0.0)
                     if decay is not None:
-                        since = tl.load(decay + (b * steps + token) * N + n)
+                        since = tl.load(decay_now + (b * steps + token) * N + n) - gone
                         counts *= tl.exp(tl.minimum(since[None, :] - clock[:, None], 0.0))
                     arrived = tile(upstream, row * D, column, token < T, columns)
                     slopes = tl.dot(values, tl.trans(arrived), input_precision=PRECISION)
@@ -240,8 +254,8 @@ def of_pairs(
                             late = asking * BLOCK + of_block
                             asks = tl.load(query_features + ((b * T + late) * H + n * (H // N) + one) * F + feature,
                                            mask=features & (late < T), other=0.0).to(tl.float32)  # fmt: skip
-                            now = tl.load(clocks + ((b * steps + late) * N + n) * F + feature, mask=features, other=0.0)
-                            asks = asks[None, :] * tl.exp(tl.minimum(now[None, :] - then, 0.0))
+                            now = tl.load(clocks_now + ((b * steps + late) * N + n) * F + feature, mask=features, other=0.0)
+                            asks = asks[None, :] * tl.exp(tl.minimum((now - gone_of)[None, :] - then, 0.0))
                             its = (token == late)[None, :]
                             products += tl.where(its, tl.sum(mapped.to(tl.float32) * asks, 1)[:, None], 0.0)
                             found += tl.sum(tl.where(its, slopes, 0.0), 1)[:, None] * asks

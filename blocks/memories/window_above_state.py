@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
@@ -209,15 +208,13 @@ def _shared(bound: Bound) -> Shared:
     return bound.part
 
 
-def _fits(rank: str, shape: str, setting: Setting) -> str | None:
-    """rank: of the state's decay; shape: of the window."""
+def _fits(setting: Setting) -> str | None:
     sizes = setting.shape
     if sizes is None or sizes.both_ways:
         return "it only looks back"
     reasons = {
         "it takes tokens by the block, and a step of decode has one": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
-        "it has decay below a window that slides, and no other": rank != "none" and shape != "sliding",
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
@@ -239,14 +236,10 @@ def _fits_one(setting: Setting) -> str | None:
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
-    window, state = parts["window"], parts["state"]
-    assert isinstance(window, Window)
-    assert isinstance(state, StateMemory)
     says = "one token against ring and state, which are written over, in one pass"
     one = Form(TRITON, says, _run_one, _fits_one, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, what has fallen since and the window, in one pass"
-    fits = partial(_fits, state.gate.rank_of_decay, window.shape)
-    return (one, Form(TRITON, says, _run, fits, missing=TOGETHER.missing, refuses=True))
+    return (one, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

@@ -45,7 +45,8 @@ def means(
         key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
         after = documents.left(after)
     # What has no logit brings nothing; the first that has one drops nothing, as there is nothing.
-    key, log_decay = key.masked_fill(logits.isneginf(), 0.0), log_decay.masked_fill(logits.isneginf(), 0.0)
+    key = key.masked_fill(logits.isneginf(), 0.0)
+    log_decay = log_decay.masked_fill(logits.isneginf() | (log_decay < NOWHERE / 2), 0.0)
     output, mean = additive.chunked(query, key, value, log_decay, segment, mean)
     empty = after.squeeze(1) < NOWHERE / 2
     carried = after.squeeze(1).detach().masked_fill(empty, -math.inf)

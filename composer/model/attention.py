@@ -123,7 +123,7 @@ class ComposedAttention(nn.Module):
             given["position_embeddings"] = question.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
         if all(one is hidden for one in inputs):
             return super().forward(hidden, *_without_mask(arguments), **given)
-        self._heed()
+        self.heed()
         self._mixed = inputs
         try:
             return super().forward(hidden, *_without_mask(arguments), **given)
@@ -146,7 +146,7 @@ class ComposedAttention(nn.Module):
         """The same for this project's own host, which asks with ``B T H D`` at once and scales as heads do."""
         return self.answer(composed, query, key, value, None)
 
-    def _heed(self) -> None:
+    def heed(self) -> None:
         """Have the projections of queries and keys, which an adapter may have replaced, look at what the groups mix."""
         projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
         if all(one is other for one, other in zip(projections, self._heeding, strict=False)) and self._heeding:

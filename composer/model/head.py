@@ -16,7 +16,7 @@ from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, listing, otherwise
-from composer.graph.lowering import AUTO, compiled
+from composer.graph.lowering import AUTO, Compiled, compiled
 from composer.graph.program import Around, Program
 
 
@@ -79,6 +79,12 @@ def precise_parameters(model: nn.Module) -> set[str]:
     }
 
 
+@torch.compiler.assume_constant_result
+def _lower(head: Compiled, *call: Any) -> None:
+    """Make the program of such a call, if there is none yet: at once, and not as a part of what is being compiled."""
+    head.running(*call)
+
+
 class Anatomy(NamedTuple):
     """What a head is made of. place: the layer, and the first of these heads in it. parts: what holds their parameters, by name."""
 
@@ -112,7 +118,10 @@ class Head(nn.Module):
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """What a call with such values and tokens runs."""
         plain = value.shape[1] == 1, tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
-        return self._compiled.running(backend, value.device.type, value.dtype, *plain)
+        call = backend, value.device.type, value.dtype, *plain
+        if torch.compiler.is_compiling():
+            _lower(self._compiled, *call)
+        return self._compiled.running(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""

@@ -90,6 +90,8 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         attention.__class__ = composed_class(host)
         attention.config = _asking(attention.config, INTERFACE)
         attention.layer, attention.asked, attention.composed = index, asked, heads
+        if heads._mixes:
+            attention.heed()  # before anything is compiled, which no hook can be set in
 
 
 def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:

@@ -63,7 +63,7 @@ class _Nodes(Composer, BaseResolver):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # pyright: ignore[reportAttributeAccessIssue]  the parser's, of either reader
         problem = None
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             problem = "anchors and aliases (& and *) are no part of a spec: use `extends`, or name the head under `heads`"
@@ -88,7 +88,7 @@ class _Told(_Nodes, yaml.SafeLoader):
 
 
 if yaml.__with_libyaml__:
-    from yaml.cyaml import CParser
+    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
     class _Quick(_Nodes, CParser):
         """libyaml's, ten times as quick. Its events and their places are the other's; its errors are in other words."""

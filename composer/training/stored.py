@@ -80,7 +80,7 @@ class StoredModel:
     def layer(self, index: int, *, attention_alone: bool = False) -> tuple[nn.Module, str, ComposedAttention]:
         """One layer with its weights, its attention and the full name of that; where the attention alone is wanted, the rest of the
         layer has no weights."""
-        layer = copy.deepcopy(self._layers[index])
+        layer = copy.deepcopy(self._layers[index], {id(self): self})  # its forward knows this whole model, which is not copied
         del layer.forward
         own, prefix = self._names[index], self._within(index)
         wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]

@@ -74,6 +74,7 @@ def assert_legible(figure: Any) -> None:
     wide, high = figure.get_size_inches() * figure.dpi
     assert figure.get_size_inches()[0] <= WIDTH, "wider than a README"
     words = words_of(figure)
+    assert words, "nothing is drawn: the figure is closed"
     for text, size, box in words:
         assert size * README / figure.get_size_inches()[0] >= POINTS, f"{text!r} is small"
         assert box.x0 >= -SLACK <= box.y0, f"{text!r} leaves the picture"

@@ -22,12 +22,14 @@ from tests.composer.training.processes import ending, forked
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = """
-import torch, torch._dynamo, torch.distributed.tensor, torch.utils.data, numpy, safetensors.torch, tokenizers, huggingface_hub
-import PIL.Image, accelerate, jaxtyping, jinja2, networkx, psutil, pydantic.fields, regex, scipy.optimize, yaml
+import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.tensor, torch.utils.data
+import PIL.Image, accelerate, jaxtyping, jinja2.sandbox, networkx, numpy, psutil, pydantic.fields, regex, scipy.optimize, yaml
+import huggingface_hub.repocard, safetensors.torch, tokenizers
 from huggingface_hub import HfApi
-assert not {"transformers", "composer", "blocks"} & sys.modules.keys()
+import blocks.catalogue
+assert not {"transformers", "composer", "converters"} & sys.modules.keys()
 """
-"""What transformers and we import, without anything of either."""
+"""What transformers and we import: nothing of transformers, and of ours only the parts, which know neither it nor the composer."""
 COMPOSER = """
 import gc, torch, composer
 from tests.composer.model.models import llama, tokens
@@ -143,7 +145,7 @@ def composed(folder: Path, *arguments: object, encoding: str = "utf-8") -> tuple
 
 
 def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
-    """The same with torch and other libraries imported, but nothing of transformers and nothing of ours.
+    """The same with torch and other libraries imported, and ``blocks``, but nothing of transformers and of the composer.
 
     A process that has imported them copies itself for each program.
     """

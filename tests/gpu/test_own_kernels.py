@@ -102,8 +102,18 @@ def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> 
         ({**LOLCATS, "memory": [TERRACED, {"kind": "state"}], "read": ROW_MAX}, NARROW),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}]}, NARROW),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "channel"}]}, NARROW),
+        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "head"}]}, NARROW),
+        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "channel"}]}, NARROW),
     ],
-    ids=["lolcats", "128 wide", "terraced, row_max", "decay", "decay by the feature"],
+    ids=[
+        "lolcats",
+        "128 wide",
+        "terraced, row_max",
+        "decay",
+        "decay by the feature",
+        "terraced, decay",
+        "terraced, decay by the feature",
+    ],
 )
 def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
     assert_both_agree(head, shape, kind)

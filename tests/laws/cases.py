@@ -148,7 +148,7 @@ def coarse(spec: HeadSpec) -> HeadSpec:
     """The same head whose windows move on by whole chunks of many tokens, where what is below takes one fall after the other."""
     if not any("keep" in type(memory).model_fields for memory in spec.memory):
         return spec
-    chunks = {"shape": "terraced", "size": 512}
+    chunks = {"shape": "terraced", "size": 128}
     memories = [memory.model_copy(update=chunks) if "shape" in type(memory).model_fields else memory for memory in spec.memory]
     return spec.model_copy(update={"memory": tuple(memories)})
 

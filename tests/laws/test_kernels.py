@@ -1,6 +1,6 @@
-"""On fla's kernels every program of a shipped head is its definition: texts in pieces, documents, padding, and gradients.
+"""What heads ask of fla's kernels together: a mass beside another memory's, gaps in what is held, a window of the model around.
 
-Each form by itself is held to more in ``test_kernel_forms.py``.
+Each form by itself is held to more in ``test_kernel_forms.py``, and whole heads are in ``test_kernel_heads.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from blocks.flow import Tokens
 from blocks.operation import Setting
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
-from composer.graph.listing import listing
 from composer.graph.lowering import lower
 from composer.model.head import Head
 from tests.interpreter import nothing_refused
-from tests.laws.cases import SMALL, built, complete, every_spec, inputs, run, steady
+from tests.laws.cases import SMALL, built, complete, inputs, run
 from tests.laws.kernels import LENGTH, assert_on_kernels, packed
 
 SHAPE = SMALL.shape(2)
@@ -35,35 +34,10 @@ PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }  # fmt: skip
 
 
-def heads() -> dict[str, HeadSpec]:
-    """The shipped heads that look back and have a form of fla's; of those that run the same program, one."""
-    found: dict[tuple[str, ...], tuple[str, HeadSpec]] = {}
-    for name, resolved in every_spec().items():
-        for own, spec in resolved.heads.items():
-            program = tuple(listing(lower(build_graph(spec, SHAPE), "fla", Setting())))
-            if resolved.direction == "causal" and kernels(spec):
-                found.setdefault(program, (f"{name}: {own}", spec))
-    return dict(found.values())
-
-
 def kernels(spec: HeadSpec) -> set[str]:
     """What its program runs of fla."""
     program = lower(build_graph(spec, SHAPE), "fla", Setting(documents=True))
     return {step.form.says for step in program.steps if step.form.backend == "fla"}
-
-
-HEADS = heads()
-
-
-def test_there_is_something_to_look_at() -> None:
-    assert len(HEADS) >= 12
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_documents_in_pieces_are_the_definition(name: str) -> None:
-    """The last piece is one token."""
-    spec = steady(HEADS[name])
-    assert_on_kernels(spec, SHAPE, "fla", packed(), split=(9, 20), close=1e-4)
 
 
 @pytest.mark.parametrize("name", ["its mass beside a window's", "all pairs"])

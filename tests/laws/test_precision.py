@@ -20,8 +20,10 @@ from tests.laws.cases import SMALL, built, coarse, every_head, inputs, once, run
 
 LENGTH, EARLY = 4096, slice(0, 64)
 LATE = slice(LENGTH - 1024, LENGTH)
-HEADS: dict[str, tuple[HeadSpec, Shape]] = {name: (head, SMALL.shape(4)) for name, head in every_head().items()}
-HEADS |= {name: (head, replace(SMALL.shape(4), both_ways=True)) for name, head in every_head("bidirectional").items()}
+PAIR = SMALL.shape(2)
+"""Two heads that share a key head."""
+HEADS: dict[str, tuple[HeadSpec, Shape]] = {name: (head, PAIR) for name, head in every_head().items()}
+HEADS |= {name: (head, replace(PAIR, both_ways=True)) for name, head in every_head("bidirectional").items()}
 
 
 def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:

@@ -24,7 +24,10 @@ from tests.laws.cases import Inputs, built, complete, inputs, run
 WINDOW = {"kind": "window", "size": 5, "weight": "learned"}
 TERRACED = {"kind": "window", "size": 4, "shape": "terraced", "weight": "token"}
 LOLCATS: dict[str, Any] = {"feature_map": "hedgehog", "memory": [WINDOW, {"kind": "state"}]}
-BY_FEATURE = {**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}
+CHANNEL = {"kind": "state", "gate": {"kind": "channel", "rank": 2}}
+BY_FEATURE = {**LOLCATS, "memory": [WINDOW, CHANNEL]}
+CHUNKS = [{"kind": "window", "size": 5, "shape": "terraced"}, CHANNEL]
+"""Which do not fit into blocks: the entries of a block fall with tokens of several, and those of a chunk into two."""
 ROW_MAX = {"kind": "shared", "scale": "row_max"}
 SAYS = "blocks of queries against the state before them"
 STEP = "one token against ring and state, which are written over, in one pass"
@@ -61,6 +64,8 @@ def padded() -> Tokens:
         ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "weight": 0.3}]}, GROUPED, (3, 12)),
         ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}]}, GROUPED, (18,)),
         (BY_FEATURE, GROUPED, (18,)),
+        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "head"}], "read": ROW_MAX}, GROUPED, (3, 12)),
+        ({**LOLCATS, "memory": CHUNKS}, ALIKE, (2,)),
         ({**LOLCATS, "feature_map": "relu"}, GROUPED, ()),
         ({**LOLCATS, "conv": "causal", "position": "none"}, GROUPED, ()),
     ],
@@ -70,6 +75,8 @@ def padded() -> Tokens:
         "terraced, split",
         "decay, split",
         "decay by the feature, split",
+        "terraced, decay, split",
+        "terraced, decay by the feature, split",
         "masses of 0, one state head",
         "convolved",
     ],
@@ -84,17 +91,21 @@ def test_it_is_the_definition(head: dict[str, Any], shape: Shape, bounds: tuple[
         ([WINDOW, {"kind": "state", "gate": "head"}], packed(), 1),
         (BY_FEATURE["memory"], packed(), 1),
         ([TERRACED, {"kind": "state"}], packed(), 1),
+        ([TERRACED, CHANNEL], packed(), 1),
         ([WINDOW, {"kind": "state", "gate": "head"}], padded(), 2),
         (BY_FEATURE["memory"], padded(), 2),
         ([TERRACED, {"kind": "state"}], padded(), 2),
+        ([TERRACED, {"kind": "state", "gate": "head"}], padded(), 2),
     ],
     ids=[
         "documents, sliding",
         "documents, decay by the feature",
         "documents, terraced",
+        "documents, terraced, decay by the feature",
         "padding, sliding",
         "padding, decay by the feature",
         "padding, terraced",
+        "padding, terraced, decay",
     ],
 )
 def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], tokens: Tokens, rows: int) -> None:
@@ -105,7 +116,7 @@ def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
     """One row has ended in the call before."""
     position = torch.arange(LENGTH).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
-    memory = [TERRACED, {"kind": "state"}]
+    memory = [TERRACED, {"kind": "state", "gate": "head"}]
     assert_defined(
         {**LOLCATS, "memory": memory}, GROUPED, LENGTH, parts=TOGETHER, rows=2, tokens=tokens, bounds=(12,), gradients=False
     )
@@ -115,15 +126,15 @@ DECODED = [
     (LOLCATS, GROUPED),
     ({**LOLCATS, "read": ROW_MAX, "conv": "causal"}, ALIKE),
     ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "weight": 0.3}]}, GROUPED),
-    ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": {"kind": "channel", "rank": 2}}]}, GROUPED),
+    (BY_FEATURE, GROUPED),
+    ({**LOLCATS, "memory": [TERRACED, CHANNEL]}, GROUPED),
     ({**LOLCATS, "memory": [WINDOW, {"kind": "state", "gate": "head"}], "feature_map": "relu"}, GROUPED),
     ({**LOLCATS, "feature_map": "exp"}, ALIKE),
 ]
+DECODERS = ["lolcats", "row_max, convolved", "terraced", "channel", "terraced, channel", "decay, one state head", "exponential"]
 
 
-@pytest.mark.parametrize(
-    ("head", "shape"), DECODED, ids=["lolcats", "row_max, convolved", "terraced", "channel", "decay, one state head", "exponential"]
-)
+@pytest.mark.parametrize(("head", "shape"), DECODED, ids=DECODERS)
 def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
     """Rows of a batch, at different positions: the second has had four tokens fewer."""
     spec, data = complete(head), inputs(shape, 2, 20)
@@ -177,23 +188,27 @@ def test_large_logits_stay_finite_and_right() -> None:
             torch.testing.assert_close(found[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("steepest", [1.0, 60.0])
-def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float) -> None:
+def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, chunk: int) -> None:
     """By the feature, to e^-60 at a token: over a block that is more than float32 has room for, in either direction."""
-    generator = torch.Generator().manual_seed(1)
+    generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
-    asking, mapped = torch.rand(2, 1, LENGTH, 1, 8, generator=generator) + 0.1
+    asking = torch.rand(1, LENGTH, 1, 8, generator=generator) + 0.1
+    mapped = torch.rand(1, LENGTH + chunk - 1, 1, 8, generator=generator) + 0.1
     decay = -steepest * torch.rand(1, LENGTH, 1, 8, generator=generator) ** 4
-    rows = torch.tensor([[4, LENGTH, 0, LENGTH]], dtype=torch.int32)
-    key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
+    key, value = (torch.cat((torch.zeros(1, held, 1, 8), states), dim=1) for states in (key, value))
+    fallen = torch.arange(LENGTH) // chunk * chunk + chunk
+    falls_with = torch.searchsorted(fallen, torch.arange(LENGTH + held), right=True).clamp(max=LENGTH - 1)
 
     def defined(query: Tensor, key: Tensor, value: Tensor, asking: Tensor, mapped: Tensor, decay: Tensor) -> Tensor:
         clock, outputs = decay[0, :, 0].cumsum(0), []
-        for token in range(LENGTH):
-            near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] / math.sqrt(8)
-            left = mapped[0, 4 : token + 1, 0] * (clock[token] - clock[4 : token + 1]).exp()
-            shares = torch.cat((left @ asking[0, token, 0], near.exp()))
-            outputs.append(shares / shares.sum() @ value[0, 4 : token + 5, 0])
+        for token, end in enumerate(fallen.tolist()):
+            near, far = slice(max(end, held), held + token + 1), slice(held, max(end, held))
+            weights = (key[0, near, 0] @ query[0, token, 0] / math.sqrt(8)).exp()
+            left = mapped[0, far, 0] * (clock[token] - clock[falls_with[far]]).exp()
+            shares = torch.cat((left @ asking[0, token, 0], weights))
+            outputs.append(shares / shares.sum() @ value[0, held : held + token + 1, 0])
         return torch.stack(outputs)[None, :, None]
 
     answers = []
@@ -202,8 +217,9 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float) -
         if kind is torch.float64:
             output = defined(*leaves)
         else:
-            empty = torch.zeros(1, 1, 8, 9)
-            output, _ = joint.together(*leaves, None, empty, joint.Fall(4, 1, LENGTH, rows))
+            rows = torch.tensor([[held, fallen[-1], 0, LENGTH]], dtype=torch.int32)
+            fall = joint.Fall(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else fallen[None].int())
+            output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), fall)
         (output * torch.arange(8)).sum().backward()
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
     for found, expected in zip(answers[1], answers[0], strict=True):
@@ -219,11 +235,10 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float) -
         (LOLCATS, replace(ON_GPU, one_token=True), "it has no gradient"),
         (LOLCATS, replace(ON_GPU, one_token=True, gradients=False, documents=True), "several documents"),
         ({**LOLCATS, "feature_map": "exp"}, ON_GPU, "running maximum"),
-        ({**LOLCATS, "memory": [TERRACED, {"kind": "state", "gate": "head"}]}, ON_GPU, "decay below a window that slides"),
         (LOLCATS, replace(ON_GPU, dtype="float64"), "do not take float64"),
         ({**LOLCATS, "feature_map": {"kind": "hedgehog", "dim": 160}}, ON_GPU, "room for 256 features"),
     ],
-    ids=["decode", "gradients", "documents", "exponential", "terraced decay", "float64", "wide"],
+    ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
     forms = {one.part: one for one in lowered(graph_of(head), "triton", setting)}

@@ -13,8 +13,9 @@ from tests.shipped import SHIPPED
 
 
 def test_the_model_has_the_parameters_that_were_announced() -> None:
+    source = llama()
     for name in SHIPPED:
-        model = student(name, "trunk=null", source=llama())
+        model = student(name, "trunk=null", source=source)
         announced = {name: fresh.shape for name, fresh in fresh_parameters(model.config.resolved()).items()}
         assert announced == {name: tuple(p.shape) for name, p in model.named_parameters() if ".composed." in name}
 

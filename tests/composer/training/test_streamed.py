@@ -19,6 +19,7 @@ from composer.errors import TrainingError
 from composer.training import streamed
 from composer.training.loop import StepProgress
 from composer.training.spill import Spill
+from composer.training.stored import StoredModel
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run
 from tests.composer.training.streams import STREAM, same, stopped
 from tests.composer.training.test_killed import ending, forked, killed_at, small_files
@@ -61,9 +62,10 @@ def late(stopped_late: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool) -> None:
+def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its first, and in its last layer. Under autocast projections are in bfloat16, also those of the teacher's walk,
-    and what goes from layer to layer is float32, here as there."""
+    and what goes from layer to layer is float32, here as there. With a layer no copy is made of the model that it is of."""
+    monkeypatch.setattr(StoredModel, "__deepcopy__", lambda *_: pytest.fail("all of the model is copied"), raising=False)
     whole = run(three, tmp_path / "whole", texts, which="transfer", autocast=autocast)
     for resume, layer in enumerate((0, 2)):
         stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), autocast=autocast)

@@ -1,0 +1,64 @@
+"""The layers of several shipped specs in one model: what takes long, as compiling a whole model does, is done once for them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from composer.graph.composition import HeadSpec
+from composer.spec.dimensions import Dimensions
+from composer.spec.loading import load_spec
+from composer.spec.resolve import resolve
+from tests.composer.programs import printed_behind_composer
+
+SIZE = Dimensions(hidden_size=64, layers=8, heads=4, key_heads=2, head_dim=16, rope_theta=10000.0)
+"""Of the models that are built, and layers enough for all that a hybrid has."""
+MOST = 8
+"""Layers of one model."""
+Layer = tuple[tuple[int, HeadSpec], ...]
+"""Groups of heads, by how many there are."""
+
+
+def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -> dict[str, Layer]:
+    """Every layer that these specs have, once, by the first spec that has it."""
+    found: dict[Layer, str] = {}
+    for name in names:
+        spec = resolve(load_spec(name, overrides(name)), SIZE)
+        for layer in dict.fromkeys(spec.layers):
+            groups = tuple((group.heads, spec.heads[group.head]) for group in layer)
+            found.setdefault(groups, f"{name}-{len(found)}")
+    return {name: layer for layer, name in found.items()}
+
+
+def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
+    """A model's worth at a time, by the first and the last of it."""
+    rest, parts = iter(layers.items()), {}
+    while part := dict(islice(rest, MOST)):
+        first, *_, last = *part, *part
+        parts[f"{first} to {last}"] = part
+    return parts
+
+
+def printed_of(layers: Mapping[str, Layer], program: str, **said: object) -> str:
+    """What a program prints that builds ``{spec}`` of ``{count}`` layers; of one that fails, what the first to fail alone says.
+
+    In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
+    """
+    try:
+        return printed_behind_composer(program.format(spec=_document(layers), count=len(layers), **said))
+    except AssertionError as error:
+        if len(layers) == 1:
+            raise AssertionError(f"{''.join(layers)}: {error}") from None
+        for name, layer in layers.items():
+            printed_of({name: layer}, program, **said)
+        raise
+
+
+def _document(layers: Mapping[str, Layer]) -> dict[str, Any]:
+    rules, heads = [], {}
+    for at, (name, layer) in enumerate(layers.items()):
+        groups = {f"{name}-{place}": group for place, group in enumerate(layer)}
+        heads |= {head: spec.model_dump(mode="json", exclude_none=True) for head, (_, spec) in groups.items()}
+        rules.append({"at": at, "use": [{"head": head, "heads": count} for head, (count, _) in groups.items()]})
+    return {"compose": 1, "name": "together", "heads": heads, "layers": rules}

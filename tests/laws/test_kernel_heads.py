@@ -1,0 +1,68 @@
+"""On kernels, fla's and this project's own, the whole head of every shipped spec is its definition in float64: what it answers to
+documents that come in several calls, the last of one token, and its gradients where documents, padding and a second call meet.
+
+Each form by itself is held to more in ``test_kernel_forms.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blocks.legend import Shape
+from blocks.operation import FLA, TRITON, Setting
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import build_graph
+from composer.graph.listing import listing
+from composer.graph.lowering import lower
+from tests.laws.cases import SMALL, every_spec, steady
+from tests.laws.kernels import assert_on_kernels, documents_and_padding, packed
+
+CANCELLED = 0.25
+"""A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
+
+fla's chunked kernels take decays, and the gradients of decays, as sums over a chunk. What these round is left where a decay is
+steep, and the gate's gradient small: some 2e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
+"""
+
+
+def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
+    """The shipped heads that have a form of the backend; of those that run the same programs, one. With each, the backend, and
+    whether several tokens run alike with gradients and without."""
+    found: dict[tuple[object, ...], tuple[str, tuple[HeadSpec, Shape, str, bool]]] = {}
+    for name, resolved in every_spec().items():
+        shape = replace(SMALL.shape(2), both_ways=resolved.direction == "bidirectional")
+        for own, spec in resolved.heads.items():
+            for backend in (FLA, TRITON):
+                settings = [Setting(documents=True, gradients=gradients) for gradients in (False, True)]
+                lowered = [lower(build_graph(spec, shape), backend, setting) for setting in settings]
+                if any(step.form.backend == backend for program in lowered for step in program.steps):
+                    alike = [tuple(listing(program)) for program in lowered]
+                    case = spec, shape, backend, alike[0] == alike[1]
+                    found.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
+    return dict(found.values())
+
+
+PROGRAMS = programs()
+
+
+def test_there_is_something_to_look_at() -> None:
+    for backend, least in ((FLA, 30), (TRITON, 12)):
+        assert sum(case[2] == backend for case in PROGRAMS.values()) >= least
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_documents_in_calls_are_the_definition(name: str) -> None:
+    """What runs alike with gradients meets a state in several tokens below."""
+    spec, shape, backend, alike = PROGRAMS[name]
+    split = () if shape.both_ways else (20,) if alike else (9, 20)
+    assert_on_kernels(steady(spec), shape, backend, packed(), split=split)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_are_the_definitions(name: str) -> None:
+    spec, shape, backend, _ = PROGRAMS[name]
+    split = () if shape.both_ways else (6,)
+    tokens = documents_and_padding()
+    assert_on_kernels(steady(spec), shape, backend, tokens, split=split, gradients=True, cancelled=CANCELLED)
