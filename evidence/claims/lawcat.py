@@ -90,7 +90,8 @@ CLAIMS = (
             *(above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
         ),
         "The paper's “PE for linear attention” can be read either way, so both stand here. They are the control that separates "
-        "positions from the memory, too: heads, windows and states are the same in all three rows.",
+        "positions from the memory, too: heads, windows and states are the same in all three rows. What differs: with no positions "
+        "and no convolution nothing in this student knows an order, and two layers make up none; it learns neither task.",
     ),
     Claim(
         "LoLCATs needs its window to retrieve, LAWCAT is better without one",
