@@ -22,8 +22,11 @@ from evidence.verdict import Kept, Place
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
 CHOICES = {
-    "full": ("lolcats", "lawcat", "alternating-delta", "alternating-kda", "macchiato-full", "gated-delta"),
-    "lola-full": ("lola",),
+    "students": (
+        *("lolcats", "lawcat", "macchiato-full", "gated-delta", "alternating-delta", "alternating-kda", "alternating-lawcat"),
+        *("divided", "cached"),
+    ),
+    "lola-lengths": ("lola",),
 }
 """The variants that there are to choose from, by experiment."""
 REFERENCE = "teacher/softmax"

@@ -41,7 +41,7 @@ class Experiment:
         return " ".join(["compose ablate", *self.specs, source, *words, f"--seeds {seeds}", f"-o {OUT}/{self.name}"])
 
 
-SKILLS = ("stories,samples=1200", "passkey,samples=1200", "recall,samples=800")
+SKILLS = ("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200")
 """What the teacher was trained on."""
 LENGTHS = (256, 512, 1024, 2048)
 """Once, twice, four and eight times what teacher and students are trained on."""
@@ -52,74 +52,59 @@ TAUGHT = replace(SCORED, data=SKILLS, share=0.0)
 RECIPE = (
     "recipe.sequence=256",
     "recipe.rows=whole",
-    "recipe.transfer={lr: 3e-2, epochs: null, tokens: null, steps: 80, batch: 8, warmup: 10, schedule: cosine, final: 0.05}",
-    "recipe.finetune={lr: 3e-3, fresh_lr: 3e-3, epochs: null, tokens: null, steps: 300, batch: 8, average: rows, warmup: 10, "
-    "schedule: cosine, final: 0.05, lora: {rank: 8, alpha: 16, targets: [q, k, v, o]}}",
-)
-"""Both stages for minutes: 640 and 2,400 rows of 256 tokens."""
-
-FULL_RECIPE = (
-    "recipe.sequence=256",
-    "recipe.rows=whole",
     "recipe.transfer={lr: 3e-2, epochs: null, tokens: null, steps: 200, batch: 16, warmup: 10, schedule: cosine, final: 0.05}",
     "recipe.finetune={lr: 3e-3, fresh_lr: 3e-3, epochs: null, tokens: null, steps: 600, batch: 16, average: rows, warmup: 10, "
     "schedule: cosine, final: 0.05, lora: {rank: 8, alpha: 16, targets: [q, k, v, o]}}",
 )
-"""Both stages with eight times the rows: 3,200 and 9,600."""
-FULL = Experiment(
-    "full",
-    (
-        "evidence/specs/lolcats-full.yaml",
-        "specs/lawcat.yaml",
-        "specs/alternating-delta.yaml",
-        "evidence/specs/alternating-kda.yaml",
-        "evidence/specs/macchiato-full.yaml",
-        "specs/gated-delta.yaml",
-        "ablations/lawcat-convolution:without",
-        "ablations/lawcat-normalisation:without",
-        "ablations/lawcat-window:with",
-        "evidence/specs/lolcats.yaml:no-window",
-        "ablations/lawcat-rope:rope",
-        "evidence/specs/alternating-lawcat.yaml",
-        "evidence/specs/lolcats.yaml:rope-in-window",
-        "evidence/specs/lolcats.yaml:no-rope",
-        "ablations/lawcat-sharing:both",
-        "ablations/lawcat-sharing:convolution",
-        "ablations/lawcat-sharing:neither",
-        "evidence/specs/divided.yaml",
-        "evidence/specs/gate-rank.yaml:4",
-        "evidence/specs/gate-rank.yaml:full",
-        "evidence/specs/cached.yaml",
-        "evidence/specs/cached-positions.yaml",
-    ),
-    replace(SCORED, data=("stories,samples=1500", "passkey,samples=4000", "recall,samples=1200"), share=0.0),
-    FULL_RECIPE,
-)
-TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
+"""Both stages: 3,200 and 9,600 rows of 256 tokens."""
 STUDENTS = Experiment(
     "students",
     (
         "evidence/specs/lolcats.yaml",
-        "ablations/lawcat-normalisation",
-        "ablations/lawcat-convolution",
-        "ablations/lawcat-rope",
-        "ablations/lawcat-window",
+        "evidence/specs/lolcats-without.yaml",
+        "specs/lawcat.yaml",
+        "ablations/lawcat-normalisation:without",
+        "ablations/lawcat-convolution:without",
+        "ablations/lawcat-rope:rope",
+        "ablations/lawcat-window:with",
+        "ablations/lawcat-sharing:both",
+        "ablations/lawcat-sharing:convolution",
+        "ablations/lawcat-sharing:neither",
+        "evidence/specs/gate-rank.yaml:4",
+        "evidence/specs/gate-rank.yaml:full",
+        "evidence/specs/macchiato-full.yaml",
+        "specs/gated-delta.yaml",
+        "specs/alternating-delta.yaml",
+        "evidence/specs/alternating-kda.yaml",
         "evidence/specs/alternating-lawcat.yaml",
         "evidence/specs/divided.yaml",
-        "specs/alternating-delta.yaml",
         "evidence/specs/cached.yaml",
-        "ablations/lawcat-sharing",
-        "evidence/specs/gate-rank.yaml",
+        "evidence/specs/cached-positions.yaml",
     ),
     TAUGHT,
     RECIPE,
 )
+TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
+SHORT = Experiment(
+    "short",
+    ("ablations/lawcat-sharing", "evidence/specs/gate-rank.yaml"),
+    replace(SCORED, data=("stories,samples=1200", "passkey,samples=1200", "recall,samples=800"), share=0.0),
+    (
+        *RECIPE,
+        "recipe.transfer.steps=80",
+        "recipe.transfer.batch=8",
+        "recipe.finetune.steps=300",
+        "recipe.finetune.batch=8",
+    ),
+)
+"""Variants that are not kept by the recipe of all others yet: 640 and 2,400 rows."""
 MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TAUGHT)
+LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
 LOLA = Experiment(
     "lola",
     ("evidence/specs/lola-cache.yaml", "evidence/specs/lola-scores.yaml"),
     Request(TEACHER, tasks=("passkey", "recall"), lengths=(256, 512), samples=50, seeds=SEEDS),
-    trained=(FULL, "lolcats"),
+    trained=(STUDENTS, "lolcats"),
 )
 TRANSFER = Experiment(
     "transfer", ("examples/attention-transfer.yaml",), Request(TEACHER, data=("stories,samples=1500",), seeds=SEEDS)
@@ -138,5 +123,4 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-LOLA_FULL = Experiment("lola-full", ("evidence/specs/lola.yaml",), SCORED, trained=(FULL, "lolcats"))
-EXPERIMENTS = {one.name: one for one in (FULL, LOLA_FULL, TEACHERS, STUDENTS, MACCHIATO, LOLA, TRANSFER, LATTE)}
+EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, SHORT, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}

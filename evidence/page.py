@@ -20,7 +20,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
 
 FOUR = {name: ours.ROWS[name] for name in ("teacher", "LoLCATs", "LoLA", "LAWCAT", "Macchiato")}
-OURS = {name: f"full/{name}" for name in ("alternating-delta", "alternating-kda", "gated-delta")}
+OURS = {
+    name: f"students/{name}"
+    for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "divided", "cached")
+}
 
 HEAD = """# Evidence
 
@@ -28,8 +31,8 @@ The papers' claims, tried in miniature on the teacher that ships with this proje
 256 tokens; [examples/teacher](../examples/teacher)). `make evidence` writes this page: it runs what is not kept in
 `evidence/runs`, then compares. Figures are means over seeds {seeds} ± the standard deviation of a sample; the teacher, which
 nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity, where low is good;
-lengths are in tokens, and students learn from rows of 256: those of `full` from 3,200 of them in attention transfer and 9,600 in
-fine-tuning, those of `students` and `macchiato` from 640 and 2,400. The rows of one table that are compared learned from as many.
+lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention transfer and 9,600
+in fine-tuning, `macchiato` from all of them in fine-tuning; those of `short`, which wait for as many, from 640 and 2,400.
 
 A claim leads one to expect certain things of the figures, and all of them are listed. **Reproduced**: with every seed, all of
 them. **Not reproduced**: one of them fails with every seed, be it that the direction is the paper's and the figure is not
@@ -96,7 +99,9 @@ def _best(kept: Kept) -> Iterator[str]:
         yield f"\nBy the mean of all eight scores: {_listed([f'{name} {score:.3f}' for name, score in best])}.\n"
     yield "\n**alternating-delta**, which ships, has layers of near windows (the teacher's own attention, with its positions) and, "
     yield "every other, a gated delta rule behind LAWCAT's convolution and map (without positions); **alternating-kda** "
-    yield "(`evidence/specs`) forgets there channel by channel, and **gated-delta** has such a rule in every layer.\n\n"
+    yield "(`evidence/specs`) forgets there channel by channel, and **alternating-lawcat** has LAWCAT's state there. "
+    yield "**gated-delta** has such a rule in every layer. In **divided** half of each layer's heads have near windows, the others "
+    yield "LAWCAT's state. **cached** is LoLA's window, sparse cache and state under LAWCAT's convolution, map and gate.\n\n"
     yield "![Scores over length, once to eight times the training length](evidence.png)\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evidence.experiments import FULL, FULL_RECIPE, SCORED, Experiment
+from evidence.experiments import RECIPE, SCORED, SKILLS, Experiment
 
 SOURCE = "build-output/teachers/second"
 MADE = f"python examples/teacher/train.py -o {SOURCE} --family qwen3 --layers 4 --mlp 400 --rate 2e-3 --harder"
@@ -16,16 +16,16 @@ SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(ASK
 SECOND = Experiment(
     "second",
     (
-        "evidence/specs/lolcats.yaml:complete",
-        "evidence/specs/lolcats.yaml:no-window",
+        "evidence/specs/lolcats.yaml",
+        "evidence/specs/lolcats-without.yaml:no-window",
         "ablations/lawcat-convolution",
         "ablations/lawcat-window:with",
         "specs/alternating-delta.yaml",
         "evidence/specs/macchiato-full.yaml",
     ),
-    replace(ASKED, data=(*FULL.request.data, *LEARNED), share=0.0),
-    FULL_RECIPE,
+    replace(ASKED, data=(*SKILLS, *LEARNED), share=0.0),
+    RECIPE,
     made=MADE,
 )
-SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats-complete"), made=MADE)
+SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats"), made=MADE)
 EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA)}

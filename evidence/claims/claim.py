@@ -28,6 +28,4 @@ TIMES = ("256", "512", "1,024", "2,048")
 PASSKEY, RECALL = (tuple(f"{task} {length}" for length in TIMES) for task in ("passkey", "recall"))
 STORIES = tuple(f"stories {length} perplexity" for length in TIMES)
 TEACHER = "teacher/softmax"
-LOLCATS, LAWCAT = "full/lolcats", "full/lawcat"
-SHORT_LOLCATS, SHORT_LAWCAT = "students/lolcats-complete", "students/lawcat-normalisation-complete"
-"""The same by the short recipe, beside variants that have not been run by the long one."""
+LOLCATS, LAWCAT = "students/lolcats", "students/lawcat"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, SHORT_LAWCAT, SHORT_LOLCATS, STORIES, TEACHER, Claim
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, Claim
 from evidence.verdict import Place, above, at_least, at_most, below, beyond, near
 
-WITHOUT_NORM = "full/lawcat-normalisation-without"
-WITHOUT_CONV = "full/lawcat-convolution-without"
+WITHOUT_NORM = "students/lawcat-normalisation-without"
+WITHOUT_CONV = "students/lawcat-convolution-without"
 WITH_ROPE = "students/lawcat-rope-rope"
 WITH_WINDOW = "students/lawcat-window-with"
 LOCAL_ROPE = "students/lolcats-rope-in-window"
 NO_ROPE = "students/lolcats-no-rope"
 NO_WINDOW = "students/lolcats-no-window"
-SHARING = {name: f"students/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
-RANKS = {rank: f"students/gate-rank-{rank}" for rank in ("4", "32", "full")}
+SHARED_MAP = "short/lawcat-sharing-map"
+SHARING = {name: f"short/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
+RANKS = {rank: f"short/gate-rank-{rank}" for rank in ("4", "32", "full")}
 X1, X2, X4, X8 = PASSKEY
 SHORT = STORIES[0]
 
@@ -45,8 +46,7 @@ CLAIMS = (
             *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITHOUT_NORM, at)) for at in PASSKEY[1:]),
             at_most("without it, 0.1 or less at twice the training length", Place(WITHOUT_NORM, X2), 0.1),
         ),
-        "What differs: trained by the long recipe the student retrieves without it, too, and loses some only at eight times the "
-        "training length. By the short recipe one seed of three learned passkeys at all.",
+        "What differs: here the student retrieves without it, too, and loses some only at eight times the training length.",
     ),
     Claim(
         "The convolution matters little for passkeys and much for harder retrieval",
@@ -69,11 +69,11 @@ CLAIMS = (
         "LAWCAT, table 5",
         "“the variant without RoPE maintained high accuracy up to 8K tokens, whereas the RoPE-equipped variant's performance "
         "collapsed beyond 3K tokens”: 1.0, 0.8 and 0 at 1K, 2K and 3K.",
-        {"LAWCAT": SHORT_LAWCAT, "with RoPE": WITH_ROPE},
+        {"LAWCAT": LAWCAT, "with RoPE": WITH_ROPE},
         PASSKEY + RECALL,
         (
             at_least("with RoPE, 0.9 at the training length", Place(WITH_ROPE, X1), 0.9),
-            *(above(f"LAWCAT above it, {at}", Place(SHORT_LAWCAT, at), Place(WITH_ROPE, at)) for at in PASSKEY[1:]),
+            *(above(f"LAWCAT above it, {at}", Place(LAWCAT, at), Place(WITH_ROPE, at)) for at in PASSKEY[1:]),
             at_most("with RoPE, 0.1 or less at four times the training length", Place(WITH_ROPE, X4), 0.1),
         ),
     ),
@@ -82,30 +82,30 @@ CLAIMS = (
         "LAWCAT, table 5",
         "“removing RoPE decreases performance on shorter contexts (1K-3K tokens) but slightly improves performance on longer "
         "contexts (4K-8K tokens)”: 0.4 at 1K, 0.2 at 8K, against 0.9 and 0.",
-        {"LoLCATs": SHORT_LOLCATS, "RoPE in the window alone": LOCAL_ROPE, "no RoPE": NO_ROPE},
+        {"LoLCATs": LOLCATS, "RoPE in the window alone": LOCAL_ROPE, "no RoPE": NO_ROPE},
         PASSKEY + RECALL,
         (
-            below("no RoPE below LoLCATs at the training length", Place(NO_ROPE, X1), Place(SHORT_LOLCATS, X1)),
-            *(above(f"no RoPE above LoLCATs, {at}", Place(NO_ROPE, at), Place(SHORT_LOLCATS, at)) for at in (X4, X8)),
-            *(
-                above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(SHORT_LOLCATS, at))
-                for at in (X4, X8)
-            ),
+            below("no RoPE below LoLCATs at the training length", Place(NO_ROPE, X1), Place(LOLCATS, X1)),
+            *(above(f"no RoPE above LoLCATs, {at}", Place(NO_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
+            *(above(f"RoPE in the window alone above LoLCATs, {at}", Place(LOCAL_ROPE, at), Place(LOLCATS, at)) for at in (X4, X8)),
         ),
         "The paper's “PE for linear attention” can be read either way, so both stand here. They are the control that separates "
-        "positions from the memory, too: heads, windows and states are the same in all three rows.",
+        "positions from the memory, too: heads, windows and states are the same in all three rows. What differs: with no positions "
+        "and no convolution nothing in this student knows an order, and two layers make up none; it learns neither task.",
     ),
     Claim(
         "LoLCATs needs its window to retrieve, LAWCAT is better without one",
         "LAWCAT, table 6",
         "“removing SWA significantly impaired LoLCATs, confirming its reliance on this mechanism. Conversely, LAWCAT performed "
         "better without SWA, especially at longer contexts”. At 1K: LoLCATs 0.9 with, 0.1 without; LAWCAT 0.5 with, 1.0 without.",
-        {"LoLCATs": SHORT_LOLCATS, "LoLCATs, no window": NO_WINDOW, "LAWCAT": SHORT_LAWCAT, "LAWCAT with a window": WITH_WINDOW},
+        {"LoLCATs": LOLCATS, "LoLCATs, no window": NO_WINDOW, "LAWCAT": LAWCAT, "LAWCAT with a window": WITH_WINDOW},
         PASSKEY + RECALL,
         (
-            above("LoLCATs above itself without a window, at the training length", Place(SHORT_LOLCATS, X1), Place(NO_WINDOW, X1)),
-            *(above(f"LAWCAT above itself with a window, {at}", Place(SHORT_LAWCAT, at), Place(WITH_WINDOW, at)) for at in PASSKEY),
+            above("LoLCATs above itself without a window, at the training length", Place(LOLCATS, X1), Place(NO_WINDOW, X1)),
+            *(above(f"LAWCAT above itself with a window, {at}", Place(LAWCAT, at), Place(WITH_WINDOW, at)) for at in PASSKEY),
         ),
+        "What differs: here a state alone, with its positions, is enough for passkeys at the training length; what LoLCATs loses "
+        "with its window is the text (next claim).",
     ),
     Claim(
         "A window helps on short text",
@@ -116,14 +116,14 @@ CLAIMS = (
             "teacher": TEACHER,
             "teacher, window alone": "teacher/window",
             "LoLCATs, no window": NO_WINDOW,
-            "LoLCATs": SHORT_LOLCATS,
-            "LAWCAT": SHORT_LAWCAT,
+            "LoLCATs": LOLCATS,
+            "LAWCAT": LAWCAT,
             "LAWCAT with a window": WITH_WINDOW,
         },
         STORIES,
         (
-            below("LAWCAT with a window below LAWCAT", Place(WITH_WINDOW, SHORT), Place(SHORT_LAWCAT, SHORT)),
-            below("LoLCATs below itself without a window", Place(SHORT_LOLCATS, SHORT), Place(NO_WINDOW, SHORT)),
+            below("LAWCAT with a window below LAWCAT", Place(WITH_WINDOW, SHORT), Place(LAWCAT, SHORT)),
+            below("LoLCATs below itself without a window", Place(LOLCATS, SHORT), Place(NO_WINDOW, SHORT)),
             near(
                 "the teacher with a window alone within a tenth of itself",
                 Place("teacher/window", SHORT),
@@ -138,9 +138,9 @@ CLAIMS = (
         "LAWCAT, table 4",
         "Passkeys at 8K: 0.9 where queries and keys share the map alone, 0.1 where they share both or nothing, 0 where they "
         "share the convolution alone.",
-        {"map (LAWCAT)": SHORT_LAWCAT, **SHARING},
+        {"map (LAWCAT)": SHARED_MAP, **SHARING},
         PASSKEY + RECALL,
-        tuple(above(f"LAWCAT above {name}, {X8}", Place(SHORT_LAWCAT, X8), Place(run, X8)) for name, run in SHARING.items()),
+        tuple(above(f"LAWCAT above {name}, {X8}", Place(SHARED_MAP, X8), Place(run, X8)) for name, run in SHARING.items()),
     ),
     Claim(
         "A rank of 32 suits the gate best",

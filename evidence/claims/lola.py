@@ -41,7 +41,7 @@ CLAIMS = (
             for lola, size in PAIRS
             for expected in _both(f"{lola} above a window of {size}", CACHES[lola], CACHES[f"LoLCATs, window {size}"])
         ),
-        "LoLCATs by the long recipe, window 64. A row of LoLA sees 2 × 32 pairs at most in chunks, and λ more; that"
+        "LoLCATs as `students` trains it, window 64. A row of LoLA sees 2 × 32 pairs at most in chunks, and λ more; that"
         " of LoLCATs before it holds as many in its window.",
     ),
     Claim(

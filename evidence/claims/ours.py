@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, Claim
-from evidence.verdict import Place, above
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, STORIES, TEACHER, Claim
+from evidence.verdict import Place, above, below, near
 
-LOLA, MACCHIATO, BEST = "lola-full/lola", "full/macchiato-full", "full/alternating-delta"
+LOLA, MACCHIATO, BEST = "lola-lengths/lola", "students/macchiato-full", "students/alternating-delta"
 ROWS = {"teacher": TEACHER, "LoLCATs": LOLCATS, "LoLA": LOLA, "LAWCAT": LAWCAT, "Macchiato": MACCHIATO, "alternating-delta": BEST}
 
 
@@ -26,11 +26,45 @@ def best(title: str, rows: Mapping[str, str], columns: tuple[str, ...], remark: 
     )
 
 
+CACHED = {
+    "as it is": "students/cached",
+    "no sparse cache": "students/cached-without-sparse",
+    "positions in the window": "students/cached-near-positions",
+    "LAWCAT": LAWCAT,
+}
+
+
+def _cached(name: str) -> Place:
+    return Place(CACHED[name], STORIES[0])
+
+
 CLAIMS = (
     best(
         "The best composition beats every paper's student",
         ROWS,
         PASSKEY + RECALL,
-        "The same training for all, by the long recipe; LoLA is LoLCATs with λ = 32, and learns nothing more.",
+        "The same training for all; LoLA is LoLCATs with λ = 32, and learns nothing more.",
+    ),
+    Claim(
+        "Why `cached` learns badly: nothing in it knows positions, not its sparse cache",
+        "evidence/specs/cached-positions.yaml",
+        "A window, a sparse cache and a state under one convolution, none of them with positions: softmax attention in a window is "
+        "blind to order but for what a convolution of four tokens says.",
+        CACHED,
+        (*STORIES[:1], PASSKEY[0], RECALL[0]),
+        (
+            below("with positions in the window below `cached`, stories", _cached("positions in the window"), _cached("as it is")),
+            below(
+                "with positions in the window below that without a sparse cache, stories",
+                _cached("positions in the window"),
+                _cached("no sparse cache"),
+            ),
+            near(
+                "with positions in the window within a tenth of LAWCAT, stories",
+                _cached("positions in the window"),
+                Place(LAWCAT, STORIES[0]),
+                0.1,
+            ),
+        ),
     ),
 )

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evidence.claims import lawcat, ours
-from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, SHORT_LAWCAT, SHORT_LOLCATS, TEACHER, TIMES, Claim
+from evidence.claims.claim import LAWCAT, LOLCATS, PASSKEY, RECALL, TEACHER, TIMES, Claim
 from evidence.second import HARDER
 from evidence.verdict import Expected, Place, above
 
 SAME = {
     TEACHER: "second-teacher/softmax",
     "teacher/window": "second-teacher/window",
-    LOLCATS: "second/lolcats-complete",
+    LOLCATS: "second/lolcats",
     lawcat.NO_WINDOW: "second/lolcats-no-window",
     LAWCAT: "second/lawcat-convolution-complete",
     lawcat.WITHOUT_CONV: "second/lawcat-convolution-without",
     lawcat.WITH_WINDOW: "second/lawcat-window-with",
-    SHORT_LOLCATS: "second/lolcats-complete",
-    SHORT_LAWCAT: "second/lawcat-convolution-complete",
     ours.LOLA: "second-lola/lola",
     ours.MACCHIATO: "second/macchiato-full",
     ours.BEST: "second/alternating-delta",
@@ -27,8 +25,8 @@ SAME = {
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 REMARK = (
     "The second teacher has Qwen3's shape, with norms of queries and keys, 4 layers and 942,208 parameters; students learn its "
+    "harder tasks, too."
 )
-REMARK += "harder tasks, too, with the long recipe."
 
 
 def again(claim: Claim) -> Claim:

@@ -15,11 +15,11 @@ from evidence.kept import Run, all_runs
 
 KDA, DELTA = "alternating-kda", "alternating-delta"
 SCORES = {
-    f"full/{KDA}": 0.3,
-    f"full/{DELTA}": 0.75,
-    "full/lawcat": 0.9,
-    "full/macchiato-full": 0.2,
-    "full/lolcats": 0.94,
+    f"students/{KDA}": 0.3,
+    f"students/{DELTA}": 0.75,
+    "students/lawcat": 0.9,
+    "students/macchiato-full": 0.2,
+    "students/lolcats": 0.94,
 }
 """Not in the order of their states, which is that of the first two (who have the same), LAWCAT, Macchiato and LoLCATs."""
 
@@ -69,7 +69,7 @@ def test_the_three_follow_from_the_figures() -> None:
         "best": "lolcats",
     }
     # With other figures, other specs.
-    other = candidates(runs_of({**SCORES, f"full/{KDA}": 0.95}))[0]
+    other = candidates(runs_of({**SCORES, f"students/{KDA}": 0.95}))[0]
     assert {one.candidate.name for one in recommended(other)} == {KDA}
     assert recommended([]) == ()
 
@@ -94,9 +94,9 @@ def test_more_state_is_taken_where_it_is_worth_it() -> None:
 
 
 def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
-    two = runs_of({"full/lawcat": 0.9}, seeds=(0, 1))
+    two = runs_of({"students/lawcat": 0.9}, seeds=(0, 1))
     assert candidates(two)[0] == []
-    whole = runs_of({"full/lawcat": 0.9})
+    whole = runs_of({"students/lawcat": 0.9})
     del whole[1].figures["recall 2,048"]
     assert candidates(whole)[0] == []
 

@@ -69,5 +69,7 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
 
 
 def test_an_unknown_experiment() -> None:
-    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are full, lola-full, teacher, students'):
+    with pytest.raises(
+        typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students, short, macchiato'
+    ):
         main(only=["nothing"])
