@@ -42,8 +42,8 @@ CLAIMS = (
         PERPLEXITY,
         tuple(below(f"{better} below {worse}", Place(TABLE[better], SHORT), Place(TABLE[worse], SHORT)) for better, worse in STEPS),
         "From nothing: two layers, 128 wide, 200 steps of 8 rows of 256 tokens of stories; 32 latents, windows of 32. What "
-        "differs: after so few steps the convolution alone is behind Latte++ at the training length, and ahead only beyond it, and softmax "
-        "attention is behind all that have a window. Longer training was not tried.",
+        "differs: after so few steps the convolution alone is behind Latte++ at the training length, and ahead only beyond it, "
+        "and softmax attention is behind all that have a window. Longer training was not tried.",
     ),
     Claim(
         "More latents, lower perplexity; full attention lower still",
