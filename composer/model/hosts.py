@@ -82,7 +82,7 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
             turnings[kind] = _turning(rotary, host, kind)
         _check(base, index, asked, resolved)
         heads = ComposedHeads(resolved, index, asked, turnings.get(kind) if asked.turns else None)
-        if any(head._mixes for head in heads.children()) and not hasattr(attention, "q_proj"):
+        if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
                 "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
