@@ -34,7 +34,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
-from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
+from composer.training.transfer import Heard, Lesson, layer_unit, lesson_of, transfer_loss
 from composer.training.unit import Unit
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
@@ -44,14 +44,6 @@ OUTCOME, DIGEST = "outcome", "sha256"
 SAVED = 10
 """Times that the numbers of the heads' own parameters are on the disk at most: as trained, in a checkpoint with the best of them
 and two moments, in the one that is to take its place, and in the result."""
-
-
-class _Heard(Exception):
-    """Raised once the attention has run, so that the rest of the layer does not."""
-
-    def __init__(self, lesson: Lesson) -> None:
-        super().__init__()
-        self.lesson = lesson
 
 
 class LayerCourse:
@@ -92,17 +84,19 @@ class LayerCourse:
     def _lesson(self, batch: HiddenBatch) -> Lesson:
         """The output of the teacher's attention; the rest of its layer is not computed."""
 
-        def heard(*said: Any) -> None:
-            raise _Heard(lesson_of(*said))
+        heard: list[Lesson] = []
 
-        self._attention.listener = heard
+        def hear(*said: Any) -> None:
+            heard.append(lesson_of(*said))
+            raise Heard
+
+        self._attention.listener = hear
         try:
-            self._layer(batch.hidden, **self._teacher.handed(batch).options[self._attention.layer])
-        except _Heard as answer:
-            return answer.lesson
+            with suppress(Heard):
+                self._layer(batch.hidden, **self._teacher.handed(batch).options[self._attention.layer])
         finally:
             self._attention.listener = None
-        raise AssertionError("the layer has not asked its attention")
+        return heard[0]
 
 
 def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:

@@ -8,6 +8,7 @@ one layer's graph is alive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,8 +24,12 @@ from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
-from composer.training.processes import within
+from composer.training.processes import count, within
 from composer.training.unit import Unit
+
+
+class Heard(Exception):
+    """Raised by a listener where nobody reads what a model computes behind the attention that it has heard."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +117,16 @@ Visit = Callable[[int, ComposedAttention, Lesson], None]
 
 @torch.no_grad()
 def teach(teacher: ComposedForCausalLM, batch: Batch, visit: Visit) -> None:
-    """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run."""
+    """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run.
+
+    In one process the forward ends with the last layer's attention. Sharded parameters need it whole: FSDP's hooks stand behind it.
+    """
     found = [attention for _, attention in attentions(teacher)]
     for index, attention in enumerate(found):
-        attention.listener = partial(_heard, index, attention, visit)
+        attention.listener = partial(_heard, index, attention, visit, index == len(found) - 1 and count() == 1)
     try:
-        within(teacher, _run, batch)
+        with suppress(Heard):
+            within(teacher, _run, batch)
     finally:
         for attention in found:
             attention.listener = None
@@ -128,9 +137,17 @@ def _run(teacher: ComposedForCausalLM, batch: Batch) -> None:
 
 
 def _heard(
-    index: int, teacher: ComposedAttention, visit: Visit, question: Question, options: Mapping[str, Any], attended: Tensor
+    index: int,
+    teacher: ComposedAttention,
+    visit: Visit,
+    last: bool,
+    question: Question,
+    options: Mapping[str, Any],
+    attended: Tensor,
 ) -> None:
     visit(index, teacher, lesson_of(question, options, attended))
+    if last:
+        raise Heard
 
 
 def lesson_of(question: Question, options: Mapping[str, Any], attended: Tensor) -> Lesson:
