@@ -131,7 +131,8 @@ class Form:
     decode: it is for calls of one token, and nobody looks at it for others. missing: what it takes and is not installed, in words
     that say what to do, or None. refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; the form
     that would have been taken without it answers then. picks: of one of PyTorch's, the kernels that are picked for it on a GPU by
-    itself, which are those that are wanted there.
+    itself, which are those that are wanted there. by_rank: of a recurrence that calls another kernel for each rank of decay (none,
+    head, channel), what it says in place of ``says`` where the rank is known.
     """
 
     backend: str
@@ -142,6 +143,7 @@ class Form:
     missing: Callable[[], str | None] = nothing_missing
     refuses: bool = False
     picks: str | None = None
+    by_rank: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

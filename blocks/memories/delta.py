@@ -55,14 +55,6 @@ class Delta(Recurrent):
     def recurrences(self) -> tuple[Form, ...]:
         return delta.FORMS
 
-    def named(self, form: Form, shape: Shape) -> str:
-        if form.backend != FLA:
-            return form.says
-        first, *others, by_feature = form.says.split(" or ")
-        if self.gate.rank_of_decay == "channel":
-            return by_feature
-        return first if self.gate.rank_of_decay == "head" else " or ".join((first, *others))
-
     @property
     def _travels_as(self) -> str:
         return f"{self.called}_rate"

@@ -51,12 +51,13 @@ class Recurrent(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return tuple(
-            replace(form, says=self.named(form, shape), run=partial(self.answer, recurrence=form)) for form in self.recurrences
+            replace(form, says=form.by_rank.get(self.rank(shape), form.says), run=partial(self.answer, recurrence=form))
+            for form in self.recurrences
         )
 
-    def named(self, form: Form, shape: Shape) -> str:
-        """What a form of the recurrence says of itself where it is this memory's."""
-        return form.says
+    def rank(self, shape: Shape) -> str:
+        """The rank of the decay that its recurrence runs with."""
+        return self.gate.rank_of_decay
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "sums over each document, whole", self.answer_both_ways),)

@@ -103,9 +103,9 @@ class StateMemory(Recurrent):
         step = Port("step", Kind.NUMBERS, shape.state_heads, 1)
         return (*super().inputs(shape), *([step] if self.input_scale == "step" else []))
 
-    def named(self, form: Form, shape: Shape) -> str:
-        by_channel = shape.exponential or self.gate.rank_of_decay == "channel"
-        return form.says.split(" or ")[by_channel] if form.backend == FLA else form.says
+    def rank(self, shape: Shape) -> str:
+        """Running maxima of exponential features are a decay for each feature."""
+        return "channel" if shape.exponential else super().rank(shape)
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""

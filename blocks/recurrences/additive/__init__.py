@@ -29,8 +29,12 @@ FORMS: tuple[Form, ...] = (
     Form(
         FLA, "fused_recurrent_simple_gla or fused_recurrent_gla", fla.step, fits_a_step,
         decode=True, missing=fla.missing, refuses=True,
+        by_rank=dict.fromkeys(("none", "head"), "fused_recurrent_simple_gla") | {"channel": "fused_recurrent_gla"},
     ),
-    Form(FLA, "chunk_simple_gla or chunk_gla", fla.chunked, fits, missing=fla.missing, refuses=True),
+    Form(
+        FLA, "chunk_simple_gla or chunk_gla", fla.chunked, fits, missing=fla.missing, refuses=True,
+        by_rank=dict.fromkeys(("none", "head"), "chunk_simple_gla") | {"channel": "chunk_gla"},
+    ),
     Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
 )  # fmt: skip

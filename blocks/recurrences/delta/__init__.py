@@ -34,10 +34,14 @@ FORMS: tuple[Form, ...] = (
     Form(
         FLA, "fused_recurrent_gated_delta_rule or fused_recurrent_kda", fla.step, fits_a_step,
         decode=True, missing=fla.missing, refuses=True,
+        by_rank=dict.fromkeys(("none", "head"), "fused_recurrent_gated_delta_rule") | {"channel": "fused_recurrent_kda"},
     ),
     Form(
         FLA, "chunk_gated_delta_rule or chunk_delta_rule or chunk_kda", fla.chunked, fla.fits,
         missing=fla.missing, refuses=True,
+        by_rank={
+            "none": "chunk_gated_delta_rule or chunk_delta_rule", "head": "chunk_gated_delta_rule", "channel": "chunk_kda",
+        },
     ),
     Form(TORCH, "one step of the recurrence", step, one_pair_at_most, decode=True),
     Form(TORCH, "chunks of 64 through a triangular system", chunked),
