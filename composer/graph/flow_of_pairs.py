@@ -14,6 +14,16 @@ def memory_names(head: HeadSpec) -> list[str]:
     return [memory.called for memory in head.memory]
 
 
+def features_of(name: str) -> str:
+    """What the map of a memory's features is called in the graph."""
+    return f"{name}_features"
+
+
+def gate_of(name: str) -> str:
+    """What a memory's gate is called in the graph."""
+    return f"{name}_gate"
+
+
 def edges(head: HeadSpec) -> list[tuple[str, str]]:
     """The ends of each of the head's own edges, ``a -> b``, in their order; none where it has no ``graph``."""
     ends = (edge.split("->") for edge in head.graph or ())

@@ -30,6 +30,11 @@ def listing(program: Program) -> list[str]:
     return [*_lines(_rows(program)), f"return {OUTPUT}"]
 
 
+def inputs_of(program: Program) -> tuple[str, ...]:
+    """What the listing begins with: hidden states alone, where it has the projections, too."""
+    return INPUTS[:1] if program.before else INPUTS
+
+
 def otherwise(program: Program, decode: Program) -> list[str]:
     """The lines of decode that the other program does not have."""
     said = set(_rows(program))

@@ -9,6 +9,7 @@ from blocks.operation import Kind
 from blocks.part import Closed
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import features_of, gate_of
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.rules_of_flow import Problem, along_edges, between, both_ways, falling
 from converters.config import LARGEST
@@ -45,7 +46,7 @@ def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
     called: set[str] = set()
     for index, memory in enumerate(head.memory):
         name = memory.called
-        own = {name, f"{name}_features", f"{name}_gate", f"{name}_rate", f"{name}_error"}
+        own = {name, features_of(name), gate_of(name), *memory.rates(), *(number.name for number in memory.sums(shape))}
         if name in RESERVED:
             yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
         if name in called:

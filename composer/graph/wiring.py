@@ -13,7 +13,7 @@ from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, fed_by, memory_names, sources_of_pairs
+from composer.graph.flow_of_pairs import ALL, features_of, fed_by, gate_of, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, SINKS, Draft, HeadGraph
 
 
@@ -127,11 +127,11 @@ class _Wiring:
         if mapping:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
             options = {"position": memory.turn, "scale": memory.features_as or scale}
-            self.draft.add(f"{name}_features", mapping, shape, ("feature_map",), module="feature_map", options=options)
-            self._connect(self.query, f"{name}_features", "query")
+            self.draft.add(features_of(name), mapping, shape, ("feature_map",), module="feature_map", options=options)
+            self._connect(self.query, features_of(name), "query")
         self.draft.add(name, memory, shape, self._path(name))
         if mapping:
-            self.draft.connect(f"{name}_features", name, "features")
+            self.draft.connect(features_of(name), name, "features")
         self._feed(name, "pairs")
         self._gate(name, shape)
         if any(port.name == "hidden" for port in memory.inputs(shape)):
@@ -142,12 +142,12 @@ class _Wiring:
         gate = self.memory[name].gates
         if gate is None or gate.rank_of_decay == "none":
             return
-        self.draft.add(f"{name}_gate", gate, shape, (*self._path(name), "gate"))
+        self.draft.add(gate_of(name), gate, shape, (*self._path(name), "gate"))
         for port in gate.operation(shape).reads:
-            self._connect(self.projected.get(port.name, (port.name, port.name)), f"{name}_gate", port.name)
-        self.draft.connect(f"{name}_gate", name, "decay", output="decay")
+            self._connect(self.projected.get(port.name, (port.name, port.name)), gate_of(name), port.name)
+        self.draft.connect(gate_of(name), name, "decay", output="decay")
         if any(port.name == "step" for port in self.memory[name].inputs(shape)):
-            self.draft.connect(f"{name}_gate", name, "step", output="step")
+            self.draft.connect(gate_of(name), name, "step", output="step")
 
     def _connect(self, start: tuple[str, str], end: str, to: str) -> None:
         """start: a node, and which of its outputs."""
@@ -195,7 +195,7 @@ class _Wiring:
         window, below = self.feeds.get(name), fed_by(self.head, name)
         for number in self.memory[name].sums(self.shape):
             if window in self.memory and below and self.head.feature_map:
-                self.draft.connect(f"{below[0]}_features", window, "features", label=number.name)
+                self.draft.connect(features_of(below[0]), window, "features", label=number.name)
 
     def _output(self) -> None:
         head, shape = self.head, self.shape

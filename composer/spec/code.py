@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.graph import INPUTS
-from composer.graph.listing import DECODE, listing, otherwise
+from composer.graph.listing import DECODE, inputs_of, listing, otherwise
 from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
@@ -13,12 +12,14 @@ from composer.words import layers_in_words, plural
 
 
 class Code(Closed):
-    """One head's listing. decode: the lines that are others there; each takes the place of the one that gives the same."""
+    """One head's listing. inputs: what it is called with. decode: the lines that differ there; each takes the place of the one that
+    gives the same."""
 
     head: str
     layers: tuple[int, ...]
     heads: int
     key_heads: int
+    inputs: tuple[str, ...]
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
 
@@ -40,8 +41,7 @@ class Listing(Readable, Closed):
         for one in self.heads:
             heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"
             lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")
-            projected = any(line.startswith("query, key, value = ") for line in one.prefill)
-            lines.append(f"def {one.head.replace('-', '_')}({'hidden' if projected else ', '.join(INPUTS)}):")
+            lines.append(f"def {one.head.replace('-', '_')}({', '.join(one.inputs)}):")
             lines += [f"    {line}" for line in (*one.prefill, *([DECODE, *one.decode] if one.decode else []))]
         return "\n".join(lines)
 
@@ -60,6 +60,7 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             layers=tuple(layers),
             heads=made.shape.heads,
             key_heads=made.shape.key_heads,
+            inputs=inputs_of(made.program(backend, setting)),
             prefill=tuple(listing(made.program(backend, setting))),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
         )
