@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from converters.bounded import MOST_NAMES, brief, listed, opened, reason, shortened
 from converters.errors import WeightsError
-from converters.trunk import Dtype
+from converters.trunk import Dtype, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class Stored:
 
     @property
     def dtype(self) -> Dtype:
-        return _dtype(self.tensor)
+        return dtype_name(self.tensor.dtype)
 
 
 @dataclass(frozen=True)
@@ -170,16 +170,12 @@ def _is_plain(value: object) -> bool:
 
     if not (type(value) in (torch.Tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor)):
         return False
-    return value.layout == torch.strided and value.device.type == "cpu" and _dtype(value) in get_args(Dtype)
+    return value.layout == torch.strided and value.device.type == "cpu" and dtype_name(value.dtype) in get_args(Dtype)
 
 
 def _is_note(value: object) -> bool:
     """A step, a loss: what a trainer notes beside the weights."""
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _dtype(tensor: torch.Tensor) -> Any:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _said(name: object, value: object) -> str:

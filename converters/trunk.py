@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from converters.bounded import brief
 from converters.errors import ConfigError
@@ -15,6 +15,11 @@ Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rms", "layer"]
 MLP = Literal["gated", "plain"]
 PositionEmbedding = Literal["none", "sinusoidal", "learned"]
+
+
+def dtype_name(dtype: object) -> Dtype:
+    """The word for one of PyTorch's types of floating-point numbers: ``float32`` for ``torch.float32``."""
+    return cast("Dtype", str(dtype).removeprefix("torch."))
 
 
 class RopeScaling(TypedDict):

@@ -29,6 +29,7 @@ from composer.weights.opened import open_models
 from composer.weights.sources import describe_model
 from composer.words import plural, size
 from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
+from converters.trunk import dtype_name
 
 SHOWN = 3
 """Texts of a file that a report shows."""
@@ -239,7 +240,7 @@ def _room_for(model: Any, tokens: int) -> Iterator[None]:
             raise
         if not hasattr(model.config, "resolved"):
             raise ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens") from error
-        spec, kind = model.config.resolved(), str(model.dtype).removeprefix("torch.")
+        spec, kind = model.config.resolved(), dtype_name(model.dtype)
         cost = explain_resolved(spec, sequence=tokens, dtype=kind)
         sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
         name, largest = max(sizes, key=lambda one: one[1])

@@ -21,6 +21,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, pairs_of, takers_of
 from composer.graph.matching import matches
 from composer.graph.program import Program, Step, covered, tell
+from converters.trunk import dtype_name
 
 AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
@@ -78,7 +79,7 @@ class Compiled:
         """The same for a call with such tokens, by plain things, which are quicker to look up. dtype: torch's own."""
         key = backend, device, dtype, one_token, documents, padded, gradients
         if key not in self._running:
-            said = str(dtype).removeprefix("torch.")
+            said = dtype_name(dtype)
             setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
             self._running[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):

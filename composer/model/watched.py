@@ -18,6 +18,7 @@ from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
 from composer.graph.program import Around, Modules, Program, Step, Value
 from composer.model.head import Head, anatomy, without_autocast
+from converters.trunk import dtype_name
 
 ROOM = 2**25
 """Numbers that one piece of a text may compute for all heads of a group and all pairs before it: 128 MiB in float32."""
@@ -96,7 +97,7 @@ def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) 
     tokens = given.tokens
     setting = Setting(
         given.value.device.type,
-        str(given.value.dtype).removeprefix("torch."),
+        dtype_name(given.value.dtype),
         documents=tokens.segment is not None,
         padded=tokens.valid is not None,
         gradients=gradients,

@@ -29,6 +29,7 @@ from composer.training.unit import Unit
 from composer.weights.contents import sha256
 from composer.weights.stream import Piece, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
+from converters.trunk import dtype_name
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
@@ -90,8 +91,7 @@ def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
 
 
 def _piece(name: str, tensor: Tensor) -> Piece:
-    dtype: Any = str(tensor.dtype).removeprefix("torch.")
-    return Piece(name, dtype, tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
+    return Piece(name, dtype_name(tensor.dtype), tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
 
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:

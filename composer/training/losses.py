@@ -9,6 +9,7 @@ from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
 from blocks.operation import FLA, Setting
 from composer.graph.lowering import AUTO
 from composer.graph.program import tell
+from converters.trunk import dtype_name
 
 ENTROPY = Kernel("fla.modules.fused_cross_entropy", "cross_entropy_loss", FLASH_LINEAR_ATTENTION)
 SERVED = frozenset({"float32", "bfloat16"})
@@ -28,7 +29,7 @@ def why_not_fused(logits: Tensor, backend: str) -> str | None:
     """Why the kernel does not compute the losses of these logits, or None."""
     if backend not in (AUTO, FLA) or (backend == AUTO and logits.device.type != "cuda"):
         return "auto takes it on a GPU"
-    dtype = str(logits.dtype).removeprefix("torch.")
+    dtype = dtype_name(logits.dtype)
     if dtype not in SERVED:
         return f"it does not serve {dtype}"
     if not logits.shape[0]:

@@ -17,7 +17,7 @@ from composer.weights.sources import describe_model
 from composer.weights.stream import filled
 from composer.weights.untrained import untrained
 from converters.source import Source
-from converters.trunk import Dtype, Sizes, Trunk
+from converters.trunk import Sizes, Trunk, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ def _plan(resolved: Resolved, assignment: Assignment, student: Composed, opened:
     files = {} if opened is None else {name: tensor.file.name for name, tensor in opened.tensors.items()}
 
     def facts(name: str) -> dict[str, Any]:
-        return {"output": "", "shape": tuple(tensors[name].shape), "dtype": _dtype(tensors[name])}
+        return {"output": "", "shape": tuple(tensors[name].shape), "dtype": dtype_name(tensors[name].dtype)}
 
     parameters: dict[str, Inherited | GivenParameter | FreshParameter] = {
         name: Inherited(tensor=own, file=files.get(own, ""), **facts(name)) for name, own in assignment.inherited.items()
@@ -133,10 +133,6 @@ def _plan(resolved: Resolved, assignment: Assignment, student: Composed, opened:
     return Plan(
         dtype=trunk.dtype, parameters=parameters, dropped=dropped, shards=(), notes=notes_on(resolved, trunk.labels, fresh=False)
     )
-
-
-def _dtype(tensor: torch.Tensor) -> Dtype:
-    return str(tensor.dtype).removeprefix("torch.")  # pyright: ignore[reportReturnType]
 
 
 def _source_of(model: PreTrainedModel) -> StoredSource:

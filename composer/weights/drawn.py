@@ -15,6 +15,7 @@ from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
 from composer.weights.ground import TRUNK, ground_of
 from composer.weights.sources import describe_model
+from converters.trunk import dtype_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def of_model(model: Any) -> Drawn | None:
     config = getattr(model, "config", None)
     if config is None:
         return None
-    kind = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
+    kind = dtype_name(getattr(model, "dtype", "float32"))
     return Drawn(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
 
 

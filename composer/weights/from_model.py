@@ -20,7 +20,7 @@ from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
 from converters.source import Source
-from converters.trunk import Dtype, Sizes, Trunk
+from converters.trunk import Dtype, Sizes, Trunk, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def trunk_of(model: PreTrainedModel) -> Sizes:
     config = model.config.to_dict()
     try:
         trunk = family_of(config).read_config(config, [])
-        return replace(trunk, dtype=str(model.dtype).removeprefix("torch."))
+        return replace(trunk, dtype=dtype_name(model.dtype))
     except ConverterError as error:
         raise SourceError(str(error)) from error
 

@@ -22,6 +22,7 @@ from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
 from converters.source import INDEX, Source
+from converters.trunk import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +152,6 @@ def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
     (folder / ADAPTER).mkdir()
     write_json(folder / ADAPTER / ADAPTER_CONFIG, adapter.config)
     target = folder / ADAPTER / ADAPTER_WEIGHTS
-    pieces = [_changed_piece(name, tensor, str(tensor.dtype).removeprefix("torch.")) for name, tensor in adapter.tensors.items()]
+    pieces = [_changed_piece(name, tensor, dtype_name(tensor.dtype)) for name, tensor in adapter.tensors.items()]
     contents = write_shard(target, pieces, lambda count: None)
     return {f"{ADAPTER}/{ADAPTER_WEIGHTS}": stored_file(target, "written", origin=None, contents=contents)}
