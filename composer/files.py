@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all: a kill, a full disk or a power cut leaves what was there before."""
+"""Files and folders: their contents, and files that are written whole or not at all, whatever kills the program meanwhile."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,17 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
         yield
     except OSError as error:
         raise refusal(f"{failed}: {reason(error)}" + (f". {mend}" if mend else "")) from error
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a whole file. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def visible_in(folder: Path) -> list[Path]:
+    """The contents of a folder, without what is hidden, such as locks and files that are not whole yet. Raises OSError."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def sync(path: Path) -> None:

@@ -14,8 +14,7 @@ from composer.ablation.plan import Variant
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import task_facts
-from composer.files import write_whole
-from composer.weights.contents import sha256
+from composer.files import sha256, write_whole
 from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import Experiment
 

@@ -10,9 +10,9 @@ from composer.data.references import FileData, TaskData, parse_reference, tasks
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import named_files, task_facts
+from composer.files import sha256
 from composer.training.folder import fingerprint
 from composer.versions import versions_of
-from composer.weights.contents import sha256
 from composer.weights.sources import open_model, tokenizer_folder
 from converters.source import TOKENIZER, Source, small_files
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer.benching.report import PHASES, BenchReport
 from composer.errors import BenchError
-from composer.files import failing_as, write_whole
+from composer.files import failing_as, visible_in, write_whole
 from composer.locks import working_in
 
 BENCH, TABLE = "bench.json", "table.md"
@@ -30,7 +30,7 @@ def check_free(folder: Path, *, force: bool) -> None:
     if (folder / BENCH).is_file():
         if not force:
             raise BenchError(f"{folder} holds a bench, and times are not added to. Choose another --out, or replace it: --force.")
-    elif any(not path.name.startswith(".") for path in folder.iterdir()):
+    elif visible_in(folder):
         raise BenchError(f"{folder} holds no {BENCH}, so no bench wrote it. Move it away, or choose another --out.")
 
 

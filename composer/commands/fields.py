@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from blocks.part import Closed, Part
-from composer.spec.fields import is_model, kind_words
+from composer.spec.fields import bounds, is_model, kind_words
 from composer.spec.writing import said
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file or a folder"}
@@ -77,8 +77,7 @@ def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
 
 def _bounds(limits: Iterable[Any]) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    known = [limit for one in limits for limit in (one.metadata if isinstance(one, FieldInfo) else (one,))]
-    said = [f"{sign} {getattr(limit, name):g}" for limit in known for name, sign in signs.items() if hasattr(limit, name)]
+    said = [f"{signs[name]} {bound:g}" for name, bound in bounds(limits).items()]
     return f" {', '.join(said)}" if said else ""
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstr
 
 from blocks.part import Closed
 from composer.errors import DataError
-from composer.spec.places import brief, near_and_all, nearest
+from composer.spec.places import brief, near_and_all, nearest, problem_of
 
 if TYPE_CHECKING:
     from composer.tasks.base import Task
@@ -157,6 +157,5 @@ def _checked(model: type[Model], given: dict[str, Any], options: dict[str, str],
         key = ".".join(map(str, details["loc"])) or "its options"
         if details["type"] == "missing":
             raise DataError(f"{text}: needs {key}: {text},{key}=…") from error
-        said = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         shown = f" = {brief(details['input'])}" if details["loc"] else ""
-        raise DataError(f"{text}: {key}{shown}: {said}") from error
+        raise DataError(f"{text}: {key}{shown}: {problem_of(details)}") from error

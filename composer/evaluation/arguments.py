@@ -12,7 +12,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.options import SAMPLES, SHORTEST, EvaluationOptions
 from composer.evaluation.perplexity import Perplexity
 from composer.numbers import numbers_of
-from composer.spec.places import brief, near_and_all, nearest
+from composer.spec.places import brief, near_and_all, nearest, problem_of
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 
@@ -112,5 +112,4 @@ def _validated(label: str, name: str, own: Mapping[str, str], shared: Mapping[st
             where = f"--{key}" if key in FILES else f"{name},{key}=…"
             more = " (`stories` has texts of its own, and is scored alike)" if name == "perplexity" else ""
             raise EvaluationError(f"{name} needs {key}: say {where}{more}.") from error
-        said = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        raise EvaluationError(f"{label}: {key} = {brief(details['input'])}: {said}.") from error
+        raise EvaluationError(f"{label}: {key} = {brief(details['input'])}: {problem_of(details)}.") from error

@@ -85,7 +85,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
             setting = _joined(folder, setting)
         elif begun:
             _remove(folder)
-        elif any(not path.name.startswith(".") for path in folder.iterdir()):
+        elif files.visible_in(folder):
             raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
         log = ScoreLog(folder, setting)
         write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")

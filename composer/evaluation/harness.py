@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import EvaluationError
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import HarnessFacts, HarnessFigure
+from composer.files import sha256
 from composer.spec.places import brief, nearest
-from composer.weights.contents import sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

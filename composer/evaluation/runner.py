@@ -21,11 +21,11 @@ from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
+from composer.files import sha256
 from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
 from composer.versions import versions_of
-from composer.weights.contents import sha256
 from composer.weights.opened import check_backends
 from composer.words import plural
 

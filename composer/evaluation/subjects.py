@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from composer.errors import EvaluationError
 from composer.evaluation.report import EvaluatedModelFacts
+from composer.files import sha256
 from composer.trust import load_tokenizer
-from composer.weights.contents import sha256
 from composer.weights.opened import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files
 from converters.trunk import Dtype

@@ -25,7 +25,7 @@ def check_place(folder: Path, *, force: bool) -> None:
     folder = folder.expanduser()
     if folder.exists() and not folder.is_dir():
         raise InspectionError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
-    if not folder.is_dir() or not any(not one.name.startswith(".") for one in folder.iterdir()):
+    if not folder.is_dir() or not files.visible_in(folder):
         return
     if not (folder / SUMMARY).is_file():
         raise InspectionError(f"{folder} holds no {SUMMARY}, so no inspection wrote it. Move it away, or choose another --out.")

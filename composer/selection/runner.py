@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.errors import SelectionError
-from composer.files import failing_as, write_whole
+from composer.files import failing_as, visible_in, write_whole
 from composer.locks import working_in
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
 from composer.selection.plot import draw
@@ -104,6 +104,6 @@ def selection_folder(folder: Path, *, force: bool) -> Iterator[None]:
         if (folder / SELECTION).is_file() and not force:
             raise SelectionError(f"{folder} holds a selection. Choose another --out, or replace it: --force.")
         known = {SELECTION, SPEC, PICTURE, STUDENT, f"{STUDENT}.run", BUILT}
-        if any(path.name not in known and not path.name.startswith(".") for path in folder.iterdir()):
+        if any(path.name not in known for path in visible_in(folder)):
             raise SelectionError(f"{folder} holds files that no selection wrote. Move them away, or choose another --out.")
         yield

@@ -27,14 +27,16 @@ def alternatives(annotation: Any) -> Alternatives:
 
 def limits(annotation: Any) -> dict[str, float]:
     """The bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
-    found: dict[str, float] = {}
-    if get_origin(annotation) is Annotated:
-        for said in get_args(annotation)[1:]:
-            for one in said.metadata if isinstance(said, FieldInfo) else (said,):
-                found |= {name: getattr(one, name) for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
+    found = bounds(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else {}
     for member in get_args(annotation):
         found |= limits(member)
     return found
+
+
+def bounds(beside: Iterable[Any]) -> dict[str, float]:
+    """The same, of what pydantic knows of a type beside the type itself."""
+    known = [one for said in beside for one in (said.metadata if isinstance(said, FieldInfo) else (said,))]
+    return {name: getattr(one, name) for one in known for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
 
 
 def under(here: Alternatives, step: str | int) -> Alternatives:

@@ -124,6 +124,11 @@ def near_and_all(word: object, known: Iterable[str], command: str, what: str = "
     return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
 
 
+def problem_of(details: Mapping[str, Any]) -> str:
+    """What pydantic says of a value, in the words of this project's own messages. details: one of ``ValidationError.errors()``."""
+    return str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+
+
 def count(node: SpecNode) -> int:
     """The values of a document, itself included."""
     inside = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, tuple) else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import zlib
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from blocks.part import Closed
 from composer.errors import TaskError
+from composer.files import sha256
 from composer.tasks.writer import Writer
 
 Split = Literal["train", "evaluation"]
@@ -107,7 +107,7 @@ def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | 
 def origin(path: Path) -> str:
     """A file, as ``provenance`` names it. Raises ``TaskError`` where it cannot be read."""
     try:
-        return f"{path}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        return f"{path}, sha256 {sha256(path)}"
     except OSError as error:
         raise TaskError(f"{path} cannot be read ({error}).") from error
 

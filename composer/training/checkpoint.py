@@ -23,10 +23,9 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import failing_as, partial_of, sync
+from composer.files import failing_as, partial_of, sha256, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
-from composer.weights.contents import sha256
 from composer.weights.stream import Piece, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
 from converters.trunk import dtype_name

@@ -14,7 +14,7 @@ from composer.drawing.picture import TYPICAL
 from composer.errors import GraphError, SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.loading import load_text, locate
-from composer.spec.places import at
+from composer.spec.places import at, problem_of
 from composer.spec.reading import read_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs, specs_folder
@@ -70,7 +70,7 @@ def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensio
     try:
         return Dimensions.model_validate({**base.model_dump(), **typed})
     except ValidationError as error:
-        raise SpecError(f"sizes: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise SpecError(f"sizes: {problem_of(error.errors()[0])}") from None
 
 
 def whole(given: float | None, name: str, most: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from composer.weights.contents import sha256
+from composer.files import sha256
 from composer.weights.record import RECORD, Record, StoredFile
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from converters.source import GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER

@@ -12,12 +12,12 @@ from typing import Any
 from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import BuildError
+from composer.files import sha256
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
 from composer.weights.beside import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
-from composer.weights.contents import sha256
 from composer.weights.dimensions import dimensions
 from composer.weights.given import LolcatsValues, given_by, merged_piece, value_piece, with_given
 from composer.weights.output import check_output, check_space, whole_or_nothing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memor
                 raise OSError(f"{file} ends {left:,} bytes early")
             left -= count
             yield memoryview(buffer)[:count]
-
-
-def sha256(file: Path) -> str:
-    """SHA-256 of a whole file."""
-    digest = hashlib.sha256()
-    for block in blocks(file):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def same_contents(one: Tensor, other: Tensor) -> bool:

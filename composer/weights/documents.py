@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from composer.files import sha256
 from composer.weights.beside import CARD, CONFIG, is_read, is_tokenizer
-from composer.weights.contents import sha256
 from composer.weights.findings import Check
 from composer.weights.record import RECORD, Record
 from converters.source import INDEX

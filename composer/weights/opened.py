@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from blocks.part import Closed
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
+from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.spec.loading import names_a_spec
 from composer.spec.parameters import graphs_of
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code
-from composer.weights.contents import sha256
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from converters.composed import ADAPTER_KEY

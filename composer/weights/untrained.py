@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.weights.contents import sha256
+from composer.files import sha256
 from composer.weights.plan import Plan
 from composer.weights.record import Record
 from converters.source import Source

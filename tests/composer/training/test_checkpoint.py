@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from composer.errors import TrainingError
+from composer.files import sha256
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.checkpoint import FACTS, PICKLE, TENSORS
 from composer.training.loop import StageState
 from composer.training.unit import Unit
-from composer.weights.contents import sha256
 from tests.composer.training.stages import STAGES, StoppedError, run, stop_at
 
 DAMAGED = r"The checkpoint .* is damaged: .*\. Remove it to take the stage from its start with --resume, or begin anew with --force"
