@@ -13,11 +13,11 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import choosing, page, second, selecting, speed
+from evidence import choosing, page, second, selecting, speed, stretched
 from evidence.experiments import EXPERIMENTS, OUT
 from evidence.running import run_missing
 
-ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
+ABLATIONS = EXPERIMENTS | stretched.EXPERIMENTS | second.EXPERIMENTS
 NAMES = (*ABLATIONS, selecting.NAME, speed.NAME)
 
 

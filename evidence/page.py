@@ -9,7 +9,7 @@ from pathlib import Path
 from composer.files import whole, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
-from evidence import second, selecting, speed
+from evidence import second, selecting, speed, stretched
 from evidence.claims import CLAIMS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import EXPERIMENTS, SEEDS
@@ -118,7 +118,7 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
 def _how(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
-    for name, experiment in (EXPERIMENTS | second.EXPERIMENTS).items():
+    for name, experiment in (EXPERIMENTS | stretched.EXPERIMENTS | second.EXPERIMENTS).items():
         own = [run for run in runs if run.experiment == name]
         seconds = sum(run.seconds for run in own)
         yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "

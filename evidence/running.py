@@ -31,7 +31,7 @@ def run_missing(
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")
     if missing and experiment.made is not None:
-        make(Path(experiment.request.source or ""), experiment.made, tell)
+        make(Path(experiment.request.source or ""), experiment.made, tell, experiment.last)
     failures: list[str] = []
     for request, wanted in _requests(experiment, missing, work, workers, tell, device):
         steps = work / experiment.name / STEPS
@@ -43,10 +43,10 @@ def run_missing(
     return failures
 
 
-def make(folder: Path, command: str, tell: Told) -> None:
-    """A teacher that does not ship with the project, by the command that trains it, which goes on where it was stopped; nothing
-    where it is there. Raises ComposerError where that fails."""
-    if (folder / "scores.json").is_file():
+def make(folder: Path, command: str, tell: Told, last: str = "scores.json") -> None:
+    """A teacher that does not ship with the project, by the command that makes it, which goes on where it was stopped; nothing
+    where its ``last`` file is there. Raises ComposerError where that fails."""
+    if (folder / last).is_file():
         return
     tell(f"{folder}: {command}")
     program, *words = shlex.split(command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence.claims.claim import STORIES, TEACHER, Claim
+from evidence.claims.claim import LAWCAT, PASSKEY, RECALL, STORIES, TEACHER, Claim
 from evidence.verdict import Place, above, below, near
 
 PERPLEXITY = STORIES[:3]
@@ -31,6 +31,8 @@ LATENTS = {f"{count} latents": f"latte/latents-{count}" for count in (2, 8, 32)}
     "softmax attention": "latte/latents-transformer"
 }
 TRUNCATED = "latte/latte-truncated"
+YARN = {factor: f"teacher-yarn-{factor}/softmax" for factor in (2, 4, 8)}
+FULL = "students/macchiato-full"
 
 CLAIMS = (
     Claim(
@@ -96,7 +98,7 @@ CLAIMS = (
                 1.1,
             ),
         ),
-        "The paper's transformer has YaRN, which helps it; ours has plain RoPE.",
+        "The paper's transformer has YaRN, which helps it; ours has plain RoPE. What YaRN does to the teacher is said below.",
     ),
     Claim(
         "A pretrained model turned into Macchiato keeps its perplexity far beyond its length",
@@ -116,5 +118,38 @@ CLAIMS = (
             *(below(f"Macchiato below the teacher, {at}", Place(OURS, at), Place(TEACHER, at)) for at in STORIES[1:]),
             near("Macchiato within a tenth of the teacher at once", Place(OURS, STORIES[0]), Place(TEACHER, STORIES[0]), 0.1),
         ),
+    ),
+    Claim(
+        "A pretrained model turned into Macchiato extrapolates further than with YaRN",
+        "after Latte, section 4.3, figure 6",
+        "“We use YARN relative positional encoding for standard attention … because it helps transformers extrapolate”; Macchiato "
+        "extrapolates, and is “comparable to standard attention on sequences seen during training”.",
+        {
+            "teacher": TEACHER,
+            **{f"teacher with YaRN, factor {factor}": run for factor, run in YARN.items()},
+            "Macchiato": OURS,
+            "Macchiato, trained as the others": FULL,
+            "LAWCAT": LAWCAT,
+        },
+        STORIES + PASSKEY + RECALL,
+        (
+            *(below(f"the teacher with YaRN below itself, {at}", Place(YARN[8], at), Place(TEACHER, at)) for at in STORIES[2:]),
+            above("the teacher with YaRN a tenth worse at four times", Place(YARN[8], STORIES[2]), Place(YARN[8], STORIES[0]), 1.1),
+            *(below(f"Macchiato below the teacher with YaRN, {at}", Place(OURS, at), Place(YARN[8], at)) for at in STORIES[1:]),
+            near(
+                "Macchiato at eight times the training length within 5 % of that at once",
+                Place(OURS, STORIES[3]),
+                Place(OURS, STORIES[0]),
+                0.05,
+            ),
+            above(
+                "the teacher with YaRN a tenth below Macchiato at once at most",
+                Place(YARN[8], STORIES[0]),
+                Place(OURS, STORIES[0]),
+                0.9,
+            ),
+        ),
+        "The paper trains with YaRN, from nothing; here the teacher's config alone says it, and nothing is trained. What is expected "
+        "is of factor 8, which is to reach the longest texts; smaller ones stand beside it.",
     ),
 )

@@ -12,7 +12,7 @@ from composer.ablation.plan import read_variants
 from composer.ablation.report import TITLES, Column
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
-from evidence import second, selecting, speed
+from evidence import second, selecting, speed, stretched
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
 from evidence.experiments import EXPERIMENTS, SCORED, Experiment
@@ -40,7 +40,7 @@ def variants(experiment: Experiment) -> set[str]:
     return {variant.name for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
-ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
+ABLATIONS = EXPERIMENTS | stretched.EXPERIMENTS | second.EXPERIMENTS
 KNOWN = {name: (variants(one), columns(one)) for name, one in ABLATIONS.items()}
 SETTING = selecting.SETTING
 CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORED, tasks=SETTING.tasks, lengths=SETTING.lengths))
