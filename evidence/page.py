@@ -9,7 +9,7 @@ from pathlib import Path
 from composer.files import whole, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
-from evidence import second, selecting, speed, stretched
+from evidence import collapse, second, selecting, speed, stretched
 from evidence.claims import CLAIMS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import EXPERIMENTS, SEEDS
@@ -129,12 +129,20 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
             other, variant = experiment.trained
             yield f"\n`trained-SEED` is `{other.name}/{variant}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
+    yield from _looks(runs)
     yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
     yield "it.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
+
+
+def _looks(runs: Sequence[Run]) -> Iterator[str]:
+    own = [run for run in runs if run.experiment == collapse.NAME]
+    yield f"\n`{collapse.NAME}`: {len(own)} runs are kept. `MODEL` is trained first, where it is not there.\n\n"
+    for looked in collapse.MODELS.values():
+        yield f"    {looked.command}  # {looked.experiment.name}/{looked.variant}\n"
 
 
 def _selecting(runs: Sequence[Run]) -> Iterator[str]:

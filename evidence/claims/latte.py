@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from evidence.claims.claim import LAWCAT, PASSKEY, RECALL, STORIES, TEACHER, Claim
-from evidence.verdict import Place, above, below, near
+from evidence.collapse import ASKED, LARGEST, LEAST, NAME, TITLES, USED, WINDOW, WINDOW_LEAST, WINDOW_MOST
+from evidence.verdict import Place, above, at_least, at_most, below, beyond, near
 
 PERPLEXITY = STORIES[:3]
 SHORT, _, LONG = PERPLEXITY
@@ -33,6 +34,7 @@ LATENTS = {f"{count} latents": f"latte/latents-{count}" for count in (2, 8, 32)}
 TRUNCATED = "latte/latte-truncated"
 YARN = {factor: f"teacher-yarn-{factor}/softmax" for factor in (2, 4, 8)}
 FULL = "students/macchiato-full"
+LOOKED = {"Macchiato, from the teacher": f"{NAME}/macchiato", "Latte-RGLRU-SWA++, from nothing": f"{NAME}/from-nothing"}
 
 CLAIMS = (
     Claim(
@@ -149,7 +151,33 @@ CLAIMS = (
                 0.9,
             ),
         ),
-        "The paper trains with YaRN, from nothing; here the teacher's config alone says it, and nothing is trained. What is expected "
-        "is of factor 8, which is to reach the longest texts; smaller ones stand beside it.",
+        "The paper trains with YaRN, from nothing; here the teacher's config alone says it, and nothing is trained. What is "
+        "expected is of factor 8, which is to reach the longest texts; smaller ones stand beside it.",
+    ),
+    Claim(
+        "Latents do not collapse, and window and latents are both used",
+        "Latte, section 4.3, figures 7 and 14",
+        "“latent collapse, where only a small subset of latent states is used … Latte does not exhibit latent collapse, even in "
+        "the absence of dropout … local attention and Latte attention are effectively used, with the probability mass distributed "
+        "across various latent states.”",
+        LOOKED,
+        TITLES,
+        tuple(
+            expected
+            for name, run in LOOKED.items()
+            for expected in (
+                at_least(f"{name}: three quarters of the latents in use", Place(run, USED), 0.75),
+                at_least(f"{name}: half of them in every head", Place(run, LEAST), 0.5),
+                at_most(f"{name}: no latent has half of its head", Place(run, LARGEST), 0.5),
+                at_least(f"{name}: the window has a tenth or more", Place(run, WINDOW), 0.1),
+                at_most(f"{name}: the window has nine tenths or less", Place(run, WINDOW), 0.9),
+                beyond(at_least(f"{name}: the window a tenth or more in every head", Place(run, WINDOW_LEAST), 0.1)),
+                beyond(at_most(f"{name}: the window nine tenths or less in every head", Place(run, WINDOW_MOST), 0.9)),
+                beyond(at_most(f"{name}: a token asks nine tenths of them or fewer", Place(run, ASKED), 0.9)),
+            )
+        ),
+        "In use is exp of the entropy of a head's mean p(l|t) over its latents, over their number (1: all alike; of 16 and of 8 "
+        "latents a head, 0.06 and 0.13: one alone). Asked by a token is the same of p(l|t) itself, a mean over tokens: at 1 they "
+        "would be in use and tell nothing apart. The rest of p(l|t) is the window's. Of four texts of 256 tokens a task.",
     ),
 )
