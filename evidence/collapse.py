@@ -14,13 +14,11 @@ import numpy as np
 import torch
 
 import composer
-from composer.ablation.identity import PACKAGES
 from composer.ablation.runner import Start
 from composer.inspection.findings import Findings, Numbers
 from composer.inspection.measures import entropy
-from composer.versions import versions_of
 from evidence.experiments import LATTE, MACCHIATO, Experiment
-from evidence.kept import KEPT, Run, keep, path_of, read
+from evidence.kept import KEPT, is_kept, keep_figures
 from evidence.kept import identity as identity_of
 from evidence.running import Told, taught_model, variants_of
 
@@ -70,25 +68,14 @@ def run_missing(
 ) -> None:
     """Every look that is not kept, at a model that is trained first where it is not there. Raises ComposerError."""
     wanted = [(name, one, seed) for name, one in models.items() for seed in one.experiment.request.seeds]
-    missing = [each for each in wanted if not _is_kept(*each, kept)]
+    missing = [(name, one, seed) for name, one, seed in wanted if not is_kept((NAME, name, seed), identity(one, seed), kept)]
     tell(f"{NAME}: {len(missing)} looks to do")
     for name, one, seed in missing:
         tell(f"{NAME}: {name}, seed {seed}")
         model = taught_model(one.experiment, one.variant, seed, work, workers, tell, device)
         began = time.monotonic()
         figures, values = looked_at(model, one)
-        run = Run(
-            experiment=NAME,
-            variant=name,
-            seed=seed,
-            identity=identity(one, seed),
-            values=values,
-            figures=figures,
-            teacher_perplexity=None,
-            seconds=round(time.monotonic() - began, 1),
-            versions=versions_of(PACKAGES),
-        )
-        keep(run, kept)
+        keep_figures((NAME, name, seed), identity(one, seed), figures, time.monotonic() - began, kept, values)
 
 
 def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -123,8 +110,3 @@ def usage(shares: Numbers) -> tuple[float, float, float, float]:
     mean, count = latents.mean(0) / latents.mean(0).sum(), latents.shape[-1]
     used, asked = entropy(mean).exp() / count, (entropy(latents / total).exp() / count).mean()
     return float(used), float(mean.max()), float(asked), 1 - float(latents.sum(-1).mean())
-
-
-def _is_kept(name: str, looked: Looked, seed: int, kept: Path) -> bool:
-    run = read(path_of(NAME, name, seed, kept))
-    return run is not None and run.identity == identity(looked, seed)
