@@ -88,7 +88,7 @@ STUDENTS = Experiment(
 TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
 SHORT = Experiment(
     "short",
-    ("ablations/lawcat-sharing", "evidence/specs/gate-rank.yaml"),
+    ("evidence/specs/gate-rank.yaml",),
     replace(SCORED, data=("stories,samples=1200", "passkey,samples=1200", "recall,samples=800"), share=0.0),
     (
         *RECIPE,

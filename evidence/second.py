@@ -7,7 +7,7 @@ from dataclasses import replace
 from evidence.experiments import RECIPE, SCORED, SKILLS, Experiment
 
 SOURCE = "build-output/teachers/second"
-MADE = f"python examples/teacher/train.py -o {SOURCE} --family qwen3 --layers 4 --mlp 400 --rate 2e-3 --harder"
+MADE = f"python examples/teacher/train.py -o {SOURCE} --family qwen3 --width 192 --mlp 512 --harder"
 HARDER = ("multikey", "multivalue", "two-needles", "recall,pairs=64")
 ASKED = replace(SCORED, source=SOURCE, tasks=(*SCORED.tasks, *HARDER))
 LEARNED = tuple(f"{task},samples=1000" for task in ("multikey", "multivalue", "two-needles", "recall,pairs=64"))

@@ -12,8 +12,7 @@ WITH_WINDOW = "students/lawcat-window-with"
 LOCAL_ROPE = "students/lolcats-rope-in-window"
 NO_ROPE = "students/lolcats-no-rope"
 NO_WINDOW = "students/lolcats-no-window"
-SHARED_MAP = "short/lawcat-sharing-map"
-SHARING = {name: f"short/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
+SHARING = {name: f"students/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
 RANKS = {rank: f"short/gate-rank-{rank}" for rank in ("4", "32", "full")}
 X1, X2, X4, X8 = PASSKEY
 SHORT = STORIES[0]
@@ -138,9 +137,11 @@ CLAIMS = (
         "LAWCAT, table 4",
         "Passkeys at 8K: 0.9 where queries and keys share the map alone, 0.1 where they share both or nothing, 0 where they "
         "share the convolution alone.",
-        {"map (LAWCAT)": SHARED_MAP, **SHARING},
+        {"map (LAWCAT)": LAWCAT, **SHARING},
         PASSKEY + RECALL,
-        tuple(above(f"LAWCAT above {name}, {X8}", Place(SHARED_MAP, X8), Place(run, X8)) for name, run in SHARING.items()),
+        tuple(above(f"LAWCAT above {name}, {X8}", Place(LAWCAT, X8), Place(run, X8)) for name, run in SHARING.items()),
+        "What differs: here sharing the convolution alone retrieves as far as LAWCAT or farther, with every seed, and recalls a "
+        "little less; sharing nothing is behind at eight times, as in the paper, with two seeds of three.",
     ),
     Claim(
         "A rank of 32 suits the gate best",

@@ -24,8 +24,8 @@ SAME = {
 """What stands for each run of the first teacher's students."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 REMARK = (
-    "The second teacher has Qwen3's shape, with norms of queries and keys, 4 layers and 942,208 parameters; students learn its "
-    "harder tasks, too."
+    "The second teacher has Qwen3's shape, with norms of queries and keys, 192 numbers a token and 1,006,784 parameters; students "
+    "learn its harder tasks, too."
 )
 
 

@@ -20,7 +20,7 @@ from tests.composer.model.models import CAUSAL, student, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import SIZES
 
-GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 9}
 MODES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
     "beams": GREEDY | {"num_beams": 3},
