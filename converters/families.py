@@ -8,7 +8,7 @@ from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.hosts import host_family
 from converters.liger import LIGER
-from converters.llama import LLAMA
+from converters.llama import LLAMA, needs_host
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, LIGER, COMPOSED_FAMILY)}
 
@@ -22,4 +22,6 @@ def family_of(config: Config) -> Family:
         raise ConfigError(
             f"config.json says model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral."
         )
+    if name == LLAMA.model_type and needs_host(config):
+        return host_family(name)
     return FAMILIES.get(name) or host_family(name)

@@ -97,6 +97,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logits_scaling": (None, 1, 1.0),
     "logit_scale": (None, 1, 1.0),
 }
+HOSTED = ("linear", "yarn")
+"""Types of rotary positions that transformers' own Llama has beyond ours, and that turn a token alike in a text of any length."""
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -161,13 +163,28 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
     return hidden // heads
 
 
+def needs_host(config: Config) -> bool:
+    """Whether transformers' own Llama runs what this config says, and the project's has no such positions."""
+    given = _positions(config)
+    return isinstance(given, Mapping) and _kind(given) in HOSTED
+
+
+def _positions(config: Config) -> object:
+    """``rope_parameters`` (new) or ``rope_scaling`` (old), as transformers weighs them."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def _kind(positions: Mapping[str, object]) -> object:
+    return positions.get("rope_type", positions.get("type", "default"))
+
+
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """``rope_parameters`` (new) or ``rope_scaling`` beside ``rope_theta`` (old), as transformers weighs them."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    """Their base, which the old style has beside them, and how they are scaled."""
+    given = _positions(config)
     if not isinstance(given, Mapping):
         raise ConfigError(f"config.json says rope_parameters: {brief(given)}; expected a mapping or null.")
     theta = positive_number(given, "rope_theta", positive_number(config, "rope_theta", 10000.0))
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = _kind(given)
     if kind == "default":
         known: tuple[str, ...] = ()
         scaling = None
@@ -183,7 +200,8 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
             raise ConfigError("config.json says low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
     else:
         raise ConfigError(
-            f"config.json asks for rotary positions of type {brief(kind)}; supported are 'default' and 'llama3'. "
+            f"config.json asks for rotary positions of type {brief(kind)}; supported are {', '.join(map(repr, HOSTED))}, "
+            "'default' and 'llama3'. "
             "A model stretched in another way would compute something else than its source."
         )
     unknown = sorted(set(given) - {"rope_theta", "rope_type", "type", *known})

@@ -13,12 +13,12 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import choosing, page, second, selecting, speed
-from evidence.experiments import EXPERIMENTS, OUT
+from evidence import choosing, collapse, listops, page, selecting, speed
+from evidence.ablations import ABLATIONS
+from evidence.experiments import OUT
 from evidence.running import run_missing
 
-ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
-NAMES = (*ABLATIONS, selecting.NAME, speed.NAME)
+NAMES = (*ABLATIONS, collapse.NAME, listops.NAME, selecting.NAME, speed.NAME)
 
 
 def main(
@@ -40,6 +40,10 @@ def main(
         for experiment in () if page_only else ABLATIONS.values():
             if not only or experiment.name in only:
                 failures += run_missing(experiment, work, workers, _tell, device)
+        if not page_only and (not only or collapse.NAME in only):
+            collapse.run_missing(work, workers, _tell, device)
+        if not page_only and (not only or listops.NAME in only):
+            listops.run_missing(work, _tell, device)
         if not page_only and (not only or selecting.NAME in only):
             failures += selecting.run_all(work, workers, _tell, device)
         if not page_only and (not only or speed.NAME in only):

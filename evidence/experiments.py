@@ -16,7 +16,7 @@ OUT = "build-output/evidence"
 @dataclass(frozen=True)
 class Experiment:
     """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from. made: the
-    command that makes the source, where it does not ship with the project."""
+    command that makes the source, where it does not ship with the project; last: the file that this writes last."""
 
     name: str
     specs: tuple[str, ...]
@@ -24,6 +24,7 @@ class Experiment:
     overrides: tuple[str, ...] = ()
     trained: tuple[Experiment, str] | None = None
     made: str | None = None
+    last: str = "scores.json"
 
     @property
     def command(self) -> str:
@@ -85,19 +86,6 @@ STUDENTS = Experiment(
     RECIPE,
 )
 TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
-SHORT = Experiment(
-    "short",
-    ("evidence/specs/gate-rank.yaml",),
-    replace(SCORED, data=("stories,samples=1200", "passkey,samples=1200", "recall,samples=800"), share=0.0),
-    (
-        *RECIPE,
-        "recipe.transfer.steps=80",
-        "recipe.transfer.batch=8",
-        "recipe.finetune.steps=300",
-        "recipe.finetune.batch=8",
-    ),
-)
-"""Variants that are not kept by the recipe of all others yet: 640 and 2,400 rows."""
 MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TAUGHT)
 LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
 LOLA = Experiment(
@@ -123,4 +111,4 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, SHORT, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}
+EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}

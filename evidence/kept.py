@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
-from composer.ablation.identity import data_identity
+from composer.ablation.identity import PACKAGES, data_identity
 from composer.ablation.plan import Variant
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.runner import task_facts
 from composer.files import sha256, write_whole
+from composer.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import Experiment
 
@@ -67,6 +68,36 @@ def read(path: Path) -> Run | None:
 def keep(run: Run, folder: Path = KEPT) -> None:
     """As a file of its own. Raises OSError."""
     write_whole(path_of(run.experiment, run.variant, run.seed, folder), run.model_dump_json(indent=1) + "\n")
+
+
+def keep_figures(
+    place: tuple[str, str, int],
+    own: str,
+    figures: dict[str, float],
+    seconds: float,
+    folder: Path,
+    values: dict[str, Any] | None = None,
+) -> None:
+    """A run that is no row of an ablation. place: experiment, variant and seed. Raises OSError."""
+    experiment, variant, seed = place
+    run = Run(
+        experiment=experiment,
+        variant=variant,
+        seed=seed,
+        identity=own,
+        values=values or {},
+        figures=figures,
+        teacher_perplexity=None,
+        seconds=round(seconds, 1),
+        versions=versions_of(PACKAGES),
+    )
+    keep(run, folder)
+
+
+def is_kept(place: tuple[str, str, int], own: str, folder: Path) -> bool:
+    """Whether there is a run, and of this identity."""
+    run = read(path_of(*place, folder))
+    return run is not None and run.identity == own
 
 
 def all_runs(folder: Path = KEPT) -> list[Run]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from composer.files import whole, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
-from evidence import second, selecting, speed
+from evidence import collapse, listops, selecting, speed
+from evidence.ablations import ABLATIONS
 from evidence.claims import CLAIMS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
-from evidence.experiments import EXPERIMENTS, SEEDS
+from evidence.experiments import SEEDS
 from evidence.kept import Run, all_runs
 from evidence.verdict import BY_STATE, Kept, Place, seeds_of, state, verdict
 
@@ -32,7 +33,7 @@ The papers' claims, tried in miniature on the teacher that ships with this proje
 `evidence/runs`, then compares. Figures are means over seeds {seeds} ± the standard deviation of a sample; the teacher, which
 nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity, where low is good;
 lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention transfer and 9,600
-in fine-tuning, `macchiato` from all of them in fine-tuning; those of `short`, which wait for as many, from 640 and 2,400.
+in fine-tuning, `macchiato` from all of them in fine-tuning.
 
 A claim leads one to expect certain things of the figures, and all of them are listed. **Reproduced**: with every seed, all of
 them. **Not reproduced**: one of them fails with every seed, be it that the direction is the paper's and the figure is not
@@ -118,7 +119,7 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
 def _how(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
-    for name, experiment in (EXPERIMENTS | second.EXPERIMENTS).items():
+    for name, experiment in ABLATIONS.items():
         own = [run for run in runs if run.experiment == name]
         seconds = sum(run.seconds for run in own)
         yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "
@@ -129,12 +130,23 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
             other, variant = experiment.trained
             yield f"\n`trained-SEED` is `{other.name}/{variant}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
+    yield from _looks(runs)
+    own = [run for run in runs if run.experiment == listops.NAME]
+    yield f"\n`{listops.NAME}`: {len(own)} runs are kept. {listops.SETTING.says}\n\n"
+    yield f"    {listops.COMMAND}\n"
     yield from _selecting(runs)
     yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
     yield "it.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
+
+
+def _looks(runs: Sequence[Run]) -> Iterator[str]:
+    own = [run for run in runs if run.experiment == collapse.NAME]
+    yield f"\n`{collapse.NAME}`: {len(own)} runs are kept. `MODEL` is trained first, where it is not there.\n\n"
+    for looked in collapse.MODELS.values():
+        yield f"    {looked.command}  # {looked.experiment.name}/{looked.variant}\n"
 
 
 def _selecting(runs: Sequence[Run]) -> Iterator[str]:

@@ -31,7 +31,7 @@ def run_missing(
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")
     if missing and experiment.made is not None:
-        make(Path(experiment.request.source or ""), experiment.made, tell)
+        make(Path(experiment.request.source or ""), experiment.made, tell, experiment.last)
     failures: list[str] = []
     for request, wanted in _requests(experiment, missing, work, workers, tell, device):
         steps = work / experiment.name / STEPS
@@ -43,10 +43,10 @@ def run_missing(
     return failures
 
 
-def make(folder: Path, command: str, tell: Told) -> None:
-    """A teacher that does not ship with the project, by the command that trains it, which goes on where it was stopped; nothing
-    where it is there. Raises ComposerError where that fails."""
-    if (folder / "scores.json").is_file():
+def make(folder: Path, command: str, tell: Told, last: str = "scores.json") -> None:
+    """A teacher that does not ship with the project, by the command that makes it, which goes on where it was stopped; nothing
+    where its ``last`` file is there. Raises ComposerError where that fails."""
+    if (folder / last).is_file():
         return
     tell(f"{folder}: {command}")
     program, *words = shlex.split(command)
@@ -89,20 +89,32 @@ def _trained(experiment: Experiment, seed: int, work: Path, workers: Start, tell
     source = work / experiment.name / f"trained-{seed}"
     if source.is_dir():
         return source
-    request, steps = replace(other.request, seeds=(seed,), device=device), work / other.name / STEPS
-    (chain,) = plan([taught(experiment)[variant]], request, steps)
-    tell(f"{experiment.name}: the model of {variant}, seed {seed}")
-    run([chain], request, steps, workers)
-    merge_adapters(model_of(chain.steps[-1], steps), source)
+    merge_adapters(taught_model(other, variant, seed, work, workers, tell, device), source)
     return source
+
+
+def taught_model(
+    experiment: Experiment, variant: str, seed: int, work: Path, workers: Start, tell: Told, device: str = "cpu"
+) -> Path:
+    """The folder of an experiment's model, which is trained if it is not there. Raises ComposerError."""
+    request, steps = replace(experiment.request, seeds=(seed,), device=device), work / experiment.name / STEPS
+    (chain,) = plan([variants_of(experiment)[variant]], request, steps)
+    tell(f"{experiment.name}: the model of {variant}, seed {seed}")
+    results = run([chain], request, steps, workers)
+    for step in chain.steps:
+        if why := results[step.name].get(FAILURE):
+            raise ComposerError(f"{experiment.name}: {variant}, seed {seed}: {why}")
+    return model_of(chain.steps[-1], steps)
 
 
 def taught(experiment: Experiment) -> dict[str, Variant]:
     """The variants of the experiment whose models this one builds from, by name; none where it builds from the teacher."""
-    if experiment.trained is None:
-        return {}
-    other, _ = experiment.trained
-    return {variant.name: variant for variant in read_variants(other.specs, other.overrides)}
+    return {} if experiment.trained is None else variants_of(experiment.trained[0])
+
+
+def variants_of(experiment: Experiment) -> dict[str, Variant]:
+    """By name."""
+    return {variant.name: variant for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
 def _run(

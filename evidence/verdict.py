@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from evidence.experiments import EXPERIMENTS, SEEDS
+from evidence.ablations import ABLATIONS
+from evidence.experiments import SEEDS
 from evidence.kept import Run
 
 State = Literal["holds", "fails", "open"]
@@ -112,7 +113,7 @@ def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
 def _wanted(expected: Expected) -> tuple[int, ...]:
     """The seeds that it is to be asked of: one where nothing on either side is drawn."""
     places = [place for place in (expected.left, expected.right) if isinstance(place, Place)]
-    experiments = [EXPERIMENTS.get(place.run.partition("/")[0]) for place in places]
+    experiments = [ABLATIONS.get(place.run.partition("/")[0]) for place in places]
     return max((SEEDS if one is None else one.request.seeds for one in experiments), key=len)
 
 

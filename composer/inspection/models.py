@@ -95,7 +95,7 @@ class Run:
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), overheard(student, visit):
-            heads, _ = answers(own[layer], lesson, student.base.backend)
+            heads = answers(own[layer], lesson, student.base.backend)
         for key, one in self._heads.items():
             if one.layer != layer:
                 continue

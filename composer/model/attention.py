@@ -8,6 +8,7 @@ queries and keys that are not turned: each part turns them as it needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,10 @@ class Passed:
 PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
 
 
+class Heard(Exception):
+    """Raised where nobody reads what a host computes behind the answer of its heads."""
+
+
 class Unturned(tuple[Tensor, ...]):
     """Cosine and sine of no rotation, which notice whether the host turns by them: some layers of some hosts do not."""
 
@@ -56,7 +61,8 @@ class Unturned(tuple[Tensor, ...]):
 class Question:
     """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
 
-    values: B T K D, as memories are given them, in place of the layer's own. heads: the answer, B T H D. carried: the new state.
+    values: B T K D, as memories are given them, in place of the layer's own. alone: what the host makes of the answer is not asked
+    for. heads: the answer, B T H D. carried: the new state.
     """
 
     hidden: Tensor
@@ -64,6 +70,7 @@ class Question:
     state: State
     in_place: bool = False
     values: Tensor | None = None
+    alone: bool = False
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
     unturned: Unturned | None = None
@@ -94,17 +101,20 @@ class ComposedAttention(nn.Module):
             self.listener(question, options, _attended(answer))
         return answer
 
-    def answers(
-        self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """What the heads answer from an empty state, ``B T H D``, and what becomes of it, ``B T C``.
+    def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
+        """What the layer answers from an empty state, ``B T C``. options: what the host calls it with."""
+        return _attended(self._ask(Question(hidden, passed, {}), (), options))
 
-        options: what the host calls this layer with. values: ``B T K D``, as memories are given them, in place of the layer's own.
+    def of_heads(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None) -> Tensor:
+        """What its heads answer from an empty state, ``B T H D``; what the host makes of it is not computed.
+
+        values: ``B T K D``, as memories are given them, in place of the layer's own.
         """
-        question = Question(hidden, passed, {}, values=values)
-        answer = self._ask(question, (), options)
+        question = Question(hidden, passed, {}, values=values, alone=True)
+        with suppress(Heard):
+            self._ask(question, (), options)
         assert question.heads is not None, "the host has asked"
-        return question.heads, _attended(answer)
+        return question.heads
 
     def _ask(self, question: Question, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         hidden, passed = question.hidden, question.passed
@@ -140,6 +150,8 @@ class ComposedAttention(nn.Module):
         asked = (question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks)
         heads, carried = self.composed(*asked, entering=question.values is not None)
         question.heads, question.carried = heads, question.carried | carried if question.carried else carried
+        if question.alone:
+            raise Heard
         return heads
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: Question) -> Tensor:

@@ -31,7 +31,7 @@ def score_layers(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            found, _ = answers(own[index], lesson, student.base.backend)
+            found = answers(own[index], lesson, student.base.backend)
             wrong[index] += _squares(found - lesson.heads, batch)
             whole[index] += _squares(lesson.heads, batch)
 

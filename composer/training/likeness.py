@@ -89,7 +89,7 @@ def attention_likeness(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            found, _ = answers(own[index], lesson, backend)
+            found = answers(own[index], lesson, backend)
             errors[index] += _total((found - lesson.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
                 wanted = attention_weights(theirs, lesson, teacher.base.backend)

@@ -24,7 +24,7 @@ from composer.data.order import rows_of_step
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import whole
-from composer.model.attention import ComposedAttention
+from composer.model.attention import ComposedAttention, Heard
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
@@ -34,7 +34,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.stored import StoredModel
-from composer.training.transfer import Heard, Lesson, layer_unit, lesson_of, transfer_loss
+from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
 from composer.training.unit import Unit
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes

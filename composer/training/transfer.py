@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.model.attention import ComposedAttention, Passed, Question
+from composer.model.attention import ComposedAttention, Heard, Passed, Question
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
@@ -26,10 +26,6 @@ from composer.spec.recipe import Transfer
 from composer.training.course import Losses
 from composer.training.processes import count, within
 from composer.training.unit import Unit
-
-
-class Heard(Exception):
-    """Raised by a listener where nobody reads what a model computes behind the attention that it has heard."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +152,9 @@ def lesson_of(question: Question, options: Mapping[str, Any], attended: Tensor) 
     return Lesson(question.hidden, question.passed.tokens, options, question.heads, attended)
 
 
-def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The output of an attention on another's inputs: before the output projection, and after it."""
-    return attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values)
+def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> Tensor:
+    """What an attention's heads answer to another's inputs, B T H D."""
+    return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values)
 
 
 def transfer_loss(
@@ -167,8 +163,10 @@ def transfer_loss(
     """The weighed loss of one layer, summed over valid tokens and divided by ``total``."""
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
-        heads, attended = answers(attention, lesson, backend)
-        found, wanted = (attended, lesson.attended) if stage.at == "output" else (heads, lesson.heads)
+        if stage.at == "output":
+            wanted, found = lesson.attended, attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
+        else:
+            wanted, found = lesson.heads, answers(attention, lesson, backend)
         error = (found.float() - wanted.float()).square().flatten(2).mean(-1)
         loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
     if stage.cross_entropy:
@@ -195,11 +193,11 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     width, heads = attention.asked.head_dim, attention.asked.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = answers(attention, lesson, backend, nothing)[0] if _brings(attention) else None
+    brought = answers(attention, lesson, backend, nothing) if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
-        weights, _ = answers(attention, lesson, backend, value)
+        weights = answers(attention, lesson, backend, value)
         weights = weights if brought is None else weights - brought
         found.append(weights[..., : length - start].float())
     return torch.cat(found, dim=-1)

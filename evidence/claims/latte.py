@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from evidence.claims.claim import STORIES, TEACHER, Claim
-from evidence.verdict import Place, above, below, near
+from evidence.claims.claim import LAWCAT, PASSKEY, RECALL, STORIES, TEACHER, Claim
+from evidence.collapse import ASKED, LARGEST, LEAST, NAME, TITLES, USED, WINDOW, WINDOW_LEAST, WINDOW_MOST
+from evidence.listops import ACCURACY, MAJORITY
+from evidence.listops import NAME as LISTOPS
+from evidence.verdict import Place, above, at_least, at_most, below, beyond, near
 
 PERPLEXITY = STORIES[:3]
 SHORT, _, LONG = PERPLEXITY
@@ -31,6 +34,40 @@ LATENTS = {f"{count} latents": f"latte/latents-{count}" for count in (2, 8, 32)}
     "softmax attention": "latte/latents-transformer"
 }
 TRUNCATED = "latte/latte-truncated"
+YARN = {factor: f"teacher-yarn-{factor}/softmax" for factor in (2, 4, 8)}
+FULL = "students/macchiato-full"
+TREES = {"Latte, both ways": f"{LISTOPS}/latte", "softmax attention, both ways": f"{LISTOPS}/softmax"}
+GUESS = f"{LISTOPS}/{MAJORITY}"
+LOOKED = {"Macchiato, from the teacher": f"{NAME}/macchiato", "Latte-RGLRU-SWA++, from nothing": f"{NAME}/from-nothing"}
+
+
+def _used(title: str, name: str, differs: str = "") -> Claim:
+    """Latents and window of one model of ``LOOKED`` are both used."""
+    run = LOOKED[name]
+    return Claim(
+        title,
+        "Latte, section 4.3, figures 7 and 14",
+        "“latent collapse, where only a small subset of latent states is used … Latte does not exhibit latent collapse, even in "
+        "the absence of dropout … local attention and Latte attention are effectively used, with the probability mass distributed "
+        "across various latent states.”",
+        {name: run},
+        TITLES,
+        (
+            at_least("three quarters of the latents in use", Place(run, USED), 0.75),
+            at_least("half of them in every head", Place(run, LEAST), 0.5),
+            at_most("no latent has half of its head", Place(run, LARGEST), 0.5),
+            at_least("the window has a tenth or more", Place(run, WINDOW), 0.1),
+            at_most("the window has nine tenths or less", Place(run, WINDOW), 0.9),
+            beyond(at_least("the window has a tenth or more in every head", Place(run, WINDOW_LEAST), 0.1)),
+            beyond(at_most("the window has nine tenths or less in every head", Place(run, WINDOW_MOST), 0.9)),
+            beyond(at_most("a token asks nine tenths of them or fewer", Place(run, ASKED), 0.9)),
+        ),
+        "In use is exp of the entropy of a head's mean p(l|t) over its latents, over their number (1: all alike; of 16 and of 8 "
+        "latents a head, 0.06 and 0.13: one alone). Asked by a token is the same of p(l|t) itself, a mean over tokens: at 1 they "
+        "would be in use and tell nothing apart. The rest of p(l|t) is the window's. Of four texts of 256 tokens a task. "
+        f"{differs}".strip(),
+    )
+
 
 CLAIMS = (
     Claim(
@@ -96,7 +133,7 @@ CLAIMS = (
                 1.1,
             ),
         ),
-        "The paper's transformer has YaRN, which helps it; ours has plain RoPE.",
+        "The paper's transformer has YaRN, which helps it; ours has plain RoPE. What YaRN does to the teacher is said below.",
     ),
     Claim(
         "A pretrained model turned into Macchiato keeps its perplexity far beyond its length",
@@ -116,5 +153,64 @@ CLAIMS = (
             *(below(f"Macchiato below the teacher, {at}", Place(OURS, at), Place(TEACHER, at)) for at in STORIES[1:]),
             near("Macchiato within a tenth of the teacher at once", Place(OURS, STORIES[0]), Place(TEACHER, STORIES[0]), 0.1),
         ),
+    ),
+    Claim(
+        "A pretrained model turned into Macchiato extrapolates further than with YaRN",
+        "after Latte, section 4.3, figure 6",
+        "“We use YARN relative positional encoding for standard attention … because it helps transformers extrapolate”; Macchiato "
+        "extrapolates, and is “comparable to standard attention on sequences seen during training”.",
+        {
+            "teacher": TEACHER,
+            **{f"teacher with YaRN, factor {factor}": run for factor, run in YARN.items()},
+            "Macchiato": OURS,
+            "Macchiato, trained as the others": FULL,
+            "LAWCAT": LAWCAT,
+        },
+        STORIES + PASSKEY + RECALL,
+        (
+            *(below(f"the teacher with YaRN below itself, {at}", Place(YARN[8], at), Place(TEACHER, at)) for at in STORIES[2:]),
+            above("the teacher with YaRN a tenth worse at four times", Place(YARN[8], STORIES[2]), Place(YARN[8], STORIES[0]), 1.1),
+            *(below(f"Macchiato below the teacher with YaRN, {at}", Place(OURS, at), Place(YARN[8], at)) for at in STORIES[1:]),
+            near(
+                "Macchiato at eight times the training length within 5 % of that at once",
+                Place(OURS, STORIES[3]),
+                Place(OURS, STORIES[0]),
+                0.05,
+            ),
+            above(
+                "the teacher with YaRN a tenth below Macchiato at once at most",
+                Place(YARN[8], STORIES[0]),
+                Place(OURS, STORIES[0]),
+                0.9,
+            ),
+        ),
+        "The paper trains with YaRN, from nothing; here the teacher's config alone says it, and nothing is trained. What is "
+        "expected is of factor 8, which is to reach the longest texts; smaller ones stand beside it. What differs: untrained, each "
+        "factor costs what is near (stories and passkeys at once), so that at four times the teacher as it is still reads "
+        "stories better. Recall, which asks for no order, YaRN stretches as far as its factor goes.",
+    ),
+    _used(
+        "A pretrained model turned into Macchiato does not collapse onto few latents",
+        "Macchiato, from the teacher",
+        "What differs: the paper's figures are of a model trained from nothing for 100,000 steps; here Macchiato's own parameters "
+        "alone learn, for 800, and a head uses four or five of its 16 latents. Longer training and dropout were not tried.",
+    ),
+    _used("Trained from nothing, Macchiato does not collapse onto few latents", "Latte-RGLRU-SWA++, from nothing"),
+    Claim(
+        "From nothing and both ways, Latte reads ListOps as well as softmax attention",
+        "Latte, section 4.4, table 3",
+        "Accuracy on the Long Range Arena's ListOps: bidirectional attention 36.37, Latte 40.18, Latte-RGLRU-SWA++ 61.39.",
+        {**TREES, "the most frequent answer": GUESS},
+        (ACCURACY,),
+        (
+            *(
+                above(f"{name}: one and a half times the most frequent answer", Place(run, ACCURACY), Place(GUESS, ACCURACY), 1.5)
+                for name, run in TREES.items()
+            ),
+            above("Latte above nine tenths of softmax attention", *(Place(run, ACCURACY) for run in TREES.values()), 0.9),
+            above("Latte above softmax attention", *(Place(run, ACCURACY) for run in TREES.values())),
+        ),
+        "Encoders of two layers, 64 wide, with the paper's sinusoids and 40 latents, on small trees, where its own have six "
+        "layers, 128 wide, and trees of 500 to 2,000 symbols. The share of held-out trees whose value is found, of ten.",
     ),
 )

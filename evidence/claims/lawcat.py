@@ -13,7 +13,7 @@ LOCAL_ROPE = "students/lolcats-rope-in-window"
 NO_ROPE = "students/lolcats-no-rope"
 NO_WINDOW = "students/lolcats-no-window"
 SHARING = {name: f"students/lawcat-sharing-{name}" for name in ("both", "convolution", "neither")}
-RANKS = {rank: f"short/gate-rank-{rank}" for rank in ("4", "32", "full")}
+RANKS = {"4": "students/gate-rank-4", "32": LAWCAT, "full": "students/gate-rank-full"}
 X1, X2, X4, X8 = PASSKEY
 SHORT = STORIES[0]
 

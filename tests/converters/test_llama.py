@@ -6,6 +6,7 @@ import pytest
 
 from converters.errors import ConfigError
 from converters.families import FAMILIES, family_of
+from converters.hosts import Host
 from converters.llama import read_config
 from converters.trunk import Trunk
 
@@ -106,6 +107,19 @@ def test_a_scaling_without_its_original_length_takes_the_longest():
 def test_other_scalings_are_refused_by_name(kind: str, key: str):
     with pytest.raises(ConfigError, match=f"'{kind}'.*'default' and 'llama3'"):
         trunk({**FIRST, "rope_scaling": {key: kind, "factor": 2.0}})
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
+    llama = {**FIRST, "model_type": "llama"}
+    for kind in ("linear", "yarn"):
+        said = {"rope_type": kind, "factor": 2.0}
+        read = family_of({**llama, key: said}).read_config({**llama, key: said}, [])
+        assert isinstance(read, Host)
+        assert read.config[key] == said
+    for kind in ("default", "llama3", "dynamic", "longrope"):
+        assert family_of({**llama, key: {"rope_type": kind}}) is FAMILIES["llama"]
+    assert family_of({**llama, key: "yarn"}) is FAMILIES["llama"]
 
 
 @pytest.mark.parametrize(

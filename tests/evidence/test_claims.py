@@ -12,7 +12,8 @@ from composer.ablation.plan import read_variants
 from composer.ablation.report import TITLES, Column
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
-from evidence import second, selecting, speed
+from evidence import collapse, listops, selecting, speed
+from evidence.ablations import ABLATIONS
 from evidence.claims import CLAIMS
 from evidence.claims.claim import Claim
 from evidence.experiments import EXPERIMENTS, SCORED, Experiment
@@ -40,12 +41,13 @@ def variants(experiment: Experiment) -> set[str]:
     return {variant.name for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
-ABLATIONS = EXPERIMENTS | second.EXPERIMENTS
 KNOWN = {name: (variants(one), columns(one)) for name, one in ABLATIONS.items()}
 SETTING = selecting.SETTING
 CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORED, tasks=SETTING.tasks, lengths=SETTING.lengths))
 KNOWN[selecting.NAME] = (set(SETTING.names), {selecting.BEFORE, selecting.BEATEN, selecting.STATE})
 KNOWN[selecting.TRAINED] = (set(SETTING.names), columns(CHOICES))
+KNOWN[collapse.NAME] = (set(collapse.MODELS), set(collapse.TITLES))
+KNOWN[listops.NAME] = ({*listops.variants(), listops.MAJORITY}, {listops.ACCURACY})
 KNOWN[speed.NAME] = ({speed.FIRST, *speed.STUDENTS}, speed.titles())
 
 
@@ -98,6 +100,10 @@ def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
     for seed in {run.seed for run in kept if run.experiment == selecting.TRAINED}:
         wanted = missing_runs(selecting.trained(SETTING, seed, tmp_path))
         assert not {(run.variant, seed) for run in kept if (run.experiment, run.seed) == (selecting.TRAINED, seed)} & set(wanted)
+    looks = [run for run in all_runs() if run.experiment == collapse.NAME]
+    assert all(run.identity == collapse.identity(collapse.MODELS[run.variant], run.seed) for run in looks)
+    trees = [run for run in all_runs() if run.experiment == listops.NAME]
+    assert all(run.identity == listops.identity(listops.SETTING, run.variant, run.seed) for run in trees)
     benches = [run for run in all_runs() if run.experiment == speed.NAME]
     assert all(run.identity == speed.identity(run.seed) for run in benches)
     assert kept

@@ -51,12 +51,21 @@ def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("family", PASSED)
+STRETCHED = {
+    "llama: linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "llama: yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+}
+"""Positions that the project's own Llama has not: transformers' is the host."""
+
+
+@pytest.mark.parametrize("family", [*PASSED, *STRETCHED])
 @torch.no_grad()
 def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
+    more = {"rope_parameters": STRETCHED[family]} if family in STRETCHED else {}
+    family = family.partition(":")[0]
     if family not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
-    source, ids = small(family), tokens()
+    source, ids = small(family, **more), tokens()
     source.save_pretrained(tmp_path / "source")
     if Version(transformers.__version__) < Version(LATER.get(family, "0")):
         with pytest.raises(BuildError, match="no place for heads in transformers"):

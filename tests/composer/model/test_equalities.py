@@ -91,7 +91,7 @@ class Layer:
     def answer(self) -> Tensor:
         """What the model computes."""
         tokens = Tokens(torch.arange(LENGTH).expand(len(self.hidden), -1))
-        return self.attention.answers(self.hidden, Passed(tokens, "torch"), {})[1]
+        return self.attention.answers(self.hidden, Passed(tokens, "torch"), {})
 
 
 def hedgehog(mapped: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
 
     attention, passed = built.model.layers[1].self_attn, Passed(Tokens(torch.arange(50).expand(2, -1)), "torch")
     with torch.no_grad():
-        _, found = attention.answers(hidden, passed, {})
+        found = attention.answers(hidden, passed, {})
         torch.testing.assert_close(found, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 

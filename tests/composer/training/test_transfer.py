@@ -32,7 +32,7 @@ def answered(student: Any, index: int, hidden: Tensor) -> Tensor:
     """``1 T H D`` of the student's heads, for one document's hidden states."""
     place = torch.arange(hidden.shape[1])[None]
     alone = Batch(place, place, place, torch.ones_like(place).bool())
-    return answers(attention_of(student, index), asked(hidden, alone), "torch")[0]
+    return answers(attention_of(student, index), asked(hidden, alone), "torch")
 
 
 def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, float]:
@@ -126,7 +126,7 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
     hidden = torch.randn(*batch.ids.shape, 32, dtype=torch.float64)
     weights = attention_weights(attention, asked(hidden, batch), "torch")
     value = attention.get_submodule("v_proj")(hidden).unflatten(2, (-1, 8)).repeat_interleave(2, dim=2).float()
-    answer = answers(attention, asked(hidden, batch), "torch")[0].float()
+    answer = answers(attention, asked(hidden, batch), "torch").float()
     found = torch.einsum("bths,bshd->bthd", weights, value)
     torch.testing.assert_close(found[batch.valid], answer[batch.valid], rtol=0, atol=2e-6)
 

@@ -1,0 +1,112 @@
+"""Whether latents collapse: how many of a trained Macchiato's a text uses, by what ``compose inspect`` finds in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import composer
+from composer.ablation.runner import Start
+from composer.inspection.findings import Findings, Numbers
+from composer.inspection.measures import entropy
+from evidence.experiments import LATTE, MACCHIATO, Experiment
+from evidence.kept import KEPT, is_kept, keep_figures
+from evidence.kept import identity as identity_of
+from evidence.running import Told, taught_model, variants_of
+
+NAME = "collapse"
+USED, LEAST, LARGEST = "latents in use", "least of any head", "largest share of one"
+ASKED = "asked by a token"
+WINDOW, WINDOW_LEAST, WINDOW_MOST = "window", "window, least of any head", "window, most of any head"
+TITLES = (USED, LEAST, LARGEST, ASKED, WINDOW, WINDOW_LEAST, WINDOW_MOST)
+"""The first two: exp of the entropy of a head's mean p(l|t) over its latents, over their number; the third: of that mean, its
+largest. Then exp of the entropy of p(l|t) itself, likewise, a mean over tokens. Last p(0|t), the share of the window."""
+LATENTS = "latents"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Whose models are looked into, and while they read what: so many texts of each task, of this many tokens."""
+
+    experiment: Experiment
+    variant: str
+    tasks: tuple[str, ...]
+    texts: int = 4
+    length: int = 256
+
+    @property
+    def command(self) -> str:
+        return (
+            f"compose inspect MODEL --tasks {'|'.join(self.tasks)} --length {self.length} --queries {self.length} --alone "
+            f"--seed {'|'.join(map(str, range(self.texts)))}"
+        )
+
+
+MODELS = {
+    "macchiato": Looked(MACCHIATO, "macchiato", ("stories", "passkey", "recall")),
+    "from-nothing": Looked(LATTE, "latte-rglru-swa-pp", ("stories",)),
+}
+
+
+def identity(looked: Looked, seed: int) -> str:
+    """Of what is asked for: the model by what it was asked for itself."""
+    model = identity_of(looked.experiment, variants_of(looked.experiment)[looked.variant], seed, {})
+    asked = {"model": model, "tasks": looked.tasks, "texts": looked.texts, "length": looked.length}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_missing(
+    work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
+) -> None:
+    """Every look that is not kept, at a model that is trained first where it is not there. Raises ComposerError."""
+    wanted = [(name, one, seed) for name, one in models.items() for seed in one.experiment.request.seeds]
+    missing = [(name, one, seed) for name, one, seed in wanted if not is_kept((NAME, name, seed), identity(one, seed), kept)]
+    tell(f"{NAME}: {len(missing)} looks to do")
+    for name, one, seed in missing:
+        tell(f"{NAME}: {name}, seed {seed}")
+        model = taught_model(one.experiment, one.variant, seed, work, workers, tell, device)
+        began = time.monotonic()
+        figures, values = looked_at(model, one)
+        keep_figures((NAME, name, seed), identity(one, seed), figures, time.monotonic() - began, kept, values)
+
+
+def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The figures, and those of each head by themselves, as LAYER.HEAD. Raises ComposerError."""
+    pieces: dict[str, list[Numbers]] = {}
+    for task in looked.tasks:
+        for seed in range(looked.texts):
+            found = composer.inspect(model, tasks=task, length=looked.length, queries=looked.length, seed=seed, alone=True)
+            for head, shares in shares_of(found).items():
+                pieces.setdefault(head, []).append(shares)
+    heads = {head: usage(np.concatenate(each)) for head, each in pieces.items()}
+    used, largest, asked, window = (list(column) for column in zip(*heads.values(), strict=True))
+    figures = {USED: statistics.fmean(used), LEAST: min(used), LARGEST: max(largest), ASKED: statistics.fmean(asked)}
+    figures |= {WINDOW: statistics.fmean(window), WINDOW_LEAST: min(window), WINDOW_MOST: max(window)}
+    return figures, {head: [round(number, 4) for number in each] for head, each in heads.items()}
+
+
+def shares_of(found: Findings) -> dict[str, Numbers]:
+    """Of each head p(l|t) of its latents, tokens × latents; what is missing to 1 is the window's."""
+    shares: dict[str, Numbers] = {}
+    for group in found.heads:
+        among = group.shown[f"{LATENTS}: p(l|t)"].numbers[list(found.queries)]
+        for head in range(group.heads):
+            shares[f"{group.layer}.{group.first + head}"] = among[:, head] * group.shares[LATENTS][head][:, None]
+    return shares
+
+
+def usage(shares: Numbers) -> tuple[float, float, float, float]:
+    """Of one head, tokens × latents: latents in use, the largest share of one, those that a token asks, and the window's share."""
+    latents = torch.as_tensor(shares, dtype=torch.float64)
+    total = latents.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    mean, count = latents.mean(0) / latents.mean(0).sum(), latents.shape[-1]
+    used, asked = entropy(mean).exp() / count, (entropy(latents / total).exp() / count).mean()
+    return float(used), float(mean.max()), float(asked), 1 - float(latents.sum(-1).mean())

@@ -1,0 +1,53 @@
+"""The copy with YaRN is the teacher but for its positions, and is scored as the teacher is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import composer
+from composer.ablation.runner import one_process
+from evidence.experiments import TEACHER, TEACHERS
+from evidence.kept import all_runs
+from evidence.running import run_missing
+from evidence.stretched import EXPERIMENTS, FACTORS, experiment, stretch
+
+
+def test_the_copy_differs_in_its_positions_alone(tmp_path: Path) -> None:
+    stretch(tmp_path / "yarn", 4)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (Path(TEACHER), tmp_path / "yarn"))
+    assert {key for key in before if before[key] != after[key]} == {"max_position_embeddings", "rope_parameters"}
+    assert after["max_position_embeddings"] == 4 * before["max_position_embeddings"]
+    assert after["rope_parameters"] == {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    assert (tmp_path / "yarn" / "model.safetensors").read_bytes() == (Path(TEACHER) / "model.safetensors").read_bytes()
+    model = composer.build("softmax", tmp_path / "yarn")
+    assert type(model).__name__ == "ComposedLlamaForCausalLM"
+
+
+def test_every_factor_is_asked_what_the_teacher_is() -> None:
+    assert len(EXPERIMENTS) == len(FACTORS)
+    for one in EXPERIMENTS.values():
+        assert replace(one.request, source=TEACHER) == TEACHERS.request
+
+
+def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
+    """The command as it stands, but for its folder and the interpreter that tests run in."""
+    whole = experiment(8)
+    assert whole.made is not None
+    folder = str(tmp_path / "yarn")
+    made = whole.made.replace(str(whole.request.source), folder)
+    assert shlex.split(made)[0] == "python"
+    small = replace(whole.request, source=folder, tasks=("recall,pairs=2",), lengths=(32,), samples=2)
+    tiny = replace(whole, request=small, made=made)
+    told: list[str] = []
+    assert run_missing(tiny, tmp_path / "work", one_process, told.append, kept=tmp_path / "runs") == []
+    assert f"{folder}: {made}" in told
+    (run,) = all_runs(tmp_path / "runs")
+    assert set(run.figures) == {"recall,pairs=2 32"}
