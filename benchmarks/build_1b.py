@@ -65,13 +65,13 @@ def make_checkpoint(folder: Path) -> None:
     """Writes the random checkpoint tensor by tensor, if it is not there yet."""
     if (folder / "model.safetensors.index.json").exists():
         return
-    from composer.weights.stream import Piece, write_shard
+    from composer.weights.stream import TensorToWrite, write_shard
     from converters.canonical import expected_tensors
     from converters.llama import read_config
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shards: list[list[Piece]] = [[]]
+    shards: list[list[TensorToWrite]] = [[]]
     size = 0
     for name, shape in expected_tensors(read_config(CONFIG, [])).items():
         bytes_of_it = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -79,7 +79,7 @@ def make_checkpoint(folder: Path) -> None:
             shards.append([])
             size = 0
         size += bytes_of_it
-        shards[-1].append(Piece(name, "bfloat16", shape, lambda shape=shape: _random(shape)))
+        shards[-1].append(TensorToWrite(name, "bfloat16", shape, lambda shape=shape: _random(shape)))
     weight_map = {}
     for number, pieces in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"

@@ -12,7 +12,7 @@ from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.numbers import LEAST_SEED, Tokens, check_seed, tokens_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
@@ -238,8 +238,8 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
         return load_model(Path(folder), dtype, device, backend)
 
 
-def _written(name: str, done: int, total: int) -> Shown:
-    return Shown(f"writing {name}", done, total)
+def _written(name: str, done: int, total: int) -> BarUpdate:
+    return BarUpdate(f"writing {name}", done, total)
 
 
 def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:

@@ -13,7 +13,7 @@ Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "l
 Told = ParamSpec("Told")
 
 
-class Shown(NamedTuple):
+class BarUpdate(NamedTuple):
     """One update of a bar. name: of the bar; text: None leaves the text as it is."""
 
     name: str
@@ -35,7 +35,7 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], None]]:
+def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[BarUpdate], None]]:
     """A bar for each name that is shown, with these columns. stay: leave the bars on the screen afterwards."""
     from rich import progress
     from rich.console import Console
@@ -53,7 +53,7 @@ def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], Non
     with progress.Progress(*map(made.__getitem__, columns), console=Console(stderr=True), transient=not stay) as screen:
         tasks: dict[str, Any] = {}
 
-        def show(shown: Shown) -> None:
+        def show(shown: BarUpdate) -> None:
             if shown.name not in tasks:
                 tasks[shown.name] = screen.add_task(shown.name, total=shown.total, text="")
             text: dict[str, Any] = {} if shown.text is None else {"text": shown.text}
@@ -63,14 +63,14 @@ def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[Shown], Non
 
 
 @contextmanager
-def drawn() -> Iterator[Callable[[Shown], None]]:
+def drawn() -> Iterator[Callable[[BarUpdate], None]]:
     """One bar on a notebook's page, which needs no widgets, and is gone afterwards."""
     from IPython.display import HTML, display
 
     place = display(HTML(""), display_id=True)
     assert place is not None, "a display with an id has a handle"
 
-    def show(shown: Shown) -> None:
+    def show(shown: BarUpdate) -> None:
         said = escape(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
         place.update(HTML(f'<progress value="{shown.done}" max="{shown.total}"></progress> <span>{said}</span>'))
 
@@ -82,7 +82,7 @@ def drawn() -> Iterator[Callable[[Shown], None]]:
 
 @contextmanager
 def progress_callback(
-    progress: bool | Callable[Told, None], shown: Callable[Told, Shown], *columns: Column
+    progress: bool | Callable[Told, None], shown: Callable[Told, BarUpdate], *columns: Column
 ) -> Iterator[Callable[Told, None] | None]:
     """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.
 

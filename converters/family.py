@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from converters.names import Table, fits
+from converters.names import NameTable, fits
 from converters.trunk import Sizes
 
 Config = Mapping[str, object]
@@ -31,8 +31,8 @@ class Family:
     read_config: Callable[[Config, list[str]], Sizes]
 
     @cached_property
-    def table(self) -> Table:
-        return Table(self.names)
+    def table(self) -> NameTable:
+        return NameTable(self.names)
 
     def reason_to_pass_over(self, name: str) -> str | None:
         """Why a tensor of this name is left behind, None where it is not."""

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _PLACES = {"i": r"(?P<i>0|[1-9][0-9]{0,8})", "rest": r"(?P<rest>.+)"}
 
 
-class Table:
+class NameTable:
     """``canonical`` translates a family's name, ``original`` translates back; None where no row fits."""
 
     def __init__(self, rows: Mapping[str, str]) -> None:

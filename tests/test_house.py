@@ -215,6 +215,16 @@ def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
+def test_no_two_modules_call_a_class_alike() -> None:
+    places: dict[str, set[str]] = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(named(path))
+    assert len(places) > 300
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_why_a_file_failed_is_said_in_one_place() -> None:
     """The system's reason may be missing from an error, so that a message would read "None"."""
     homes = {

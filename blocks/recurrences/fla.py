@@ -97,7 +97,7 @@ def gently(log_decay: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class FlatRows:
     """Rows of several documents as one row of documents.
 
     bounds: where each begins, and where the last ends. first, last: the documents that each row begins and ends with. continues:
@@ -119,12 +119,12 @@ class Rows:
         return states.index_select(0, self.last)
 
 
-_found: list[tuple[weakref.ref[Tensor], int, Rows]] = []
+_found: list[tuple[weakref.ref[Tensor], int, FlatRows]] = []
 """The rows that were asked for last: all layers ask for the same, and finding bounds waits for the device."""
 REMEMBERED = 8
 
 
-def rows(segment: Int[Tensor, "B T"]) -> Rows:
+def rows(segment: Int[Tensor, "B T"]) -> FlatRows:
     """The documents of these tokens."""
     version = None if segment.is_inference() else segment._version
     for tensor, seen, found in _found:
@@ -136,7 +136,7 @@ def rows(segment: Int[Tensor, "B T"]) -> Rows:
     starts = begins.flatten().nonzero().squeeze(1)
     bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
     of_each = begins.flatten().cumsum(0).view(batch, length) - 1
-    found = Rows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
+    found = FlatRows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
     if version is not None:  # nobody counts what is written to a tensor of inference mode
         _found[:] = [(weakref.ref(segment), version, found), *_found[: REMEMBERED - 1]]
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import typer
 
 from composer.commands.training import bar_of, figures_of
-from composer.progress import Column, Shown, bars, on_terminal
+from composer.progress import BarUpdate, Column, bars, on_terminal
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -27,7 +27,7 @@ def at_once(what: str, *, quiet: bool) -> None:
 
 @contextmanager
 def watching(
-    *columns: Column, bar: Callable[Told, Shown], line: Callable[Told, None], quiet: bool, stay: bool = False
+    *columns: Column, bar: Callable[Told, BarUpdate], line: Callable[Told, None], quiet: bool, stay: bool = False
 ) -> Iterator[Callable[Told, None] | None]:
     """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where ``quiet``.
 

@@ -14,7 +14,7 @@ from composer.devices import check_device
 from composer.errors import AblationError, in_words
 from composer.evaluation.options import SHORTEST
 from composer.numbers import MOST_SEED, Numbers, check_count, numbers_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.overrides import Overrides
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
     return runner.one_process if count == 1 else runner.processes(count)
 
 
-def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> Shown:
+def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> BarUpdate:
     """The progress of an ablation, as a bar shows it."""
-    return Shown("steps", done, total, None if step is None else said_of(step, figures))
+    return BarUpdate("steps", done, total, None if step is None else said_of(step, figures))
 
 
 def said_of(step: AblationStep, figures: Figures) -> str:

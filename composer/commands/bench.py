@@ -11,7 +11,7 @@ from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, numbers_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -88,6 +88,6 @@ def bench(
                 return run(timed, lengths, positions, options, built=said)
 
 
-def bar_of(progress: BenchProgress) -> Shown:
+def bar_of(progress: BenchProgress) -> BarUpdate:
     """The progress of a bench, as a bar shows it."""
-    return Shown("cells", progress.done, progress.total, progress.what)
+    return BarUpdate("cells", progress.done, progress.total, progress.what)

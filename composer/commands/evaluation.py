@@ -11,7 +11,7 @@ from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, Tokens, numbers_of, tokens_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -92,9 +92,9 @@ def evaluate(
             return run({k: str(v) for k, v in named.items()} if isinstance(named, Mapping) else named, asked, sizes, options)
 
 
-def bar_of(progress: EvaluationProgress) -> Shown:
+def bar_of(progress: EvaluationProgress) -> BarUpdate:
     """The progress of an evaluation, as a bar shows it."""
-    return Shown("samples", progress.done, progress.total, cell_of(progress))
+    return BarUpdate("samples", progress.done, progress.total, cell_of(progress))
 
 
 def cell_of(progress: EvaluationProgress) -> str:

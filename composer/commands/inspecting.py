@@ -11,7 +11,7 @@ from composer.evaluation.options import SHORTEST
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, ONE_TEXT, QUERIES, InspectOptions
 from composer.numbers import Numbers, numbers_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
@@ -73,7 +73,7 @@ def inspect(
         force=force,
     )
     options.check()  # a mistake is told before all that takes seconds to import
-    with progress_callback(progress, lambda said: Shown("looking", 0, 1, said), "name", "text") as tell:
+    with progress_callback(progress, lambda said: BarUpdate("looking", 0, 1, said), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run
 
         with without_theirs(warnings=True):

@@ -20,7 +20,7 @@ from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import doubt
 from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
@@ -193,9 +193,9 @@ def sample(
     return Sampled(out=target, texts=texts, first=tuple(first))
 
 
-def bar_of(done: int, total: int) -> Shown:
+def bar_of(done: int, total: int) -> BarUpdate:
     """The number of finished texts, as a bar shows it."""
-    return Shown("texts", done, total)
+    return BarUpdate("texts", done, total)
 
 
 def _loaded(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:

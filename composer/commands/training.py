@@ -13,7 +13,7 @@ from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import doubt, inform
 from composer.numbers import check_count, check_range, check_seed
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
 from composer.tables import Readable, View
@@ -188,9 +188,9 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
     return MergeReport(out=target, spec_hash=record.spec_hash)
 
 
-def bar_of(step: StepProgress) -> Shown:
+def bar_of(step: StepProgress) -> BarUpdate:
     """The progress of a stage, as a bar shows it."""
-    return Shown(step.stage, step.step, step.steps, figures_of(step))
+    return BarUpdate(step.stage, step.step, step.steps, figures_of(step))
 
 
 def figures_of(step: StepProgress) -> str:

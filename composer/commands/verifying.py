@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from composer.arguments import Reference
 from composer.errors import in_words
-from composer.progress import Shown, progress_callback
+from composer.progress import BarUpdate, progress_callback
 from composer.weights.findings import VerifyReport
 
 
@@ -25,6 +25,6 @@ def verify(model: Reference, *, progress: bool | Callable[[str, int, int], None]
         return checks_of(model, watch)
 
 
-def bar_of(name: str, done: int, total: int) -> Shown:
+def bar_of(name: str, done: int, total: int) -> BarUpdate:
     """The progress of reading a file, as a bar shows it."""
-    return Shown(f"reading {name}", done, total)
+    return BarUpdate(f"reading {name}", done, total)

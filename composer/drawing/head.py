@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.drawing.contents import LEADING, PADDING, Box, boxes_and_links
-from composer.drawing.layered import BEFORE_LABEL, LABEL_SIZE, Line, Size, placed, widened
+from composer.drawing.layered import BEFORE_LABEL, LABEL_SIZE, Route, Size, placed, widened
 from composer.drawing.svg import element, escaped, number
 from composer.graph.graph import HeadGraph
 
@@ -26,7 +26,7 @@ def drawn(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = fr
     return elements, layout.width, layout.height
 
 
-def _line(line: Line) -> Iterator[str]:
+def _line(line: Route) -> Iterator[str]:
     (x, y), (_, bends), (ends_at, straight), (_, end) = line.points
     stop = end - ARROW + 1 if line.arrives else end
     middle = (bends + straight) / 2

@@ -49,7 +49,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Line:
+class Route:
     """A link, or a piece of several, as points: straight down where both have the same x, bent between layers otherwise."""
 
     link: Link
@@ -65,7 +65,7 @@ class Placed:
     width: float
     height: float
     boxes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Route] = field(default_factory=list)
 
 
 def widened(size: Size, links: Sequence[Link]) -> Size:
@@ -236,7 +236,7 @@ class _Layout:
             above, below = level[start], level[end]
             begins = tops[above] if start[0] else tops[above] + self.sizes[start[1]].height
             points = [(first, begins), (first, bottoms[above]), (last, tops[below] - STRIP), (last, tops[below])]
-            found.lines.append(Line(link, tuple(points), not end[0]))
+            found.lines.append(Route(link, tuple(points), not end[0]))
         return found
 
     def _channel(self, index: int) -> float:

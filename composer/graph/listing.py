@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from blocks.operation import EVERY, Kind
 from composer.graph.graph import INPUTS, OUTPUT, SINKS
-from composer.graph.program import Covered, Program, Step, Value
+from composer.graph.program import CoveredOperation, Program, Step, Value
 
 SHAPES = {
     Kind.HIDDEN: "B T {dim}",
@@ -65,7 +65,7 @@ def _of_step(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
         yield f"{gives} = {_call(one, names)}", _size(one), together + (says if index == 0 else "in the same step")
 
 
-def _call(one: Covered, names: Mapping[Value, str]) -> str:
+def _call(one: CoveredOperation, names: Mapping[Value, str]) -> str:
     given = {**dict(one.single), **dict(one.inside)}
     arguments = [names[given[port.name]] for port in one.node.operation.reads if port.name in given]
     for port, sources in one.many:
@@ -77,7 +77,7 @@ def _call(one: Covered, names: Mapping[Value, str]) -> str:
     return f"{function}({', '.join(arguments)})"
 
 
-def _size(one: Covered) -> str:
+def _size(one: CoveredOperation) -> str:
     port = one.node.operation.gives[0]
     return SHAPES.get(port.kind, "B T {heads} {dim}").format(heads=port.heads, dim=port.dim)
 

@@ -52,7 +52,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Covered:
+class CoveredOperation:
     """One operation within a step: where its inputs come from, what it gives, and its state's tensors, by their own names and by
     those that they have in the head."""
 
@@ -94,7 +94,7 @@ class Step:
     """One form, and the operations that it computes. names: what the form calls them; why: why no faster form was taken; missing:
     what is not installed that faster ones take; instead: what runs where the form refuses."""
 
-    covers: tuple[Covered, ...]
+    covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]
     form: Form
     why: str
@@ -167,7 +167,9 @@ class Program:
         return values[self.output], carried
 
 
-def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, mass_asked: bool = True) -> Covered:
+def covered(
+    node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, mass_asked: bool = True
+) -> CoveredOperation:
     """An operation with these edges into it; an input that takes several and has none is handed an empty mapping. step: the
     names of the operations that are computed with it. mass_asked: of a memory, that a read asks for its lse."""
     inside = tuple((edge.input, (edge.start, edge.output)) for edge in edges if edge.start in step)
@@ -181,4 +183,4 @@ def covered(node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozense
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
     slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    return Covered(node, tuple(single), tuple(many), inside, tuple(node.options.items()), gives, slots, mass_asked)
+    return CoveredOperation(node, tuple(single), tuple(many), inside, tuple(node.options.items()), gives, slots, mass_asked)

@@ -64,7 +64,7 @@ def look(
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
     """The same of models in memory, on a text."""
-    from composer.inspection.models import Run, stream_likeness
+    from composer.inspection.models import TextRun, stream_likeness
 
     resolved = student.config.resolved()
     layers = _layers(options, len(resolved.layers))
@@ -81,7 +81,7 @@ def look(
             f"{len(queries):,} queries over {len(text.ids):,} tokens would be too many weights to hold; ask about fewer: --queries"
         )
     size = math.ceil(len(text.ids) / BINS)
-    run = Run(text, queries, layers, size, tell or _silent)
+    run = TextRun(text, queries, layers, size, tell or _silent)
     with _evaluating(student):
         answered, streams = run.student(student)
         teacher_answered, theirs = (None, None) if teacher is None else run.teacher(teacher, student)

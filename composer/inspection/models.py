@@ -14,7 +14,7 @@ from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, N
 from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
-from composer.model.attention import ComposedAttention, Question
+from composer.model.attention import ComposedAttention, LayerCall
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
 from composer.model.implied import implied_weights
@@ -26,7 +26,7 @@ from composer.training.transfer import answers, lesson_of
 Told = Callable[[str], None]
 
 
-class Run:
+class TextRun:
     """One text, and what to ask about it. size: columns of a bin. layers: those to look at."""
 
     def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Told) -> None:
@@ -78,14 +78,14 @@ class Run:
         layer: int,
         own: Mapping[int, ComposedAttention],
         student: ComposedForCausalLM,
-        question: Question,
+        call: LayerCall,
         options: Mapping[str, Any],
         attended: Tensor,
     ) -> None:
         """A ``listener`` of the teacher's attention: the student's layer on the same hidden states."""
         if layer not in self.layers:
             return
-        lesson, groups = lesson_of(question, options, attended), sorted(self._teacher.pop(layer).items())
+        lesson, groups = lesson_of(call, options, attended), sorted(self._teacher.pop(layer).items())
         rows = torch.cat([weighed for _, (weighed, _) in groups])
         found = np.concatenate([on_answer for _, (_, on_answer) in groups])
         weights: dict[str, Tensor] = {}

@@ -58,7 +58,7 @@ class Unturned(tuple[Tensor, ...]):
 
 
 @dataclass(slots=True)
-class Question:
+class LayerCall:
     """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
 
     values: B T K D, as memories are given them, in place of the layer's own. alone: what the host makes of the answer is not asked
@@ -82,8 +82,8 @@ class ComposedAttention(nn.Module):
     composed: ComposedHeads
     asked: Asked
     layer: int
-    listener: Callable[[Question, Mapping[str, Any], Tensor], None] | None = None
-    """Told of every call: the question, what else the host has called it with, and what it gives back."""
+    listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
+    """Told of every call: what it asked of the heads, what else the host called it with, and what it gave back."""
     _mixed: list[Tensor] | None = None
     """What each group's queries and keys are projected from, where heads mix it, while the host projects."""
     _heeding: tuple[nn.Module, ...] = ()
@@ -93,44 +93,44 @@ class ComposedAttention(nn.Module):
         """As the host has it. Where a mask would be there is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
         held = self._held(options)
         state = held.tensors if held is not None else {}
-        question = Question(hidden_states, _passed(arguments, options), state, held is not None and not torch.is_grad_enabled())
-        answer = self._ask(question, arguments, options)
+        call = LayerCall(hidden_states, _passed(arguments, options), state, held is not None and not torch.is_grad_enabled())
+        answer = self._ask(call, arguments, options)
         if held is not None:
-            held.keep(question.carried, hidden_states.shape[1])
+            held.keep(call.carried, hidden_states.shape[1])
         if self.listener is not None:
-            self.listener(question, options, _attended(answer))
+            self.listener(call, options, _attended(answer))
         return answer
 
     def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
         """What the layer answers from an empty state, ``B T C``. options: what the host calls it with."""
-        return _attended(self._ask(Question(hidden, passed, {}), (), options))
+        return _attended(self._ask(LayerCall(hidden, passed, {}), (), options))
 
     def of_heads(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None) -> Tensor:
         """What its heads answer from an empty state, ``B T H D``; what the host makes of it is not computed.
 
         values: ``B T K D``, as memories are given them, in place of the layer's own.
         """
-        question = Question(hidden, passed, {}, values=values, alone=True)
+        call = LayerCall(hidden, passed, {}, values=values, alone=True)
         with suppress(Heard):
-            self._ask(question, (), options)
-        assert question.heads is not None, "the host has asked"
-        return question.heads
+            self._ask(call, (), options)
+        assert call.heads is not None, "the host has asked"
+        return call.heads
 
-    def _ask(self, question: Question, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        hidden, passed = question.hidden, question.passed
-        if not question.state:
-            question.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
+    def _ask(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        hidden, passed = call.hidden, call.passed
+        if not call.state:
+            call.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
         inputs: list[Tensor] = []
         if self.composed._mixes:
-            how = question.state, passed.backend, question.in_place
-            inputs, question.carried = self.composed.mix(hidden, passed.tokens, *how)
-        given = {**options, "attention_mask": None, "composed": question}
+            how = call.state, passed.backend, call.in_place
+            inputs, call.carried = self.composed.mix(hidden, passed.tokens, *how)
+        given = {**options, "attention_mask": None, "composed": call}
         for name in CACHES:
             if name in given:
                 given[name] = None
         if given.get("position_embeddings") is not None:
             cosine, sine = given["position_embeddings"]
-            given["position_embeddings"] = question.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
+            given["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
         if all(one is hidden for one in inputs):
             return super().forward(hidden, *_without_mask(arguments), **given)
         self.heed()
@@ -140,21 +140,21 @@ class ComposedAttention(nn.Module):
         finally:
             self._mixed = None
 
-    def answer(self, question: Question, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``.
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
-        value = value if question.values is None else question.values
-        passed = question.passed
-        asked = (question.hidden, query, key, value, passed.tokens, question.state, passed.backend, question.in_place, sinks)
-        heads, carried = self.composed(*asked, entering=question.values is not None)
-        question.heads, question.carried = heads, question.carried | carried if question.carried else carried
-        if question.alone:
+        value = value if call.values is None else call.values
+        passed = call.passed
+        asked = (call.hidden, query, key, value, passed.tokens, call.state, passed.backend, call.in_place, sinks)
+        heads, carried = self.composed(*asked, entering=call.values is not None)
+        call.heads, call.carried = heads, call.carried | carried if call.carried else carried
+        if call.alone:
             raise Heard
         return heads
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: Question) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: LayerCall) -> Tensor:
         """The same for this project's own host, which asks with ``B T H D`` at once and scales as heads do."""
         return self.answer(composed, query, key, value, None)
 
@@ -221,7 +221,7 @@ def _interface(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    composed: Question,
+    composed: LayerCall,
     s_aux: Tensor | None = None,
     **said: Any,
 ) -> tuple[Tensor, None]:

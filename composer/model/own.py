@@ -185,7 +185,7 @@ def make_norm(config: ComposedConfig) -> nn.Module:
 
 def make_mlp(config: ComposedConfig) -> nn.Module:
     """``B T C`` to the same."""
-    return PlainMLP(config) if config.mlp_type == "plain" else LlamaMLP(config)
+    return PlainFeedForward(config) if config.mlp_type == "plain" else LlamaMLP(config)
 
 
 def make_dropout(config: ComposedConfig) -> nn.Dropout | None:
@@ -198,7 +198,7 @@ def dropped(states: Tensor, dropout: nn.Dropout | None) -> Tensor:
     return states if dropout is None else dropout(states)
 
 
-class PlainMLP(nn.Module):
+class PlainFeedForward(nn.Module):
     """down(act(up(x)))."""
 
     def __init__(self, config: ComposedConfig) -> None:

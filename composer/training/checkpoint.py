@@ -26,7 +26,7 @@ from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, sha256, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
-from composer.weights.stream import Piece, as_bytes, write_shard
+from composer.weights.stream import TensorToWrite, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
 from converters.trunk import dtype_name
 
@@ -89,8 +89,8 @@ def _write(file: Path, units: Sequence[Unit]) -> ProcessFacts:
     return ProcessFacts(sha256=digest, random=_digits(torch.get_rng_state()), random_cuda=random_cuda)
 
 
-def _piece(name: str, tensor: Tensor) -> Piece:
-    return Piece(name, dtype_name(tensor.dtype), tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
+def _piece(name: str, tensor: Tensor) -> TensorToWrite:
+    return TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), lambda: iter([as_bytes(tensor.cpu())]))
 
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:

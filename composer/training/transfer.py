@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.model.attention import ComposedAttention, Heard, Passed, Question
+from composer.model.attention import ComposedAttention, Heard, LayerCall, Passed
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
@@ -137,19 +137,19 @@ def _heard(
     teacher: ComposedAttention,
     visit: Visit,
     last: bool,
-    question: Question,
+    call: LayerCall,
     options: Mapping[str, Any],
     attended: Tensor,
 ) -> None:
-    visit(index, teacher, lesson_of(question, options, attended))
+    visit(index, teacher, lesson_of(call, options, attended))
     if last:
         raise Heard
 
 
-def lesson_of(question: Question, options: Mapping[str, Any], attended: Tensor) -> Lesson:
+def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
     """The inputs and the output of a layer's attention."""
-    assert question.heads is not None, "the host has asked"
-    return Lesson(question.hidden, question.passed.tokens, options, question.heads, attended)
+    assert call.heads is not None, "the host has asked"
+    return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended)
 
 
 def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> Tensor:

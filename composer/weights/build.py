@@ -36,7 +36,7 @@ from composer.weights.record import (
     write_text,
 )
 from composer.weights.sources import check_merged
-from composer.weights.stream import Piece, fresh_piece, inherited_piece, write_shard
+from composer.weights.stream import TensorToWrite, fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
 from converters.hosts import Host
 from converters.source import INDEX, Source
@@ -216,7 +216,7 @@ class _Writer:
         contents = write_shard(target, pieces, self._moved(target.name, shard.bytes))
         return stored_file(target, "rewritten", origin=None, contents=contents)
 
-    def _inherited(self, name: str, entry: Inherited) -> Piece:
+    def _inherited(self, name: str, entry: Inherited) -> TensorToWrite:
         tensor = self.source.tensors[entry.tensor]
         if self.given is not None and entry.added:
             return merged_piece(name, tensor, entry.dtype, self.given.products[name])

@@ -16,7 +16,7 @@ from composer.spec.resolve import Resolved, resolve
 from composer.weights.contents import BLOCK, blocks
 from composer.weights.meaning import meanings
 from composer.weights.plan import GivenParameter, Plan, ShardPlan, bytes_of
-from composer.weights.stream import Piece, all_finite, as_bytes, as_tensor
+from composer.weights.stream import TensorToWrite, all_finite, as_bytes, as_tensor
 from converters.bounded import lost_link
 from converters.canonical import expected_tensors
 from converters.coverage import problems_listed
@@ -199,16 +199,16 @@ def _merged_into(shard: ShardPlan, plan: Plan) -> ShardPlan:
     )
 
 
-def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> Piece:
+def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> TensorToWrite:
     """A parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(_finite(f"{stored.name} of {stored.file}", stored.tensor.detach().reshape(shape), dtype))
 
-    return Piece(name, dtype, shape, contents)
+    return TensorToWrite(name, dtype, shape, contents)
 
 
-def merged_piece(name: str, tensor: Tensor, dtype: Dtype, product: Product) -> Piece:
+def merged_piece(name: str, tensor: Tensor, dtype: Dtype, product: Product) -> TensorToWrite:
     """A matrix of the source with a product added to it, some rows at a time; summed in float32 at least, and rounded once."""
 
     def contents() -> Iterator[memoryview]:
@@ -224,7 +224,7 @@ def merged_piece(name: str, tensor: Tensor, dtype: Dtype, product: Product) -> P
             matrix = as_tensor(block, tensor.dtype).view(last - first, columns).to(wide)
             yield as_bytes(_finite(name, matrix + product.scale * (up[first:last] @ down), dtype))
 
-    return Piece(name, dtype, tensor.shape, contents)
+    return TensorToWrite(name, dtype, tensor.shape, contents)
 
 
 def _finite(name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:

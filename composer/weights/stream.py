@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorToWrite:
     """One tensor to be written. contents: its bytes, block by block, made when they are asked for."""
 
     name: str
@@ -30,7 +30,7 @@ class Piece:
     contents: Callable[[], Iterator[memoryview]]
 
 
-def write_shard(target: Path, pieces: Sequence[Piece], moved: Callable[[int], None]) -> str:
+def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[int], None]) -> str:
     """Writes the pieces, wide elements first to keep alignment; the SHA-256 of the file."""
     ordered = sorted(pieces, key=lambda piece: -BYTES[piece.dtype])
     header = header_bytes((piece.name, piece.dtype, piece.shape) for piece in ordered)
@@ -45,23 +45,23 @@ def write_shard(target: Path, pieces: Sequence[Piece], moved: Callable[[int], No
     return digest.hexdigest()
 
 
-def inherited_piece(name: str, tensor: Tensor, dtype: Dtype) -> Piece:
+def inherited_piece(name: str, tensor: Tensor, dtype: Dtype) -> TensorToWrite:
     """A stored tensor under its new name, turned into ``dtype`` where it is of another."""
 
     def contents() -> Iterator[memoryview]:
         stored = blocks(tensor.file, tensor.start, tensor.end)
         return stored if tensor.dtype == dtype else (_turned(name, block, tensor.dtype, dtype) for block in stored)
 
-    return Piece(name, dtype, tensor.shape, contents)
+    return TensorToWrite(name, dtype, tensor.shape, contents)
 
 
-def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> Piece:
+def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> TensorToWrite:
     """A fresh parameter, filled when it is written."""
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(filled(name, fresh, dtype, seed))
 
-    return Piece(name, dtype, fresh.shape, contents)
+    return TensorToWrite(name, dtype, fresh.shape, contents)
 
 
 def filled(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:

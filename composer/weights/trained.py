@@ -17,7 +17,7 @@ from composer.weights.place import copy_file, place
 from composer.weights.plan import dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.sources import open_model
-from composer.weights.stream import Piece, all_finite, as_bytes, inherited_piece, write_shard
+from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherited_piece, write_shard
 from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
@@ -137,13 +137,13 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     return stored_file(target, "rewritten", origin=None, contents=contents)
 
 
-def _changed_piece(name: str, tensor: torch.Tensor, dtype: Any) -> Piece:
+def _changed_piece(name: str, tensor: torch.Tensor, dtype: Any) -> TensorToWrite:
     import torch
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(tensor.detach().to("cpu", getattr(torch, dtype)))
 
-    return Piece(name, dtype, tuple(tensor.shape), contents)
+    return TensorToWrite(name, dtype, tuple(tensor.shape), contents)
 
 
 def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:

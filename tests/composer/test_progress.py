@@ -12,11 +12,11 @@ from IPython import display as page
 from transformers.utils import logging
 
 from composer.commands import texts, verifying
-from composer.progress import Shown, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, without_theirs
 
 
-def shown(done: int, total: int) -> Shown:
-    return Shown("<things>", done, total, f"{done} of {total}")
+def shown(done: int, total: int) -> BarUpdate:
+    return BarUpdate("<things>", done, total, f"{done} of {total}")
 
 
 def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:

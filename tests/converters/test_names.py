@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converters.families import FAMILIES
-from converters.names import Table
+from converters.names import NameTable
 
-TABLE = Table({"transformer.h.{i}.q.weight": "model.layers.{i}.self_attn.q_proj.weight", "x.{i}.{rest}": "y.{i}.own.{rest}"})
+TABLE = NameTable({"transformer.h.{i}.q.weight": "model.layers.{i}.self_attn.q_proj.weight", "x.{i}.{rest}": "y.{i}.own.{rest}"})
 
 
 def test_a_row_is_read_in_both_directions():

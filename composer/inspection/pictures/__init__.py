@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import attention, parts, states
-from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.picture import DrawnFigure
 from composer.plotting import plotting, titled
 
 
-def drawn(found: Findings) -> Iterator[Picture]:
+def drawn(found: Findings) -> Iterator[DrawnFigure]:
     """All that there is anything for; each figure is closed as the next is asked for."""
     with plotting() as pyplot:
         for room in (attention, states, parts):

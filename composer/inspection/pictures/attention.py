@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, Numbers
-from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.style import memory_colours, panels, ticks
 from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, legend, named_ticks, whole_ticks
 
@@ -18,7 +18,7 @@ MOST_HEADS = 8
 """Heads of a layer that are drawn as maps: the first ones, and all stand in the JSON."""
 
 
-def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
+def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
     """Those of weights."""
     if any(head.found.size for head in found.heads):
         yield answers(pyplot, found)
@@ -42,7 +42,7 @@ def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
-def answers(pyplot: Any, found: Findings) -> Picture:
+def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     """Weight on where the answer stands, head by head."""
     every = each(found.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
@@ -77,7 +77,7 @@ def answers(pyplot: Any, found: Findings) -> Picture:
         "teacher_answered": found.teacher_answered,
     }
     says = "The weight that each head puts on the tokens that are the answer, where they stand in the text, as it has to say them."
-    return Picture("answers", "Found or lost", says, figure, data)
+    return DrawnFigure("answers", "Found or lost", says, figure, data)
 
 
 def _said(found: Findings) -> str:
@@ -85,7 +85,7 @@ def _said(found: Findings) -> str:
     return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
 
 
-def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Maps of queries and tokens, the teacher's above the student's."""
     from matplotlib.colors import LogNorm
 
@@ -143,7 +143,7 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
             for head in heads
         ],
     }
-    return Picture(f"weights-{layer}", f"What the heads of layer {layer} attend to", says, figure, data)
+    return DrawnFigure(f"weights-{layer}", f"What the heads of layer {layer} attend to", says, figure, data)
 
 
 def _of_answers(found: Findings) -> str:
@@ -152,7 +152,7 @@ def _of_answers(found: Findings) -> str:
     return f"{marks} The query before each token of the answer has to say it." if found.answers else ""
 
 
-def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Which memory answers, over positions."""
     every = each(heads)[:MOST_HEADS]
     figure, axes = panels(pyplot, len(every), height=1.9, sharex=True, sharey=True)
@@ -174,10 +174,10 @@ def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
         "heads": [{"name": head.name, "first": head.first, "shares": head.shares} for head in heads],
     }
     says = "Each memory's share of a head's weight: they add up to 1. Where weights may be negative their sizes are added up."
-    return Picture(f"shares-{layer}", f"Which memory answers in layer {layer}", says, figure, data)
+    return DrawnFigure(f"shares-{layer}", f"Which memory answers in layer {layer}", says, figure, data)
 
 
-def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> Picture:
+def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Which memory has each pair, over time."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -209,7 +209,7 @@ def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
     held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
     data = {"layer": layer, "queries": found.queries, "heads": held_by}
     says = "Which memory has the pair of each token (across) as a query (down) asks; of several, the one with fewer pairs."
-    return Picture(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
+    return DrawnFigure(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
 
 
 def _columns(rows: Sequence[Sequence[Sequence[int]]]) -> int:

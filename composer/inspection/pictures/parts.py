@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, ShownNumbers
-from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.style import finite, from_zero, panels
 from composer.plotting import FAINT, MAP, STUDENT, WIDTH, colour, legend, line, named_ticks, whole_ticks
 
@@ -16,7 +16,7 @@ MOST_NAMED = 16
 """Heads of a map that are named; of more, every so many."""
 
 
-def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
+def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
     """One for all that parts show under a name, and likeness where there is a teacher."""
     for name in dict.fromkeys(name for head in found.heads for name in head.shown):
         places = [(head, head.shown[name]) for head in found.heads if name in head.shown]
@@ -26,7 +26,7 @@ def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
         yield likeness(pyplot, found)
 
 
-def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> Picture:
+def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> DrawnFigure:
     """A map over the text, head by head, and entropies below it."""
     figure, axes = pyplot.subplots(
         2 * len(places), 1, figsize=(WIDTH, 3.8 * len(places) + 0.6), squeeze=False, layout="constrained", sharex=True,
@@ -59,10 +59,10 @@ def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadF
     legend(figure, axes[1, 0])
     data = [{"layer": head.layer, "head": head.name, "bin": found.bin, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}, and the entropy of each head's; dotted: all alike."
-    return Picture(_file(name), f"{_said(name)} over the text", says, figure, data)
+    return DrawnFigure(_file(name), f"{_said(name)} over the text", says, figure, data)
 
 
-def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> Picture:
+def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> DrawnFigure:
     """Means of sizes over all axes between the first, the heads, and the last."""
     figure, axes = panels(pyplot, len(places), height=2.0, across=2, sharey=True)
     for axis, (head, shown) in zip(axes, places, strict=True):
@@ -83,10 +83,10 @@ def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, Show
     legend(figure, axes[0])
     data = [{"layer": head.layer, "head": head.name, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}; means of sizes over channels."
-    return Picture(_file(name), _said(name), says, figure, data)
+    return DrawnFigure(_file(name), _said(name), says, figure, data)
 
 
-def likeness(pyplot: Any, found: Findings) -> Picture:
+def likeness(pyplot: Any, found: Findings) -> DrawnFigure:
     """To the teacher, head by head, and layer by layer; of the weights only where they are compared at all."""
     every = [(head, head.likeness, index) for head in found.heads if head.likeness for index in range(head.heads)]
     names = [f"{head.layer}.{head.first + index}" for head, _, index in every]
@@ -126,7 +126,7 @@ def likeness(pyplot: Any, found: Findings) -> Picture:
     )
     if any(nothing):
         says += " Weights that may be negative have no KL."
-    return Picture("likeness", "How like the teacher", says, figure, data)
+    return DrawnFigure("likeness", "How like the teacher", says, figure, data)
 
 
 def _said(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Picture:
+class DrawnFigure:
     """name: of its files. title, says: above and below it on the page. data: what stands in its JSON."""
 
     name: str

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings
-from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.style import finite, from_zero, panels
 from composer.plotting import FAINT, WIDTH, by_powers, colour, legend, line, whole_ticks
 
@@ -18,7 +18,7 @@ LEAST = 1e-4
 """The smallest share of a spectrum that is drawn; the JSON has all."""
 
 
-def pictures(pyplot: Any, found: Findings) -> Iterator[Picture]:
+def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
     """Those of states; none where no head has one."""
     if any(head.recalled for head in found.heads):
         yield recall(pyplot, found.heads)
@@ -38,7 +38,7 @@ def _title(head: HeadFindings, name: str) -> str:
     return f"layer {head.layer}, {head.name}: {name}"
 
 
-def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Over how much is stored, and over age."""
     places = _places(heads, lambda head: head.recalled)
     figure, axes = pyplot.subplots(
@@ -64,10 +64,10 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
         "Memory collisions: what a state gives back when it is asked by a stored pair's own key, over how many are stored and, "
         "at the end of the text, over their age. 0: the value itself; 1 (dotted): as far off as an answer of nothing."
     )
-    return Picture("recall", "What the states give back", says, figure, data)
+    return DrawnFigure("recall", "What the states give back", says, figure, data)
 
 
-def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Eigenvalues of Gram matrices before and after maps and convolutions: a colour a stage, solid keys and dashed queries."""
     figure, axes = panels(pyplot, len(heads), height=3.4, across=2, sharey=True)
     stages = list(dict.fromkeys(_stage(name) for head in heads for name in head.spectra))
@@ -90,7 +90,7 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
         "Spectra of the Gram matrices of queries, keys and their features, means over heads, with their effective rank: what falls "
         f"steeply leaves a state few directions to tell its keys apart by. Shares from {LEAST:g} on."
     )
-    return Picture("spectra", "How many directions keys and features have", says, figure, data)
+    return DrawnFigure("spectra", "How many directions keys and features have", says, figure, data)
 
 
 def _stage(name: str) -> str:
@@ -98,7 +98,7 @@ def _stage(name: str) -> str:
     return name.removeprefix("query").removeprefix("key").strip()
 
 
-def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Of the states, over the text."""
     places = _places(heads, lambda head: head.norms)
     figure, axes = panels(pyplot, len(places), height=2.0, across=2)
@@ -122,10 +122,10 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
         "Frobenius norms of the matrices that memories sum pairs up in, as their equations have them, of exponential features, "
         "too, and without the normaliser's sums. Logarithmic where they are far apart."
     )
-    return Picture("norms", "How large the states grow", says, figure, data)
+    return DrawnFigure("norms", "How large the states grow", says, figure, data)
 
 
-def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
+def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Of gates, by head and channel."""
     places = _places(heads, lambda head: head.half_lives)
     figure, axes = panels(pyplot, len(places), height=2.2, across=2, sharey=True)
@@ -146,4 +146,4 @@ def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> Picture:
     legend(figure, *axes)
     data = [{"layer": head.layer, "head": head.name, "gate": name, "half_lives": one} for head, name, one in places]
     says = "Tokens after which half of what a channel holds is left, at its mean decay over the text."
-    return Picture("half-lives", "How fast gates forget", says, figure, data)
+    return DrawnFigure("half-lives", "How fast gates forget", says, figure, data)

@@ -17,7 +17,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, HeadGraph, build_graph
 from composer.graph.listing import listing, otherwise
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
-from composer.graph.program import Covered
+from composer.graph.program import CoveredOperation
 from composer.model.head import Head
 from composer.spec.code import code_of
 from tests.composer.graph.heads import SIZE, graph_of, shipped
@@ -102,14 +102,14 @@ def test_what_is_given_has_the_shape_that_the_line_says(name: str, monkeypatch: 
     """Every step's first tensor, on 2 rows of 7 tokens."""
     shape, spec, given = SIZE.shape(4), shipped(name).heads["head"], []
 
-    def kept(self: Covered, outputs: Any, *rest: Any) -> None:
+    def kept(self: CoveredOperation, outputs: Any, *rest: Any) -> None:
         first = outputs[0][0]
         of = {Partial: "output", Pairs: "value", Mapped: "query"}.get(type(first))
         given.append(first if of is None else getattr(first, of))
         keep(self, outputs, *rest)
 
-    keep = Covered.keep
-    monkeypatch.setattr(Covered, "keep", kept)
+    keep = CoveredOperation.keep
+    monkeypatch.setattr(CoveredOperation, "keep", kept)
     run(built(spec, shape), inputs(shape, 2, 7))
     lines = listing(lower(build_graph(spec, shape)))[:-1]
     assert len(given) == len(lines)

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 import composer
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import drawn
-from composer.inspection.pictures.picture import Picture
+from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.states import LEAST
 from composer.inspection.pictures.style import OF_MEMORIES, memory_colours
 from composer.plotting import offscreen
@@ -38,7 +38,7 @@ def found(tokenizer: Any) -> dict[str, Findings]:
 
 
 @pytest.fixture(scope="module")
-def pictures(found: dict[str, Findings]) -> Iterator[dict[str, list[Picture]]]:
+def pictures(found: dict[str, Findings]) -> Iterator[dict[str, list[DrawnFigure]]]:
     """Of each model, all still open."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offscreen(), "close", lambda _: None)
@@ -49,7 +49,7 @@ def pictures(found: dict[str, Findings]) -> Iterator[dict[str, list[Picture]]]:
 
 
 @pytest.mark.parametrize("spec", ["lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads"])
-def test_all_are_legible(pictures: dict[str, list[Picture]], spec: str) -> None:
+def test_all_are_legible(pictures: dict[str, list[DrawnFigure]], spec: str) -> None:
     names = []
     for picture in pictures[spec]:
         assert_legible(picture.figure)
@@ -58,7 +58,7 @@ def test_all_are_legible(pictures: dict[str, list[Picture]], spec: str) -> None:
     assert {"answers", "weights-0", "spectra", "likeness", "norms"} <= set(names)
 
 
-def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: dict[str, list[Picture]]) -> None:
+def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: dict[str, list[DrawnFigure]]) -> None:
     seen: dict[str, set[str]] = {}
     for picture in chain.from_iterable(pictures.values()):
         if picture.name.partition("-")[0] not in ("shares", "stands"):
@@ -83,7 +83,7 @@ def test_two_of_a_model_never_share_a_colour(found: dict[str, Findings]) -> None
     assert LATENTS in (colours["full"], colours["latents"])
 
 
-def test_there_is_no_empty_panel(pictures: dict[str, list[Picture]]) -> None:
+def test_there_is_no_empty_panel(pictures: dict[str, list[DrawnFigure]]) -> None:
     """The delta rule has negative weights, so they have no divergence."""
     for spec, panels in (("lawcat", 4), ("gated-delta", 3)):
         for picture in pictures[spec]:
@@ -94,7 +94,7 @@ def test_there_is_no_empty_panel(pictures: dict[str, list[Picture]]) -> None:
                 assert any("KL" in axis.get_ylabel() for axis in visible) == (panels == 4)
 
 
-def test_half_lives_of_heads_are_dots(pictures: dict[str, list[Picture]]) -> None:
+def test_half_lives_of_heads_are_dots(pictures: dict[str, list[DrawnFigure]]) -> None:
     for spec, dots in (("lawcat", False), ("gated-delta", True)):
         for picture in pictures[spec]:
             if picture.name == "half-lives":
@@ -104,7 +104,7 @@ def test_half_lives_of_heads_are_dots(pictures: dict[str, list[Picture]]) -> Non
                 assert {handle.get_linestyle() == "None" for handle in handles} == {dots}
 
 
-def test_what_is_drawn_has_room(pictures: dict[str, list[Picture]]) -> None:
+def test_what_is_drawn_has_room(pictures: dict[str, list[DrawnFigure]]) -> None:
     """Panels that share an axis are as high as the highest of them; a spectrum stops where it says that it does."""
     for picture in pictures["lawcat"]:
         if picture.name not in ("recall", "conv-taps-key", "spectra"):
