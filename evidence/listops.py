@@ -86,7 +86,7 @@ def run_missing(work: Path, tell: Told, device: str = "cpu", kept: Path = KEPT, 
     tell(f"{NAME}: {len(missing)} runs to do")
     held_out = rows(setting, "evaluation", setting.held_out, 0) if missing else []
     for name, seed in missing:
-        began, taught = time.monotonic(), rows(setting, "training", setting.trees, seed)
+        began, taught = time.monotonic(), rows(setting, "train", setting.trees, seed)
         if name == MAJORITY:
             ((guess, _),) = Counter(row.value for row in taught).most_common(1)
             right = sum(row.value == guess for row in held_out) / len(held_out)

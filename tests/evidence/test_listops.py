@@ -17,9 +17,9 @@ TINY = Setting(above=3, below=8, depth=2, arguments=3, trees=200, held_out=40, s
 
 def test_trees_are_what_the_task_draws_and_held_out_ones_are_never_taught() -> None:
     setting = Setting(above=6, below=20)
-    taught, held_out = rows(setting, "training", 300, 1), rows(setting, "evaluation", 100, 0)
+    taught, held_out = rows(setting, "train", 300, 1), rows(setting, "evaluation", 100, 0)
     assert not {row.ids for row in taught} & {row.ids for row in held_out}
-    assert rows(setting, "training", 5, 1) == taught[:5] != rows(setting, "training", 5, 2)
+    assert rows(setting, "train", 5, 1) == taught[:5] != rows(setting, "train", 5, 2)
     assert {len(row.ids) for row in taught} <= set(range(7, 20))
     tree = ListOps(above=6, below=20, depth=3, arguments=4).tree(random.Random(3), 20)
     assert [symbol for symbol in tree.symbols if symbol in SYMBOLS] == list(tree.symbols)
