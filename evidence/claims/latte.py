@@ -208,7 +208,9 @@ CLAIMS = (
                 above(f"{name}: one and a half times the most frequent answer", Place(run, ACCURACY), Place(GUESS, ACCURACY), 1.5)
                 for name, run in TREES.items()
             ),
-            above("Latte above nine tenths of softmax attention", Place(LATTE_TREES, ACCURACY), Place(SOFTMAX_TREES, ACCURACY), 0.9),
+            above(
+                "Latte above nine tenths of softmax attention", Place(LATTE_TREES, ACCURACY), Place(SOFTMAX_TREES, ACCURACY), 0.9
+            ),
             above("Latte above softmax attention", Place(LATTE_TREES, ACCURACY), Place(SOFTMAX_TREES, ACCURACY)),
         ),
         "Encoders of two layers, 64 wide, with the paper's sinusoids and 40 latents, on small trees, where its own have six "
