@@ -159,7 +159,7 @@ class ComposedAttention(nn.Module):
         return self.answer(composed, query, key, value, None)
 
     def heed(self) -> None:
-        """Have the projections of queries and keys, which an adapter may have replaced, look at what the groups mix."""
+        """Hook the projections of queries and keys, so that they project what the groups have mixed. An adapter may have replaced them."""
         projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
         if all(one is other for one, other in zip(projections, self._heeding, strict=False)) and self._heeding:
             return
@@ -191,7 +191,7 @@ def _alike(inputs: list[Tensor]) -> bool:
 
 
 def _attended(answer: Any) -> Tensor:
-    """Hosts give it alone, or with what else they have."""
+    """The output of a host's attention, B T C; some hosts return it in a tuple with other things."""
     return answer[0] if isinstance(answer, tuple) else answer
 
 

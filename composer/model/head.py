@@ -174,5 +174,5 @@ class Head(nn.Module):
 
 
 def anatomy(head: Head) -> Anatomy:
-    """Beside the head, on which any such name may be a part's."""
+    """The graph, shape, place and modules of a head. They are no attributes of it, where a part may have the same name."""
     return Anatomy(head._compiled.graph, head._compiled.shape, head._place, head._modules)

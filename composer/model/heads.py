@@ -33,7 +33,7 @@ class Asked:
 
 
 def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
-    """The head in a layer that turns so."""
+    """The head for a layer whose host turns queries and keys like this: the positions of its memories are the host's."""
     memories = ((memory, memory.turn.within(turning)) for memory in head.memory)
     if all(position is memory.turn for memory, position in memories):
         return head
@@ -57,7 +57,7 @@ class ComposedHeads(nn.Module):
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
         self._mixes = any(head._mixes for head in self._heads())
-        """Something stands before the projections of queries and keys."""
+        """Whether a head mixes the hidden states before queries and keys are projected from them."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""

@@ -1,4 +1,4 @@
-"""Who is told where a model comes from, and where it is saved to."""
+"""Callbacks of ``from_pretrained`` and ``save_pretrained``, by which the record of a model follows it from folder to folder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol
 
 
 class Keeper(Protocol):
-    """Follows what is known of a model through memory, from the folder that it comes from to those that it is saved to."""
+    """Keeps the record of a model while it is in memory, and writes it into every folder that the model is saved to."""
 
     def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
-        """It comes from a folder, or from the Hub. where: options of ``from_pretrained``."""
+        """The model has been loaded from a folder or the Hub. where: the options of ``from_pretrained``."""
         ...
 
     def saved(self, model: Any, folder: Path) -> None:
-        """Its config and its weights are in a folder now."""
+        """The config and the weights of the model have been written to a folder."""
         ...
 
 
 KEEPERS: list[Keeper] = []
-"""Those that are told; rooms above put them here."""
+"""All that are called. Packages on floors above add theirs as they are imported."""

@@ -40,11 +40,11 @@ class ComposedPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = False
 
     def set_backend(self, backend: str) -> None:
-        """Which forms run its heads from now on: one of BACKENDS, or another that a part has. Raises BuildError."""
+        """Choose the backend whose forms run the heads: one of BACKENDS, or one that a part has a form on. Raises BuildError."""
         self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
 
     def run_on(self, backend: str) -> None:
-        """The same for a backend that somebody has checked, and that none of these heads need have a form on."""
+        """The same without a check: heads without a form on this backend fall back."""
         self.base.backend = backend
         for module in self.modules():
             if isinstance(module, Head):
@@ -52,21 +52,21 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
-        """As transformers has it; where the model comes from stays known."""
+        """As transformers has it; the model keeps the record of the folder that it is loaded from."""
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
         for keeper in KEEPERS:
             keeper.loaded(answer[0] if isinstance(answer, tuple) else answer, pretrained_model_name_or_path, where_of(options))
         return answer
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **options: Any) -> None:
-        """As transformers has it, with the record of what the model is."""
+        """As transformers has it, and the record of the model beside its weights."""
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if is_main_process:
             for keeper in KEEPERS:
                 keeper.saved(self, Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-        """What transformers sends to the Hub has the record, too."""
+        """What transformers uploads to the Hub includes the record."""
         for keeper in KEEPERS:
             keeper.saved(self, Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)

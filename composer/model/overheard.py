@@ -17,12 +17,12 @@ from composer.model.rows import Rows
 from composer.model.watched import HeadCall
 
 Visit = Callable[[int, str, Head, HeadCall], None]
-"""Told of the layer, of the head's name, and of what it is about to be asked."""
+"""A callback: it takes the layer, the name of a head, the head, and the tensors that the head is about to be called with."""
 
 
 @contextmanager
 def overheard(model: nn.Module, visit: Visit) -> Iterator[None]:
-    """For the block, what heads are asked is told, each group's when it is its turn, and nothing of it is kept."""
+    """For the block, ``visit`` is called before each head runs. No tensor is kept."""
     hooks = [
         head.register_forward_pre_hook(partial(_heard, attention.layer, name, visit))
         for _, attention in attentions(model)

@@ -87,7 +87,7 @@ class Recorder:
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
 
     def _first(self, options: Mapping[str, Any]) -> Any:
-        """As ever; then it is known whether the steps that follow are alike."""
+        """Run the first step without a recording. It shows whether all later steps have the same shapes, and can be recorded."""
         plain = self._follows(options)
         before = self._shapes()
         answer = self._model(**options)
@@ -95,7 +95,7 @@ class Recorder:
         return answer
 
     def _follows(self, options: Mapping[str, Any]) -> bool:
-        """Whether mask and positions say what the cache says; then those of the steps that follow do, too."""
+        """Whether mask and positions only repeat what the cache knows: then later steps can leave them out."""
         mask, position = options.get("attention_mask"), options.get("position_ids")
         if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
             return False
@@ -109,7 +109,7 @@ class Recorder:
         return [self.cache.state(layer).tensors for layer in range(len(self.cache.layers))]
 
     def _begin(self, ids: Tensor) -> None:
-        """Record a step; where that fails, there is none, and a warning says so."""
+        """Record a step. Where that fails, a warning says so, and every step runs without a recording."""
         self._ids = ids.clone()
         for layer in range(len(self.cache.layers)):
             held = self.cache.state(layer)
@@ -124,7 +124,7 @@ class Recorder:
             self._settle()
 
     def _hold(self) -> None:
-        """Have the cache's tensors be those of the recorded step, whoever has put others in their place."""
+        """Copy the cache's state into the tensors of the recorded step, where somebody has put other tensors into the cache."""
         for layer, fixed in enumerate(self._fixed):
             held = self.cache.state(layer)
             for name, tensor in fixed.items():

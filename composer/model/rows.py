@@ -1,4 +1,4 @@
-"""Padding and packed documents, made plain at the model's door: inside, real tokens come first and documents are numbered."""
+"""Padding and packed documents in one layout: real tokens first, padding behind them, and documents numbered."""
 
 from __future__ import annotations
 

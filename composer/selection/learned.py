@@ -23,7 +23,7 @@ def check_learned(student: Path, built: Path, training: TrainingOptions) -> None
     stages = then.training
     last = stages[-1] if len(stages) == 1 else None
     transfer = before.recipe.transfer
-    assert transfer is not None, "it has been looked at"
+    assert transfer is not None, "a student without transfer has been refused"
     same = {
         "spec": then.spec_hash == before.record.spec_hash,
         "source": _same_files(before.record, then),

@@ -49,7 +49,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     teacher = open_teacher(described.record, training.teacher)
     free = candidates(described.record.resolved)
     _, held_out = rows_of(described, training)
-    assert held_out is not None, "it has been looked at"
+    assert held_out is not None, "the options hold a share out"
     rows = some(held_out, options.rows)
     training.tell(f"Scoring {len(described.record.resolved.layers)} layers on {len(rows)} held-out rows.")
     model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)

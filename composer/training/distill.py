@@ -129,10 +129,10 @@ def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> No
 
 def _streamed(run: TrainingRun) -> TrainingReport:
     """Attention transfer alone, with one layer in memory at a time."""
-    assert run.teacher is not None, "it has been opened"
+    assert run.teacher is not None, "transfer opens a teacher"
     options = run.options
     stage, student, teacher = run.stages[STAGE], StoredModel(run.student.source), StoredModel(run.teacher.source, options.backend)
-    assert isinstance(stage, Transfer), "it has been looked at"
+    assert isinstance(stage, Transfer), "only transfer is streamed"
     check_disk(run, stage, student)
     with run.in_folder():
         outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))

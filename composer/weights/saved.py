@@ -1,8 +1,8 @@
 """The record of a model that transformers saves: ``save_pretrained``, and what calls it, such as ``Trainer``, keep it.
 
 It says what the model is and where it came from, as the record of the folder that it was loaded from does, or that of a build would
-have; that transformers saved it, and how many tensors have other values since; and hashes of what stands in the folder. What its
-user's program did in between is nobody's to say.
+have; that transformers saved it, and how many tensors have other values since; and hashes of what stands in the folder. It does not
+say how the values changed.
 """
 
 from __future__ import annotations
