@@ -159,7 +159,7 @@ class ComposedAttention(nn.Module):
         return self.answer(composed, query, key, value, None)
 
     def heed(self) -> None:
-        """Hook the projections of queries and keys, so that they project what the groups have mixed. An adapter may have replaced them."""
+        """Hook the projections of queries and keys, which an adapter may have replaced: they project what the groups have mixed."""
         projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
         if all(one is other for one, other in zip(projections, self._heeding, strict=False)) and self._heeding:
             return
