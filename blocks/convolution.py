@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -27,6 +28,10 @@ class Convolution(Part):
     """
 
     role: ClassVar[str] = "convolution"
+    unread: ClassVar[str] = (
+        "of queries and keys the convolution feeds features only, and no memory sees them; remove `conv` (or set it to null), "
+        "or say `inputs: [v]`"
+    )
     equation: ClassVar[str] = "q̃_t = act(Σ_δ w_δ ⊙ q_{t-δ}), 0 ≤ δ < kernel (k̃ and ṽ likewise)"
     source: ClassVar[str] = (
         "LAWCAT, section 4.1 (r = kernel - 1); with values and SiLU: Yang et al. 2024, arXiv:2412.06464, section 3.4"
@@ -91,12 +96,10 @@ class Convolution(Part):
         return 2 * self.kernel * shape.head_dim * sum(heads.values())
 
     def operation(self, shape: Shape) -> Operation:
-        size = shape.head_dim
-        query = Port("query", Kind.QUERY, shape.heads, size)
-        value = (Port("value", Kind.VALUE, shape.key_heads, size),) if "v" in self.inputs else ()
+        given = tuple(Port(name, Kind(name), heads, shape.head_dim) for name, heads in self._given(shape).items())
         return Operation(
-            reads=(query, Port("key", Kind.KEY, shape.key_heads, size), *value),
-            gives=(query, Port("key", Kind.KEY, self.key_heads(shape), size), *value),
+            reads=given,
+            gives=tuple(replace(port, heads=self.key_heads(shape)) if port.kind is Kind.KEY else port for port in given),
             forms=(
                 Form(
                     FLA,

@@ -62,7 +62,7 @@ class Shape:
     on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
     falling: pairs that fall together out of the memory above. numbers: what else travels with the pairs that a memory holds.
     exponential: the features are given by their logarithms. even: of each query's and key's the largest is at least one in F, as
-    where they add up to 1. both_ways: every token sees those after it, too, so a call holds
+    where they add up to 1. signed: they can be negative. both_ways: every token sees those after it, too, so a call holds
     its documents whole and memories hand nothing on.
     window, softcap: what the model around asks of softmax attention, None where it does not: the tokens that a query sees, its own
     among them, and the c of logits c·tanh(logit / c). sinks: whether it brings attention sinks.
@@ -79,6 +79,7 @@ class Shape:
     numbers: tuple[Number, ...] = ()
     exponential: bool = False
     even: bool = False
+    signed: bool = False
     both_ways: bool = False
     window: int | None = None
     softcap: float | None = None

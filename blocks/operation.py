@@ -60,7 +60,7 @@ class Port:
     """One input or output of an operation. name: of the argument, or of what is given.
 
     heads, dim: the sizes of what flows; None on an input that takes any. many: an input that takes several edges, as a mapping
-    by their labels. needed: whether an input must be wired.
+    by their labels. needed: whether an input must be wired, and an output be read if the part is to have an effect.
     """
 
     name: str

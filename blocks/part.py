@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from blocks.calibration import Attended
     from blocks.operation import Call, Operation
 
+Path = tuple[str | int, ...]
+Problem = tuple[str, Path]
+"""What is wrong, with what to do, in words for a user, and the field that says so."""
 Word = TypeVar("Word", bound=str)
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
@@ -103,10 +106,16 @@ class Part(Closed):
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Fields that a trained parameter does not know of, as how it starts or how many pairs are held: where nothing else changes, a
     model that is built anew keeps its values."""
+    unread: ClassVar[str] = "nothing in this head reads what it gives; remove it"
+    """What to do in a head where nothing reads what the part is there for."""
 
     def operation(self, shape: Shape) -> Operation:
         """What the part does in a head of this shape."""
         raise NotImplementedError
+
+    def problem(self, shape: Shape) -> Problem | None:
+        """Why it cannot stand on these sizes; None where it can."""
+        return None
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """The fresh parameters, by name."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.part import Closed, Part, bare, kinds
+from blocks.part import Closed, Part, Problem, bare, kinds
 
 if TYPE_CHECKING:
     from blocks.flow import Tokens
@@ -31,10 +31,6 @@ class Position(Part):
     """Turns queries and keys by where they stand."""
 
     role: ClassVar[str] = "position"
-
-    def problem(self, shape: Shape) -> str | None:
-        """Why it cannot stand on these sizes, in words for its user; None where it can."""
-        return None
 
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
         """The same, with what it leaves to the source model written out. theta None: the model turns in a way of its own."""
@@ -88,10 +84,10 @@ class Rope(Position):
     """Base of the frequencies. Left out: the source model's own theta and scaling."""
     scaling: Llama3Scaling | None = None
 
-    def problem(self, shape: Shape) -> str | None:
+    def problem(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:
             return None
-        return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`"
+        return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`", ()
 
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
         return (

@@ -17,6 +17,7 @@ class QueryKeyNorm(Part):
     """Each head's query and key, each over its own size."""
 
     role: ClassVar[str] = "qk norm"
+    unread: ClassVar[str] = "latents have no queries and keys; remove `qk_norm` (or set it to null)"
     incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     learned: bool = True
     """Whether learned weights follow; they start at 1."""

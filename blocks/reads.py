@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from blocks.flow import Partial, accumulating, as_kind
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, State, bare, kinds
+from blocks.part import Parameters, Part, Problem, State, bare, kinds
 
 
 class TakesPartials(Part):
@@ -55,8 +55,8 @@ class Read(TakesPartials):
     def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
         raise NotImplementedError
 
-    def problem(self, exact: Sequence[bool]) -> tuple[str, str] | None:
-        """What is wrong with it over memories of which these are exact, and the field that says so; None where nothing is."""
+    def problem_over(self, exact: Sequence[bool]) -> Problem | None:
+        """What is wrong with it over memories of which these are exact; None where nothing is."""
         return None
 
     def over(self, masses: Sequence[bool]) -> Read:
@@ -103,10 +103,10 @@ class Shared(Read):
     def asks_maximum(self) -> bool:
         return self.scale == "row_max"
 
-    def problem(self, exact: Sequence[bool]) -> tuple[str, str] | None:
+    def problem_over(self, exact: Sequence[bool]) -> Problem | None:
         if self.scale == "exact" or len(set(exact)) > 1:
             return None
-        return "`scale: row_max` rescales exact memories against others; this head has not both: remove it", "scale"
+        return "`scale: row_max` rescales exact memories against others; this head has not both: remove it", ("scale",)
 
     def _scaled(self, partials: Sequence[Partial]) -> Sequence[Partial]:
         maxima = [partial.maximum for partial in partials if partial.maximum is not None]

@@ -26,6 +26,7 @@ class Copies(Part):
     """
 
     role: ClassVar[str] = "unshare"
+    unread: ClassVar[str] = "latents have no keys; say `inputs: [v]`, or remove `unshare` (or set it to null)"
     equation: ClassVar[str] = "k_h = k_{g(h)} + x_t Δ_h, Δ_h = W_h - W_{g(h)}: C × D (v likewise)"
     source: ClassVar[str] = "Ainslie et al. 2023, arXiv:2305.13245, section 2.1, the other way round"
     kind: Literal["copies"] = "copies"
@@ -39,13 +40,14 @@ class Copies(Part):
 
     def operation(self, shape: Shape) -> Operation:
         """shape: as the model around has it, with the key heads that are shared."""
-        named = list(NAMES.values())
         return Operation(
             reads=(
                 Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),
-                *(Port(name, kind, shape.key_heads, shape.head_dim) for name, kind in named),
+                *(Port(name, kind, shape.key_heads, shape.head_dim) for name, kind in NAMES.values()),
             ),
-            gives=tuple(Port(name, kind, shape.heads, shape.head_dim) for name, kind in named),
+            gives=tuple(
+                Port(name, kind, shape.heads, shape.head_dim, needed=said in self.inputs) for said, (name, kind) in NAMES.items()
+            ),
             forms=(Form(EVERY, "one product", self._run),),
         )
 

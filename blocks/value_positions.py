@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, PositiveFloat
 from blocks.flow import accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.part import Fresh, Parameters, Part, Problem, State, bare, kinds
 from blocks.positions import Rope
 
 
@@ -29,13 +29,12 @@ class Vapor(Part):
     theta: PositiveFloat = 10000.0
     """Base of the frequencies at the start."""
 
-    def problem(self, shape: Shape) -> str | None:
-        """Why it cannot stand on these sizes, in words for its user; None where it can."""
+    def problem(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:
             return None
         return (
             f"vapor turns pairs of coordinates, and the head dimension is {shape.head_dim}; remove it, or make the dimension even"
-        )
+        ), ()
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""

@@ -15,7 +15,7 @@ from blocks.flow import Mapped, Pairs, accumulating, as_kind, repeat_heads
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, State
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
 from blocks.positions import Position
 
 Scale = Literal["plain", "logarithm", "unit"]
@@ -30,6 +30,7 @@ class FeatureMap(Part):
     """φ(x) = f(u), or f(u) ‖ f(-u) where two-sided, with u = x, xW, xW + x (skip), each plus b (bias)."""
 
     role: ClassVar[str] = "feature map"
+    unread: ClassVar[str] = "no memory of this head sees features; remove `feature_map` (or set it to null), or add a state memory"
     positive: ClassVar[bool] = True
     """Features are never negative, so queries and keys have a mass."""
     exponential: ClassVar[bool] = False
@@ -64,6 +65,14 @@ class FeatureMap(Part):
                 f"{', '.join(said)} {verb} the learned matrix, and there is none: set linear: true or leave {those} out", said[0]
             )
         return self
+
+    def problem(self, shape: Shape) -> Problem | None:
+        if not self.skip or self.dim in {None, shape.head_dim}:
+            return None
+        return (
+            f"xW + x needs W to keep the dimension: x has {shape.head_dim} numbers and xW has {self.dim}; "
+            f"set `dim: {shape.head_dim}` (or leave it out), or `skip: false`"
+        ), ("dim",)
 
     def operation(self, shape: Shape) -> Operation:
         """As it stands above one memory: a head with several has one operation for each, with one part between them."""

@@ -29,10 +29,6 @@ class Gate(Part):
         """State heads that this gate asks for where the keys come in with ``incoming`` heads."""
         return incoming
 
-    def problem(self, shape: Shape, features: int) -> str | None:
-        """Why the gate cannot stand beside a map of so many features, in words for its user; None where it can."""
-        return None
-
     def operation(self, shape: Shape) -> Operation:
         width = shape.features if self.rank_of_decay == "channel" else 1
         return Operation(

@@ -11,7 +11,7 @@ from blocks.flow import accumulating, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, State
+from blocks.part import Parameters, Problem, State
 
 
 class FromKey(Gate):
@@ -28,13 +28,13 @@ class FromKey(Gate):
     temperature: PositiveFloat = 16.0
     """τ: the larger, the slower the state forgets."""
 
-    def problem(self, shape: Shape, features: int) -> str | None:
-        if features % shape.head_dim == 0:
+    def problem(self, shape: Shape) -> Problem | None:
+        if shape.features % shape.head_dim == 0:
             return None
         return (
-            f"`from_key` has a decay for each of a key's {shape.head_dim} coordinates, and the feature map gives {features} "
+            f"`from_key` has a decay for each of a key's {shape.head_dim} coordinates, and the feature map gives {shape.features} "
             "features, which do not divide by that; leave the map's `dim` out, or choose another gate, such as `channel`"
-        )
+        ), ()
 
     def operation(self, shape: Shape) -> Operation:
         reads = Port("key", Kind.KEY, shape.key_heads, shape.head_dim)

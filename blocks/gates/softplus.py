@@ -66,7 +66,7 @@ class Softplus(PerOwnHead):
 
     def operation(self, shape: Shape) -> Operation:
         plain = super().operation(shape)
-        step = Port("step", Kind.NUMBERS, shape.state_heads, 1)
+        step = Port("step", Kind.NUMBERS, shape.state_heads, 1, needed=False)
         return replace(plain, gives=(*plain.gives, step), forms=(Form(EVERY, "as defined", self._both),))
 
     def _both(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor, Tensor], State]:

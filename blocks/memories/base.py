@@ -14,11 +14,10 @@ from blocks.flow import accumulating
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Slot, State
+from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
 
 if TYPE_CHECKING:
-    from blocks.feature_maps.base import FeatureMap
     from blocks.gates.base import Gate
     from blocks.rates import Rate
 
@@ -30,7 +29,6 @@ LOLCATS_FACTOR = math.log(0.1 / 0.9)
 
 FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
 """What the rank of a gate's decay means."""
-Path = tuple[str | int, ...]
 
 
 class Memory(Part):
@@ -74,22 +72,18 @@ class Memory(Part):
         """Whether its answer comes with a mass, so that it can share a denominator."""
         return True
 
-    def problem(self, shape: Shape) -> str | None:
-        """Why the memory cannot stand on these sizes, in words for its user; None where it can."""
-        return None
-
-    def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
-        """What is wrong with its own parts and with the feature map above it, and where in the memory it is said."""
-        gate = self.gates
+    def problem(self, shape: Shape) -> Problem | None:
+        """Of its direction, its gate and its position."""
+        said, gate, turn = self.problem_both_ways(), self.gates, self.turn.problem(shape)
+        if shape.both_ways and said:
+            return f"{said}, and the spec says `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
-            yield (
-                f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}, which a `{self.kind}` memory "  # pyright: ignore
-                f"cannot; it takes {fitting}",
-                ("gate",),
-            )
+            forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"  # pyright: ignore
+            return f"{forgets}, which a `{self.kind}` memory cannot; it takes {fitting}", ("gate",)  # pyright: ignore
+        return turn and (turn[0], ("position", *turn[1]))
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
         """What is wrong with what stands around it: the memory that feeds it, and those that it feeds, by name.
 
         edges: the head names its edges. A path of ("graph", NAME) is the edge to that memory.
@@ -198,7 +192,8 @@ class Memory(Part):
 
     def operation(self, shape: Shape) -> Operation:
         """Its answer, and what falls out of it, if anything may."""
-        fallen = Port(FALLEN, Kind.PAIRS, shape.heads if self.per_query_head else shape.key_heads, shape.head_dim)
+        heads = shape.heads if self.per_query_head else shape.key_heads
+        fallen = Port(FALLEN, Kind.PAIRS, heads, shape.head_dim, needed=False)
         return Operation(
             reads=self.inputs(shape),
             gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim), *([fallen] if self.bounded else [])),
@@ -215,8 +210,8 @@ class Memory(Part):
         raise NotImplementedError
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        """Where tokens see those after them, too."""
-        raise NotImplementedError
+        """Where tokens see those after them, too; none of one that only looks back."""
+        return ()
 
     def weighing(self, shape: Shape) -> Operation | None:
         """What gives its weight in the read; None where it has none of its own."""

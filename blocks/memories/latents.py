@@ -15,7 +15,7 @@ from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
-from blocks.part import Fresh, Parameters, Shown, Slot, State
+from blocks.part import Fresh, Parameters, Problem, Shown, Slot, State
 from blocks.recurrences import additive, cumulative_fla, fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
@@ -95,13 +95,13 @@ class Latents(Memory):
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip
 
-    def problem(self, shape: Shape) -> str | None:
+    def problem(self, shape: Shape) -> Problem | None:
         if self.size % shape.heads == 0:
-            return None
+            return super().problem(shape)
         return (
             f"{self.size} latents do not split evenly over {shape.heads} heads; "
             f"set `size` to a multiple of {shape.heads}, such as {math.ceil(self.size / shape.heads) * shape.heads}"
-        )
+        ), ()
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """W_q and W_k: one row a latent, head after head."""

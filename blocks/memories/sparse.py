@@ -12,13 +12,13 @@ from pydantic import Field, NonNegativeInt
 
 from blocks.flow import Pairs, Partial, accumulating, repeat_heads, take
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
-from blocks.memories.base import Memory, Path
+from blocks.memories.base import Memory
 from blocks.memories.below import Below, Held, selected
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, unbroken
-from blocks.part import Parameters, Slot, State
+from blocks.part import Parameters, Problem, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
@@ -73,7 +73,7 @@ class Sparse(Holding):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return self.size
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
         wrong = [name for number, (name, one) in enumerate(below.items()) if number or not isinstance(one, Recurrent)]
         for name in wrong:
             yield (

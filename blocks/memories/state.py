@@ -6,25 +6,22 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory, Path
+from blocks.memories.base import Memory
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port
-from blocks.part import FieldError, Fresh, Parameters, Slot, State
+from blocks.part import FieldError, Fresh, Parameters, Problem, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.additive.together import together
 from blocks.recurrences.stabilised import stabilise, stabilise_one
-
-if TYPE_CHECKING:
-    from blocks.feature_maps.base import FeatureMap
 
 SHORTEST_GROUP = 16
 """Of shorter groups the states between them would be more numbers than the pairs and tokens on one line."""
@@ -78,16 +75,15 @@ class StateMemory(Recurrent):
     def recurrences(self) -> tuple[Form, ...]:
         return additive.FORMS
 
-    def problem_with(self, feature_map: FeatureMap | None) -> Iterator[tuple[str, Path]]:
-        if self.normalise and feature_map is not None and not feature_map.positive:
-            yield (
-                f"`{feature_map.kind}` features can be negative, so there is no mass to divide by; "  # pyright: ignore
-                "choose a positive feature map, or set `normalise: false`",
-                (),
-            )
-        yield from super().problem_with(feature_map)
+    def problem(self, shape: Shape) -> Problem | None:
+        if not (self.normalise and shape.signed):
+            return super().problem(shape)
+        return (
+            "features of this map can be negative, so there is no mass to divide by; "
+            "choose a positive feature map, or set `normalise: false`"
+        ), ()
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
         said = [name for name, there in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if there]
         if said and above is not None:
             yield (

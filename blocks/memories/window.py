@@ -11,12 +11,12 @@ from pydantic import PositiveInt
 
 from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory, Path
+from blocks.memories.base import Memory
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
-from blocks.part import Parameters, Slot, State
+from blocks.part import Parameters, Problem, Slot, State
 from blocks.softmax import dense, fla, native, native_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible
@@ -58,7 +58,7 @@ class Window(Holding):
     def falling_at_once(self) -> int:
         return self.size if self.falls_together else 1
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[tuple[str, Path]]:
+    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
         for name, memory in below.items() if self.falls_together else ():
             if not memory.takes_several:
                 remedy = f"`pairs -> {name}`" if edges else "put one of those below it"

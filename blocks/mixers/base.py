@@ -11,7 +11,7 @@ from blocks import initialise
 from blocks.flow import Tokens, accumulating, rms_norm
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Slot, State
+from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
 
 EPSILON = 1e-5
 """Added to the mean square, where what is mixed becomes queries and keys."""
@@ -27,6 +27,10 @@ class Mixer(Part):
     """
 
     role: ClassVar[str] = "mix input"
+    unread: ClassVar[str] = (
+        "nothing in this head reads what is mixed: `feeds: inputs` is for a `latents` memory or a `weight: token` to look at, "
+        "`feeds: qk` becomes queries and keys, which latents have none of; say the other, or add such a memory"
+    )
 
     feeds: Literal["inputs", "qk"] = "inputs"
     """inputs: what latents, and weights of one a token, look at. qk: the projections of queries and keys, after RMSNorm."""
@@ -64,8 +68,9 @@ class Mixer(Part):
         mixed, state = self.mix(parameters, hidden, call.tokens, call.state, follow)
         return (mixed,), state
 
-    def problem(self, shape: Shape) -> str | None:
-        """Why it does not fit this shape, in a plain sentence. None: it does."""
+    def problem(self, shape: Shape) -> Problem | None:
+        if self.both_ways and not shape.both_ways:
+            return "a causal head may not see tokens ahead; remove `both_ways`", ("both_ways",)
         return None
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:

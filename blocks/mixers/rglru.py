@@ -14,7 +14,7 @@ from blocks.flow import Tokens, accumulating
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
 from blocks.operation import Form
-from blocks.part import Fresh, Parameters, Slot, State
+from blocks.part import Fresh, Parameters, Problem, Slot, State
 from blocks.recurrences import elementwise
 
 Recurrence = Callable[..., tuple["Tensor", "Tensor"]]
@@ -40,13 +40,13 @@ class RGLRU(Mixer):
     def one_way(self) -> tuple[Form, ...]:
         return tuple(replace(form, run=partial(self.follow, recurrence=form.run)) for form in elementwise.FORMS)
 
-    def problem(self, shape: Shape) -> str | None:
+    def problem(self, shape: Shape) -> Problem | None:
         width = shape.hidden_size
         if width % self.blocks == 0:
-            return None
+            return super().problem(shape)
         return (
             f"{self.blocks} equal blocks cannot hold the {width} channels of the hidden state; set `blocks` to a divisor of {width}"
-        )
+        ), ()
 
     def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
         side, nothing = width // self.blocks, initialise.constant(0.0)

@@ -31,12 +31,13 @@ def edges(head: HeadSpec) -> list[tuple[str, str]]:
 
 
 def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
-    """For each memory by name, the memory above that feeds it, or ``pairs``. Those that take no pairs are left out."""
-    names = [name for name, memory in zip(memory_names(head), head.memory, strict=True) if memory.reads is not Kind.HIDDEN]
+    """For each memory by name, the memory above that feeds it, or ``pairs``. Side by side without those that take none."""
+    names = memory_names(head)
     if head.graph is not None:
         return {end: start for start, end in edges(head)}
-    if head.flow == "parallel":
-        return dict.fromkeys(names, ALL)
+    if head.flow == "parallel" or len(names) == 1:
+        takers = [name for name, memory in zip(names, head.memory, strict=True) if memory.reads is not Kind.HIDDEN]
+        return dict.fromkeys(takers, ALL)
     return dict(zip(names, [ALL, *names], strict=False))
 
 

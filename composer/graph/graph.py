@@ -55,7 +55,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """From a port that gives to a port that reads. heads, dim: the sizes of what flows. label: which of several it is there."""
+    """From a port that gives to a port that reads. heads, dim: the sizes of what flows. label: which of several it is there.
+
+    path: where the spec says it, within the head, if it does.
+    """
 
     start: str
     output: str
@@ -65,6 +68,7 @@ class Edge:
     heads: int | None
     dim: int | None
     label: str | None = None
+    path: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -166,11 +170,16 @@ class Draft:
         """The output of the head."""
         self._nodes[name] = Node(name, Operation((port,), (), ()), shape)
 
-    def connect(self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None) -> None:
-        """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``."""
+    def connect(
+        self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None, path: Path | None = None
+    ) -> None:
+        """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``.
+
+        Pairs are drawn out of what gives none, too, and into what reads none: that is for the rules to tell.
+        """
         gives = self._nodes[start].operation.gives
-        port = gives[0] if output is None else next(port for port in gives if port.name == output)
-        self._edges.append(Edge(start, port.name, end, to, port.kind, port.heads, port.dim, label))
+        port = gives[0] if output is None else next((port for port in gives if port.name == output), Port(output, Kind.PAIRS))
+        self._edges.append(Edge(start, port.name, end, to, port.kind, port.heads, port.dim, label, path))
 
     def done(self) -> HeadGraph:
         """The graph, which nobody changes any more."""

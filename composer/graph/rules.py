@@ -1,207 +1,164 @@
-"""What a head may not be. Each rule looks at the spec or its graph, and says where, why, and what to do instead."""
+"""What a head may not be. Each rule looks at the graph, and says where the spec has it, why, and what to do instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import networkx
 
 from blocks.legend import Shape
-from blocks.operation import Kind
-from blocks.part import Closed
+from blocks.operation import FALLEN, Kind
+from blocks.part import Problem
+from blocks.reads import Read
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import features_of, gate_of
-from composer.graph.graph import HeadGraph, build_graph
-from composer.graph.rules_of_flow import Problem, along_edges, between, both_ways, falling
-from converters.config import LARGEST
+from composer.graph.graph import OUTPUT, Edge, HeadGraph, Node, build_graph
+from composer.graph.rules_of_spec import lines, names, sizes
 
-# What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
-RESERVED = frozenset(
-    """
-    add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches empty_state eval
-    extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys load_state_dict mix modules
-    mtia named_buffers named_children named_modules named_parameters parameters pop register_backward_hook register_buffer
-    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
-    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory split
-    smart_apply state_dict to to_empty train training type update values xpu zero_grad
-    """.split()  # noqa: SIM905 - a list literal would fill the screen
-)
+MISSING: Mapping[str, str] = {
+    Kind.FEATURES: "a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
+    Kind.PAIRS: "no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above",
+}
+"""What to do where nothing gives a node what it needs, by the kind of that."""
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
-    for rule in (_names, both_ways, along_edges, _parts_are_used, falling, between, _sizes, _feature_map, _positions):
-        for message, where in rule(head, shape):
-            raise GraphError(message, path + where)
+    for rule in (names, lines, sizes):
+        _raise_first(rule(head, shape), path)
     graph = build_graph(head, shape)
-    for rule in (_ports, _masses):
-        for message, where in rule(head, graph):
-            raise GraphError(message, path + where)
+    for rule in (_parts, _both_ways, _ports, _reached, _projections, _falling, _read):
+        _raise_first(rule(graph), path)
     return graph
 
 
-def _names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
-    seen |= {"mix_input", "unshare", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
-    called: set[str] = set()
-    for index, memory in enumerate(head.memory):
-        name = memory.called
-        own = {name, features_of(name), gate_of(name), *memory.rates(), *(number.name for number in memory.sums(shape))}
-        if name in RESERVED:
-            yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
-        if name in called:
-            yield (
-                f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
-                ("memory", index),
-            )
-        elif own & seen:
-            taken = ", ".join(sorted(own & seen))
-            yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
-        seen |= own
-        called.add(name)
+def _raise_first(problems: Iterator[Problem], path: Path) -> None:
+    for message, where in problems:
+        raise GraphError(message, path + where)
 
 
-def _parts_are_used(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    readers = [index for index, memory in enumerate(head.memory) if memory.reads is Kind.FEATURES]
-    if readers and head.feature_map is None:
-        kind = head.memory[readers[0]].kind
-        yield (
-            f"a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
-            ("memory", readers[0]),
-        )
-    if not readers and head.feature_map is not None:
-        yield (
-            "no memory of this head sees features; remove `feature_map` (or set it to null), or add a state memory",
-            ("feature_map",),
-        )
-    if not readers and head.conv is not None and head.conv.inputs != ("v",):
-        yield (
-            "of queries and keys the convolution feeds features only, and no memory sees them; remove `conv` (or set it to null), "
-            "or say `inputs: [v]`",
-            ("conv",),
-        )
-    latents = all(memory.reads is Kind.HIDDEN for memory in head.memory)
-    if head.unshare is not None and "k" in head.unshare.inputs:
-        if latents:
-            yield "latents have no keys; say `inputs: [v]`, or remove `unshare` (or set it to null)", ("unshare",)
-        if head.mix_input and head.mix_input.feeds == "qk":
+def _parts(graph: HeadGraph) -> Iterator[Problem]:
+    """What each part says of its sizes."""
+    for node in graph.nodes.values():
+        problem = node.part.problem(node.shape) if node.part else None
+        if problem:
+            yield problem[0], (*_path(node), *problem[1])
+
+
+def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
+    for edge in _pairs(graph.edges) if graph.nodes[OUTPUT].shape.both_ways else ():
+        if edge.path:
+            yield "no pair goes its own way where every token sees all others; remove `graph`, and set `flow: parallel`", ("graph",)
+        if edge.output == FALLEN:
+            yield "nothing falls where every token sees all others; set `flow: parallel`", ("flow",)
+
+
+def _ports(graph: HeadGraph) -> Iterator[Problem]:
+    """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
+    for node in graph.nodes.values():
+        ports = {port.name: port for port in node.operation.reads}
+        for edge in graph.into(node.name):
+            port = ports.get(edge.input)
+            if port is None:
+                said = "no pairs; leave this edge out" if edge.path else "no pairs that fall; set `flow: parallel`"
+                yield f"a `{node.kind}` memory sees every token and {said}", edge.path or _path(node)
+                continue
+            wrong = [
+                f"{found} {what}, and it reads {wanted}"
+                for what, found, wanted in (
+                    ("is what comes", edge.kind, port.kind),
+                    ("heads", edge.heads, port.heads),
+                    ("coordinates", edge.dim, port.dim),
+                )
+                if wanted is not None and found not in {None, wanted}
+            ]
+            if wrong:
+                yield f"`{edge.start}` does not fit `{node.name}`: {'; '.join(wrong)}", _path(node)
+        for port in ports.values():
+            edges = graph.into(node.name, port.name)
+            if port.needed and not edges:
+                missing = MISSING.get(port.kind, "nothing gives `{name}` its {port}")
+                yield missing.format(kind=node.kind, name=node.name, port=port.name), _path(node)
+            if len(edges) > 1 and not port.many:
+                given = ", ".join(f"`{edge.start}`" for edge in edges)
+                yield f"`{node.name}` reads one {port.name}, and {given} give it", _path(node)
+
+
+def _reached(graph: HeadGraph) -> Iterator[Problem]:
+    """Whatever the spec names has an effect: all that it is there for leads to the head's output."""
+    ahead = networkx.ancestors(graph.network, OUTPUT) | {OUTPUT}
+    for node in graph.nodes.values():
+        read = {edge.output for edge in graph.out_of(node.name) if edge.end in ahead}
+        if node.part and node.path and any(port.needed and port.name not in read for port in node.operation.gives):
+            yield node.part.unread, node.path
+
+
+def _projections(graph: HeadGraph) -> Iterator[Problem]:
+    """Keys that a part projects itself are of the same states as those that it is given."""
+    for edge in graph.edges if graph.before_projections() else ():
+        gives = graph.nodes[edge.end].operation.gives
+        if edge.input == "hidden" and edge.start == "hidden" and any(port.kind is Kind.KEY and port.needed for port in gives):
             yield (
                 "keys of each query head's own are projected from the hidden states, and the shared ones here from what is mixed; "
                 "say `inputs: [v]`, or remove `mix_input` (or set it to null)",
-                ("unshare",),
+                _path(graph.nodes[edge.end]),
             )
-    if head.qk_norm is not None and latents:
-        yield "latents have no queries and keys; remove `qk_norm` (or set it to null)", ("qk_norm",)
-    if len(head.memory) == 1 and head.memory[0].weight is not None:
-        yield "a weight sets a memory against others, and this one is alone; remove `weight`", ("memory", 0, "weight")
-    if len(head.memory) == 1 and head.flow == "parallel":
-        yield "parallel memories need a second one; remove `flow`", ("flow",)
-    looks = any(memory.reads is Kind.HIDDEN or memory.weight == "token" for memory in head.memory)
-    takes = any(memory.reads is not Kind.HIDDEN for memory in head.memory)
-    if head.mix_input and head.mix_input.feeds == "inputs" and not looks:
-        yield (
-            "nothing in this head looks at the mixed inputs; add a `latents` memory or a `weight: token`, "
-            "or say `feeds: qk` to mix what becomes queries and keys",
-            ("mix_input",),
-        )
-    if head.mix_input and head.mix_input.feeds == "qk" and not takes:
-        yield "latents have no queries and keys; say `feeds: inputs`", ("mix_input", "feeds")
-    if head.mix_input and head.mix_input.both_ways and not shape.both_ways:
-        yield "a causal head may not see tokens ahead; remove `both_ways`", ("mix_input", "both_ways")
 
 
-def _sizes(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    """No size is beyond what can be meant; and what the parts themselves say of these sizes."""
-    for name, where in _too_large(head):
-        yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
-    named = [("mix_input", head.mix_input), ("value_position", head.value_position)]
-    for where, part in named:
-        problem = part.problem(shape) if part else None
-        if problem:
-            yield problem, (where,)
-    for index, memory in enumerate(head.memory):
-        problem = memory.problem(shape)
-        if problem:
-            yield problem, ("memory", index)
+def _falling(graph: HeadGraph) -> Iterator[Problem]:
+    """What falls out of each memory has somewhere to go, what is below it something to get, and they suit each other."""
+    memories = {node.name: memory for node, memory in graph.memories}
+    fed = {edge.end: edge for edge in _pairs(graph.edges)}
+    beside = [memory for name, memory in memories.items() if name not in fed or fed[name].output != FALLEN]
+    kept = len(beside) > 1 and not all(memory.bounded for memory in beside)
+    for node, memory in graph.memories:
+        below, drawn = _pairs(graph.out_of(node.name)), node.name in fed and fed[node.name].path is not None
+        for edge in below if not memory.bounded else ():
+            nothing = f"nothing ever falls out of a `{node.kind}` memory, so "
+            if edge.path:
+                yield f"{nothing}`{edge.end}` would stay empty; say `pairs -> {edge.end}`", edge.path
+            yield f"{nothing}the one below it stays empty; put it last, or set `flow: parallel`", _path(node)
+        if below and memory.drops:
+            yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", (*_path(node), "evict")
+        if memory.bounded and not memory.drops and not below and not (kept and memory in beside):
+            yield (
+                f"pairs beyond the {memory.pairs_held(node.shape, 0):.0f} that it holds fall out of this memory and into nothing; "
+                + (f"add an edge `{node.name} -> NAME` to a memory below it" if drawn else "add a memory below it, such as `state`")
+                + ", or say `evict: drop`",
+                _path(node),
+            )
+        above = memories.get(fed[node.name].start) if node.name in fed else None
+        for message, where in memory.problem_between(above, {edge.end: memories[edge.end] for edge in below}, edges=drawn):
+            named = [edge.path for edge in below if edge.path and where == ("graph", edge.end)]
+            yield message, named[0] if named else (*_path(node), *where)
 
 
-def _too_large(part: Closed, path: Path = ()) -> Iterator[tuple[str, Path]]:
-    """The fields of a part, and of those inside it, that are beyond what can be meant; a seed may be any number."""
-    for name, said in part:
-        for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
-            where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
-            if isinstance(item, Closed):
-                yield from _too_large(item, where)
-            elif isinstance(item, int) and name != "seed" and item > LARGEST:
-                yield name, where
-
-
-def _feature_map(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    mapping = head.feature_map
-    if mapping is not None and mapping.skip and mapping.dim not in {None, shape.head_dim}:
-        yield (
-            f"xW + x needs W to keep the dimension: x has {shape.head_dim} numbers and xW has {mapping.dim}; "
-            f"set `dim: {shape.head_dim}` (or leave it out), or `skip: false`",
-            ("feature_map", "dim"),
-        )
-    for index, memory in enumerate(head.memory):
-        for message, where in memory.problem_with(mapping):
-            yield message, ("memory", index, *where)
-        gate = memory.gates
-        problem = gate.problem(shape, mapping.features(shape)) if gate and mapping else None
-        if problem:
-            yield problem, ("memory", index, "gate")
-
-
-def _positions(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    for index, memory in enumerate(head.memory):
-        problem = None if memory.reads is Kind.HIDDEN else memory.turn.problem(shape)
-        if problem:
-            yield problem, ("memory", index, "position")
-
-
-def _ports(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
-    """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
-    for node in graph.nodes.values():
-        for port in node.operation.reads:
-            edges = graph.into(node.name, port.name)
-            for edge in edges:
-                wrong = [
-                    f"{found} {what}, and it reads {wanted}"
-                    for what, found, wanted in (
-                        ("is what comes", edge.kind, port.kind),
-                        ("heads", edge.heads, port.heads),
-                        ("coordinates", edge.dim, port.dim),
-                    )
-                    if wanted is not None and found != wanted
-                ]
-                if wrong:
-                    yield f"`{edge.start}` does not fit `{node.name}`: {'; '.join(wrong)}", node.path or ()
-            if port.needed and not edges:
-                yield f"nothing gives `{node.name}` its {port.name}", node.path or ()
-            if len(edges) > 1 and not port.many:
-                given = ", ".join(f"`{edge.start}`" for edge in edges)
-                yield f"`{node.name}` reads one {port.name}, and {given} give it", node.path or ()
-
-
-def _masses(head: HeadSpec, graph: HeadGraph) -> Iterator[Problem]:
-    if head.read is None:
-        return
-    problem = head.read.problem([memory.exact for memory in head.memory])
+def _read(graph: HeadGraph) -> Iterator[Problem]:
+    """The answers that the read takes can be weighed against each other."""
+    names = [edge.label for edge in graph.into("read", "partial")]
+    read, memories = graph.nodes["read"].part, [(node, memory) for node, memory in graph.memories if node.name in names]
+    assert isinstance(read, Read)
+    if len(memories) == 1 and graph.into("read", "weight"):
+        yield "a weight sets a memory against others, and this one is alone; remove `weight`", (*_path(memories[0][0]), "weight")
+    problem = read.problem_over([memory.exact for _, memory in memories])
     if problem:
-        yield problem[0], ("read", problem[1])
-    if head.read.leaves_masses_out:
-        return
-    for index, memory in enumerate(head.memory):
+        yield problem[0], ("read", *problem[1])
+    for node, memory in () if read.leaves_masses_out else memories:
         if memory.reads is Kind.HIDDEN:
-            yield "the shares of latents are probabilities, which only `read: mixture` weighs against others", ("memory", index)
-    if head.read.takes_raw:
-        return
-    for index, memory in enumerate(head.memory):
-        if not memory.has_mass():
+            yield "the shares of latents are probabilities, which only `read: mixture` weighs against others", _path(node)
+        elif not memory.has_mass() and not read.takes_raw:
             remedy = memory.to_have_mass or "set "
             yield (
-                f"`read: {head.read.kind}` gives all memories one denominator, and this `{memory.kind}` has no mass; "
+                f"`read: {graph.nodes['read'].kind}` gives all memories one denominator, and this `{node.kind}` has no mass; "
                 f"{remedy}`read: sum` to add its raw numerator, or `read: mixture`",
-                ("memory", index),
+                _path(node),
             )
+
+
+def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+    """Those that bring pairs to a memory."""
+    return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
+
+
+def _path(node: Node) -> Path:
+    return node.path or ()

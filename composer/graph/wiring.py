@@ -1,4 +1,7 @@
-"""Draws the graph of a head from its spec: a node for each operation, an edge for all that flows from one to another."""
+"""Draws the graph of a head from its spec: a node for each operation, an edge for all that flows from one to another.
+
+It draws what the spec says, also where that means nothing; ``composer.graph.rules`` judges what it drew.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.errors import Path
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, features_of, fed_by, gate_of, memory_names, sources_of_pairs
+from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, SINKS, Draft, HeadGraph
 
 
@@ -28,13 +31,17 @@ class _Wiring:
         self.shape = replace(shape, key_heads=shape.heads) if head.unshare else shape
         self.names, self.feeds = memory_names(head), sources_of_pairs(head)
         self.memory = dict(zip(self.names, head.memory, strict=True))
-        self.convolved = head.conv.key_heads(self.shape) if head.conv and "k" in head.conv.inputs else 0
+        self.mapped = [name for name in self.names if self.memory[name].reads is Kind.FEATURES]
+        self.convolved = head.conv.key_heads(self.shape) if head.conv and "k" in head.conv.inputs and self.mapped else 0
         self.inputs = "hidden"
         self.query, self.key, self.value = ("query", "query"), ("key", "key"), ("value", "value")
         self._sources()
         self._entry()
         for name in self.names:
             self._memory(name)
+        if head.feature_map and not self.mapped:
+            self.draft.add("feature_map", head.feature_map, self.shape, ("feature_map",))
+            self._connect(self.query, "feature_map", "query")
         for name in self.names:
             self._sums(name)
         self._output()
@@ -70,11 +77,12 @@ class _Wiring:
         self.exact = self.query
         if head.conv:
             self.draft.add("conv", head.conv, shape, ("conv",))
-            self._connect(self.query, "conv", "query")
-            self._connect(self.key, "conv", "key")
-            self.query = ("conv", "query")
+            sources = {"query": self.query, "key": self.key, "value": self.value}
+            for port in head.conv.operation(shape).reads:
+                self._connect(sources[port.name], "conv", port.name)
+            if "q" in head.conv.inputs:
+                self.query = ("conv", "query")
             if "v" in head.conv.inputs:
-                self._connect(self.value, "conv", "value")
                 self.value = ("conv", "value")
         if head.value_position:
             self.draft.add("value_position", head.value_position, shape, ("value_position",))
@@ -104,22 +112,23 @@ class _Wiring:
             self.draft.add(name, memory, shape, self._path(name))
             self.draft.connect(self.inputs, name, "hidden")
             self._connect(self.value, name, "value")
+            self._feed(name)
         else:
             below = self._all_below(name)
-            features = any(self.memory[one].reads is Kind.FEATURES for one in below)
+            features = any(one in self.mapped for one in below)
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
-            if self.feeds[name] in self.memory:
-                own = replace(own, falling=self.memory[self.feeds[name]].falling_at_once)
+            if above := self._above(name):
+                own = replace(own, falling=above.falling_at_once)
             if memory.looks_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))
             self._connect(self.exact, name, "query")
-            self._feed(name, "pairs")
+            self._feed(name)
             self._gate(name, replace(shape, state_heads=shape.heads))
         weighing = memory.weighing(shape)
         if weighing is not None:
             self.draft.add(f"{name}.weight", memory, shape, None, module=name, operation=weighing)
-            self.draft.connect(self.inputs, f"{name}.weight", "hidden")
+            self.draft.connect(self.inputs if memory.weight == "token" else "hidden", f"{name}.weight", "hidden")
 
     def _state(self, name: str, memory: Memory) -> None:
         """A memory that reads features, with what stands above it: the map of its features and, where it has one, its gate."""
@@ -132,7 +141,7 @@ class _Wiring:
         self.draft.add(name, memory, shape, self._path(name))
         if mapping:
             self.draft.connect(features_of(name), name, "features")
-        self._feed(name, "pairs")
+        self._feed(name)
         self._gate(name, shape)
         if any(port.name == "hidden" for port in memory.inputs(shape)):
             self.draft.connect("hidden", name, "hidden")
@@ -153,10 +162,15 @@ class _Wiring:
         """start: a node, and which of its outputs."""
         self.draft.connect(start[0], end, to, output=start[1])
 
-    def _feed(self, name: str, port: str) -> None:
+    def _feed(self, name: str) -> None:
         """The pairs of the call, or those that fall out of the memory above."""
-        above = self.feeds[name]
-        self.draft.connect(above, name, port, output=FALLEN if above in self.memory else None)
+        if above := self.feeds.get(name):
+            path = ("graph", edges(self.head).index((above, name))) if self.head.graph else None
+            self.draft.connect(above, name, "pairs", output=FALLEN if above in self.memory else None, path=path)
+
+    def _above(self, name: str) -> Memory | None:
+        """The memory that feeds this one, if one does."""
+        return self.memory.get(self.feeds.get(name, ALL))
 
     def _state_shape(self, name: str) -> Shape:
         memory, mapping, incoming = self.memory[name], self.head.feature_map, self._incoming(name)
@@ -170,11 +184,12 @@ class _Wiring:
             state_heads=gate.key_heads(shape, mapped) if gate else mapped,
             exponential=bool(mapping and mapping.exponential and memory.features_as is None),
             even=bool(mapping and mapping.even),
+            signed=bool(mapping and not mapping.positive),
         )
 
     def _incoming(self, name: str) -> int:
         """Heads of the keys that a memory's feature map is given."""
-        above = self.memory.get(self.feeds[name])
+        above = self._above(name)
         return self.shape.heads if above and above.per_query_head else self.convolved or self.shape.key_heads
 
     def _all_below(self, name: str) -> list[str]:
@@ -192,10 +207,11 @@ class _Wiring:
 
     def _sums(self, name: str) -> None:
         """What a memory wants summed up is the window's above it to do, with the features of the state below."""
-        window, below = self.feeds.get(name), fed_by(self.head, name)
+        window, below = self._above(name), fed_by(self.head, name)
         for number in self.memory[name].sums(self.shape):
-            if window in self.memory and below and self.head.feature_map:
-                self.draft.connect(features_of(below[0]), window, "features", label=number.name)
+            sums = window and any(port.name == "features" and port.many for port in window.inputs(self.shape))
+            if window and sums and self.head.feature_map and below and below[0] in self.mapped:
+                self.draft.connect(features_of(below[0]), window.called, "features", label=number.name)
 
     def _output(self) -> None:
         head, shape = self.head, self.shape
@@ -203,9 +219,9 @@ class _Wiring:
         sinking = self._sinking()
         for name, memory in self.memory.items():
             self.draft.connect("with_host_sinks" if name == sinking else name, "read", "partial", label=name)
-            weighed = self.feeds[name] if memory.weight == "same" else name
-            if memory.weight is not None and self.memory[weighed].weight is not None:
-                self.draft.connect(f"{weighed}.weight", "read", "weight", label=name)
+            weighed = self._above(name) if memory.weight == "same" else memory
+            if weighed and weighed.weighing(shape) is not None:
+                self.draft.connect(f"{weighed.called}.weight", "read", "weight", label=name)
         answer = "read"
         if head.value_position is not None:
             way_out = head.value_position.way_out(shape)

@@ -8,7 +8,8 @@ from fractions import Fraction
 
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
-from composer.graph.rules import RESERVED, checked_graph
+from composer.graph.rules import checked_graph
+from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
 from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused

@@ -24,7 +24,8 @@ from blocks.reads import Shared
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
-from composer.graph.rules import RESERVED, checked_graph
+from composer.graph.rules import checked_graph
+from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
 from composer.spec.layer_rules import Group, layers_of, named, unused

@@ -285,10 +285,10 @@ def test_its_parameters_and_operations() -> None:
 
 def test_what_it_refuses() -> None:
     assert Latents(size=12).problem(GROUPED) is None
-    message = Latents(size=10).problem(GROUPED)
-    assert message is not None
-    assert "10 latents do not split evenly over 4 heads" in message
-    assert "12" in message
+    problem = Latents(size=10).problem(GROUPED)
+    assert problem is not None
+    assert "10 latents do not split evenly over 4 heads" in problem[0]
+    assert "12" in problem[0]
     for weight in ("learned", 0.3):
         with pytest.raises(ValidationError, match="remove `weight`"):
             Latents.model_validate({"weight": weight})

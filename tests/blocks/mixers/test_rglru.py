@@ -154,7 +154,7 @@ def test_blocks_must_divide_the_channels() -> None:
     assert RGLRU(blocks=3).problem(GROUPED) is None
     assert RGLRU().problem(GROUPED) is None
     problem = RGLRU(blocks=4).problem(GROUPED)
-    assert problem == "4 equal blocks cannot hold the 6 channels of the hidden state; set `blocks` to a divisor of 6"
+    assert problem == ("4 equal blocks cannot hold the 6 channels of the hidden state; set `blocks` to a divisor of 6", ())
 
 
 def test_operations() -> None:

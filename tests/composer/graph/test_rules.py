@@ -9,7 +9,8 @@ from torch import nn
 
 from blocks.memories.state import StateMemory
 from composer.errors import GraphError
-from composer.graph.rules import RESERVED, checked_graph
+from composer.graph.rules import checked_graph
+from composer.graph.rules_of_spec import RESERVED
 from composer.model.head import Head
 from composer.spec.dimensions import Dimensions
 from tests.composer.graph.heads import SIZE, resolved

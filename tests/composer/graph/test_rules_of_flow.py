@@ -57,7 +57,7 @@ EDGES: dict[str, Case] = {
     "an edge to latents": (
         {"memory": [DROP, LATENTS], "graph": ["pairs -> window", "pairs -> latents"], "read": "mixture"},
         ("graph", 1),
-        "latents see every token and no pairs; leave this edge out",
+        "a `latents` memory sees every token and no pairs; leave this edge out",
         {"memory": [DROP, LATENTS], "graph": ["pairs -> window"], "read": "mixture"},
     ),
     "two sources": (

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from composer.graph.rules import RESERVED
+from composer.graph.rules_of_spec import RESERVED
 from composer.spec.parameters import fresh_parameters
 from tests.composer.model.models import llama, student
 from tests.shipped import SHIPPED

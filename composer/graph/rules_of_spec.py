@@ -1,0 +1,81 @@
+"""What a graph cannot be drawn without: names, edges that lead from one memory down to another, and sizes that mean something.
+
+What is said twice, or to no effect, is seen here, too: nothing in the graph tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blocks.legend import Shape
+from blocks.part import Closed, Path, Problem
+from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import ALL, edges, features_of, gate_of, memory_names
+from converters.config import LARGEST
+
+# What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
+RESERVED = frozenset(
+    """
+    add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches empty_state eval
+    extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys load_state_dict mix modules
+    mtia named_buffers named_children named_modules named_parameters parameters pop register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory split
+    smart_apply state_dict to to_empty train training type update values xpu zero_grad
+    """.split()  # noqa: SIM905 - a list literal would fill the screen
+)
+
+
+def names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
+    seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
+    seen |= {"mix_input", "unshare", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+    called: set[str] = set()
+    for index, memory in enumerate(head.memory):
+        name = memory.called
+        own = {name, features_of(name), gate_of(name), *memory.rates(), *(number.name for number in memory.sums(shape))}
+        if name in RESERVED:
+            yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
+        if name in called:
+            yield (
+                f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
+                ("memory", index),
+            )
+        elif own & seen:
+            taken = ", ".join(sorted(own & seen))
+            yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
+        seen |= own
+        called.add(name)
+
+
+def lines(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
+    """Of ``flow`` and ``graph``."""
+    if head.graph is not None and head.flow != "cascade":
+        yield "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them", ("flow",)
+    if len(head.memory) == 1 and head.flow == "parallel":
+        yield "parallel memories need a second one; remove `flow`", ("flow",)
+    names, fed = memory_names(head), dict[str, str]()
+    for number, (start, end) in enumerate(edges(head)):
+        where, order = ("graph", number), [name for name in names if name in (start, end)]
+        for name in {start, end} - {ALL, *names}:
+            yield f'there is no "{name}" in this head; its memories are {", ".join(names)}, and all pairs come from `{ALL}`', where
+        if end == ALL:
+            yield "nothing flows into `pairs`: they come from the projections", where
+        if end in fed:
+            yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source", where
+        if start == end:
+            yield f"a memory cannot feed itself; say `{ALL} -> {end}`, or an edge from a memory above", where
+        if order == [end, start]:
+            yield f"pairs fall downwards: list `{end}` below `{start}` in `memory`", where
+        fed[end] = start
+
+
+def sizes(part: Closed, shape: Shape, path: Path = ()) -> Iterator[Problem]:
+    """Of a part, and of those inside it; a seed may be any number."""
+    for name, said in part:
+        for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
+            where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
+            if isinstance(item, Closed):
+                yield from sizes(item, shape, where)
+            elif isinstance(item, int) and name != "seed" and item > LARGEST:
+                yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
