@@ -105,8 +105,8 @@ class HeadGraph:
 
     @property
     def memories(self) -> tuple[tuple[Node, Memory], ...]:
-        """The memories' answers, in the order of the flow."""
-        return tuple((node, node.part) for node in self.parts if isinstance(node.part, Memory) and node.main)
+        """The memories' answers, as the spec lists them."""
+        return tuple((node, node.part) for node in self.nodes.values() if isinstance(node.part, Memory) and node.main)
 
     def into(self, name: str, port: str | None = None) -> tuple[Edge, ...]:
         """The edges into a node, or into one of its ports."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import networkx
 
@@ -24,23 +25,24 @@ MISSING: Mapping[str, str] = {
 
 def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
-    for rule in (names, lines, sizes):
-        _raise_first(rule(head, shape), path)
+    for message, where in chain(names(head, shape), lines(head), sizes(head)):
+        raise GraphError(message, path + where)
     graph = build_graph(head, shape)
-    for rule in (_parts, _both_ways, _ports, _reached, _projections, _falling, _read):
-        _raise_first(rule(graph), path)
+    for message, where in problems_of(graph):
+        raise GraphError(message, path + where)
     return graph
 
 
-def _raise_first(problems: Iterator[Problem], path: Path) -> None:
-    for message, where in problems:
-        raise GraphError(message, path + where)
+def problems_of(graph: HeadGraph) -> Iterator[Problem]:
+    """All that is wrong with it, and where in the head."""
+    for rule in (_parts, _both_ways, _ports, _reached, _projections, _falling, _read):
+        yield from rule(graph)
 
 
 def _parts(graph: HeadGraph) -> Iterator[Problem]:
     """What each part says of its sizes."""
     for node in graph.nodes.values():
-        problem = node.part.problem(node.shape) if node.part else None
+        problem = node.part.problem(node.shape) if node.part and node.main else None
         if problem:
             yield problem[0], (*_path(node), *problem[1])
 
@@ -95,9 +97,9 @@ def _reached(graph: HeadGraph) -> Iterator[Problem]:
 
 def _projections(graph: HeadGraph) -> Iterator[Problem]:
     """Keys that a part projects itself are of the same states as those that it is given."""
-    for edge in graph.edges if graph.before_projections() else ():
-        gives = graph.nodes[edge.end].operation.gives
-        if edge.input == "hidden" and edge.start == "hidden" and any(port.kind is Kind.KEY and port.needed for port in gives):
+    for edge in graph.out_of("hidden"):
+        keys = any(port.kind is Kind.KEY and port.needed for port in graph.nodes[edge.end].operation.gives)
+        if keys and graph.before_projections():
             yield (
                 "keys of each query head's own are projected from the hidden states, and the shared ones here from what is mixed; "
                 "say `inputs: [v]`, or remove `mix_input` (or set it to null)",

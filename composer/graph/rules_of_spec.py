@@ -48,7 +48,7 @@ def names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         called.add(name)
 
 
-def lines(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
+def lines(head: HeadSpec) -> Iterator[Problem]:
     """Of ``flow`` and ``graph``."""
     if head.graph is not None and head.flow != "cascade":
         yield "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them", ("flow",)
@@ -70,12 +70,12 @@ def lines(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
         fed[end] = start
 
 
-def sizes(part: Closed, shape: Shape, path: Path = ()) -> Iterator[Problem]:
+def sizes(part: Closed, path: Path = ()) -> Iterator[Problem]:
     """Of a part, and of those inside it; a seed may be any number."""
     for name, said in part:
         for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
             where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
             if isinstance(item, Closed):
-                yield from sizes(item, shape, where)
+                yield from sizes(item, where)
             elif isinstance(item, int) and name != "seed" and item > LARGEST:
                 yield f"no size is larger than {LARGEST:,}; lower `{name}`", where

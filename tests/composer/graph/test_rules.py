@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import nn
 
+from blocks.catalogue import CATALOGUE
 from blocks.memories.state import StateMemory
 from composer.errors import GraphError
-from composer.graph.rules import checked_graph
-from composer.graph.rules_of_spec import RESERVED
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import build_graph
+from composer.graph.rules import checked_graph, problems_of
+from composer.graph.rules_of_spec import RESERVED, lines
 from composer.model.head import Head
 from composer.spec.dimensions import Dimensions
+from composer.spec.resolve import complete_head
 from tests.composer.graph.heads import SIZE, resolved
 from tests.composer.graph.refusals import Case, assert_refused, refused
 
 WINDOW, STATE, FULL = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "full"}
-DROP = {**WINDOW, "evict": "drop"}
+DROP, LATENTS = {**WINDOW, "evict": "drop"}, {"kind": "latents", "size": 8}
 LOLCATS = {"feature_map": "elu", "memory": [WINDOW, STATE]}
 ALONE = {"feature_map": "elu", "memory": [STATE]}
 
+SPARSE = {"kind": "sparse", "size": 3}
+FIELDS = {kind: set(part.model_fields) for kind, part in CATALOGUE["memory"].items()}
+KINDS = {"conv": "causal", "unshare": "copies", "mix_input": "conv"}
 
 CASES: dict[str, Case] = {
     "two of a name": (
@@ -65,6 +76,36 @@ CASES: dict[str, Case] = {
         "conv",
         "remove `conv`",
         {"conv": None, "memory": [FULL]},
+    ),
+    "a convolution of which values alone are read": (
+        {"conv": {"kind": "causal", "inputs": ["q", "v"]}, "memory": [FULL]},
+        "conv",
+        "or say `inputs: [v]`",
+        {"conv": {"kind": "causal", "inputs": ["v"]}, "memory": [FULL]},
+    ),
+    "a mixer that nobody looks at": (
+        {"mix_input": "rglru", "memory": [{**WINDOW, "weight": "learned"}, FULL]},
+        "mix_input",
+        "`feeds: inputs` is for a `latents` memory or a `weight: token` to look at",
+        {"mix_input": "rglru", "memory": [{**WINDOW, "weight": "token"}, FULL]},
+    ),
+    "a mixer of queries that latents have none of": (
+        {"mix_input": {"kind": "conv", "feeds": "qk"}, "conv": {"kind": "causal", "inputs": ["v"]}, "memory": [LATENTS]},
+        "mix_input",
+        "`feeds: qk` becomes queries and keys, which latents have none of",
+        {"mix_input": "conv", "conv": {"kind": "causal", "inputs": ["v"]}, "memory": [LATENTS]},
+    ),
+    "a norm of queries that latents have none of": (
+        {"qk_norm": "rms", "memory": [LATENTS]},
+        "qk_norm",
+        "remove `qk_norm` (or set it to null)",
+        {"qk_norm": None, "memory": [LATENTS]},
+    ),
+    "tokens ahead of a causal head": (
+        {"mix_input": {"kind": "conv", "both_ways": True}, "memory": [LATENTS]},
+        ("mix_input", "both_ways"),
+        "remove `both_ways`",
+        {"mix_input": "conv", "memory": [LATENTS]},
     ),
     "a weight alone": (
         {"memory": [{**FULL, "weight": "learned"}]},
@@ -117,6 +158,64 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_rule(case: str) -> None:
     assert_refused(CASES[case])
+
+
+HEADS = st.fixed_dictionaries(
+    {
+        "memory": st.lists(
+            st.builds(
+                lambda memory, more: memory | {name: said for name, said in more.items() if name in FIELDS[memory["kind"]]},
+                st.sampled_from([WINDOW, DROP, {**WINDOW, "shape": "terraced"}, STATE, {"kind": "delta"}, FULL, LATENTS, SPARSE]),
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "weight": st.sampled_from(["learned", "token", 0.5]),
+                        "keep": st.sampled_from(["recent", "squared_error", "overestimate"]),
+                        "gate": st.sampled_from(["head", "from_key"]),
+                        "normalise": st.just(False),
+                    },
+                ),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    },
+    optional={
+        "feature_map": st.sampled_from(["elu", "identity"]),
+        "conv": st.lists(st.sampled_from("qkv"), min_size=1, unique=True).map(lambda inputs: {"inputs": inputs}),
+        "mix_input": st.sampled_from([{"kind": "conv"}, {"kind": "conv", "feeds": "qk"}, {"kind": "rglru", "both_ways": True}]),
+        "unshare": st.sampled_from(["copies", {"inputs": ["v"]}]),
+        "qk_norm": st.just("rms"),
+        "flow": st.just("parallel"),
+        "graph": st.lists(st.sampled_from(["pairs -> m0", "pairs -> m1", "m0 -> m1", "m1 -> m2", "m2 -> m3"]), min_size=1),
+        "read": st.sampled_from(["sum", "mixture"]),
+    },
+)
+
+
+@given(said=HEADS, both_ways=st.booleans())
+@settings(deadline=None, max_examples=200)
+def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], both_ways: bool) -> None:
+    """Also on what another rule has refused; and a head is refused where one of them says something."""
+    memories = [{**memory, "name": f"m{index}"} for index, memory in enumerate(said["memory"])]
+    parts = {name: {"kind": kind, **said[name]} for name, kind in KINDS.items() if isinstance(said.get(name), dict)}
+    try:
+        whole = HeadSpec.model_validate({**said, **parts, "memory": memories})
+    except ValidationError:
+        return
+    head, shape = complete_head(whole, SIZE), replace(SIZE.shape(4), both_ways=both_ways)
+    if list(lines(head)):
+        return
+    graph = build_graph(head, shape)
+    wrong = list(problems_of(graph))
+    assert all(message and set(where) for message, where in wrong)
+    if not wrong:
+        assert checked_graph(head, shape, ()) is graph
+        Head(head, shape)
+        return
+    with pytest.raises(GraphError) as caught:
+        checked_graph(head, shape, ("head",))
+    assert (str(caught.value), caught.value.path) == (wrong[0][0], ("head", *wrong[0][1]))
 
 
 def test_rope_needs_pairs_of_coordinates() -> None:
