@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from composer.files import whole, write_whole
 from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, plotting, titled, within_shares
 from composer.plotting import TEACHER as TEACHER_COLOUR
 from evidence import collapse, listops, selecting, speed
 from evidence.ablations import ABLATIONS
-from evidence.claims import CLAIMS, ours
+from evidence.claims import CLAIMS, PAPERS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import SEEDS
 from evidence.kept import Run, all_runs
-from evidence.verdict import BY_STATE, Kept, Place, seeds_of, state, verdict
+from evidence.verdict import BY_STATE, Kept, Place, Verdict, seeds_of, state, verdict
 
+MISSING, WAITING = "runs are missing", "waiting for runs"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
 
@@ -57,6 +60,8 @@ def page() -> str:
 
 def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
     yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
+    others = [group for group in CLAIMS if group not in PAPERS]
+    yield f"Of the papers {counted(PAPERS, kept)}. Of other teachers and our own {counted(others, kept)}.\n\n"
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
@@ -81,6 +86,13 @@ def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
         yield f"| {says} | {BY_STATE[state(one, kept)]} | {sum(held is True for held in found)} of {len(found)} |\n"
     commands = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
     yield f"\n**{verdict(claim.expected, kept).capitalize()}.** From {_listed([f'`{name}`' for name in commands])}.\n"
+
+
+def counted(groups: Iterable[str], kept: Kept) -> str:
+    """How many claims these groups have, and how many of them have each verdict."""
+    found = Counter(verdict(claim.expected, kept) for group in groups for claim in CLAIMS[group])
+    says = (f"{found[one]} {WAITING if one == MISSING else one}" for one in get_args(Verdict) if found[one])
+    return f"{found.total()} claims: {', '.join(says)}"
 
 
 def _said(claim: Claim, kept: Kept) -> str:

@@ -15,3 +15,5 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "A second teacher": second.CLAIMS,
     "Which layers to keep": selecting.CLAIMS,
 }
+PAPERS = ("LAWCAT", "LoLCATs", "LoLA", "Latte", "Speed")
+"""The groups that are claims of the papers, tried on the teacher that ships with this project."""

@@ -9,7 +9,8 @@ import typer
 
 from evidence import page
 from evidence.__main__ import main
-from evidence.kept import Run
+from evidence.claims import CLAIMS, PAPERS
+from evidence.kept import Run, all_runs
 from evidence.verdict import Kept
 from tests.composer.legible import assert_legible, kept_open
 
@@ -66,6 +67,16 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
     ends = [segment[:, 1] for axis in shares for bars in axis.collections for segment in bars.get_segments()]
     assert len(ends) == 2 * 6 * len(page.TIMES)
     assert all(0 <= low < high <= 1 for low, high in ends)
+
+
+def test_claims_are_counted() -> None:
+    """By their verdicts; the front page says the same of those of the papers."""
+    assert page.counted(("LoLCATs",), Kept([])) == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
+    of_papers = page.counted(PAPERS, Kept(all_runs()))
+    assert f"Of the papers {of_papers}." in page.PAGE.read_text(encoding="utf-8")
+    assert of_papers.replace(" claims:", " claims of the papers, in miniature:") in (page.DOCS.parent / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_an_unknown_experiment() -> None:

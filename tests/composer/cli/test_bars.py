@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import rich.console
 
-from composer.cli.bars import Shown, training_steps, watching
+from composer.cli.bars import training_steps, watching
+from composer.progress import BarUpdate
 from composer.training.loop import StepProgress
 
 
@@ -13,7 +14,7 @@ def test_a_text_stays_until_another_one_comes(terminal: rich.console.Console) ->
     def nothing(name: str, done: int, total: int, text: str | None = None) -> None:
         pass
 
-    with watching("text", "bar", "count", bar=Shown, line=nothing, quiet=False) as watch:
+    with watching("text", "bar", "count", bar=BarUpdate, line=nothing, quiet=False) as watch:
         assert watch is not None
         watch("cells", 1, 3, "here")
         watch("cells", 2, 3)
