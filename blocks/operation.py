@@ -60,7 +60,8 @@ class Port:
     """One input or output of an operation. name: of the argument, or of what is given.
 
     heads, dim: the sizes of what flows; None on an input that takes any. many: an input that takes several edges, as a mapping
-    by their labels. needed: whether an input must be wired, and an output be read if the part is to have an effect.
+    by their labels. needed: whether an input must be wired, and an output be read if the part is to have an effect. per_token:
+    whether each token has its own, or all have the same.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Port:
     dim: int | None = None
     many: bool = False
     needed: bool = True
+    per_token: bool = True
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,19 @@ def working_in(folder: Path, refusal: type[ComposerError], busy: str) -> Iterato
 
     Raises ``refusal`` where it is a file, cannot be written to, or is held.
     """
-    if folder.exists() and not folder.is_dir():
-        raise refusal(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    check_no_file(folder, refusal)
     held_by_another = refusal(f"{busy} {folder}. Wait until it has ended, or choose another --out.")
     with ExitStack() as held:
         with failing_as(refusal, f"{folder} cannot be written to", "Choose another --out."):
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(alone(inside(folder), held_by_another))
         yield
+
+
+def check_no_file(folder: Path, refusal: type[ComposerError]) -> None:
+    """Raises ``refusal`` where a file stands in the place of a folder that results are written into."""
+    if folder.exists() and not folder.is_dir():
+        raise refusal(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
 
 
 def say_if_unguarded(folder: Path) -> None:

@@ -83,7 +83,7 @@ class FeatureMap(Part):
         )
 
     def forms(self) -> tuple[Form, ...]:
-        return (Form(EVERY, "as defined", self._run),)
+        return (Form(EVERY, "as defined; keys as they reach the memory", self._run),)
 
     def _run(
         self,

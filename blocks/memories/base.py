@@ -218,7 +218,7 @@ class Memory(Part):
         if self.weight is None or self.weight == "same":
             return None
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
-        weight = Port("weight", Kind.WEIGHT, shape.heads, 1)
+        weight = Port("weight", Kind.WEIGHT, shape.heads, 1, per_token=self.weight == "token")
         return Operation(reads=(hidden,), gives=(weight,), forms=(Form(EVERY, "as defined", self._weigh),))
 
     def _weigh(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor], State]:

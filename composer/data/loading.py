@@ -16,10 +16,11 @@ from composer.data.formats import TextDraft, draft, encode
 from composer.data.order import OF_DOCUMENTS, permutation
 from composer.data.packing import How, PackedRows, pack
 from composer.data.reading import files_of, read_records
-from composer.data.references import FileData, Reference, Split, TaskData, parse_reference
+from composer.data.references import FileData, Reference, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
 from composer.data.samples import documents_of
 from composer.errors import DataError
+from composer.tasks.base import Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from composer.tasks.base import Task
 
 HUB = "hub:"
-Split = Literal["train", "evaluation"]
 Form = Literal["messages", "alpaca", "completion", "text"]
 Named = Annotated[str, StringConstraints(min_length=1)]
 Model = TypeVar("Model", bound=BaseModel)

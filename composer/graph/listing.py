@@ -13,11 +13,11 @@ from composer.graph.graph import INPUTS, OUTPUT, SINKS
 from composer.graph.program import CoveredOperation, Program, Step, Value
 
 SHAPES = {
-    Kind.HIDDEN: "B T {dim}",
-    Kind.NUMBERS: "B T {heads}",
-    Kind.WEIGHT: "… {heads}",
+    Kind.HIDDEN: "{dim}",
+    Kind.NUMBERS: "{heads}",
+    Kind.WEIGHT: "{heads}",
 }
-"""Of what is not B T, heads, numbers of a head."""
+"""Of a token, what is not heads, numbers of a head."""
 FARTHEST = 56
 """Where comments stand at the latest; a longer line has its own behind it."""
 DECODE = "# In decode, a token at a time, otherwise:"
@@ -79,7 +79,8 @@ def _call(one: CoveredOperation, names: Mapping[Value, str]) -> str:
 
 def _size(one: CoveredOperation) -> str:
     port = one.node.operation.gives[0]
-    return SHAPES.get(port.kind, "B T {heads} {dim}").format(heads=port.heads, dim=port.dim)
+    one = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
+    return f"B T {one}" if port.per_token else one
 
 
 def _names(program: Program) -> dict[Value, str]:

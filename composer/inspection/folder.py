@@ -10,7 +10,7 @@ from composer.errors import InspectionError
 from composer.inspection.findings import Findings, plain
 from composer.inspection.page import Shot, page
 from composer.inspection.pictures import drawn
-from composer.locks import working_in
+from composer.locks import check_no_file, working_in
 from converters.bounded import MOST_CONFIG, read_json
 
 SUMMARY, PAGE = "inspection.json", "report.html"
@@ -23,8 +23,7 @@ RESOLUTION = 110
 def check_place(folder: Path, *, force: bool) -> None:
     """Raises InspectionError where a report cannot stand there."""
     folder = folder.expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise InspectionError(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")
+    check_no_file(folder, InspectionError)
     if not folder.is_dir() or not files.visible_in(folder):
         return
     if not (folder / SUMMARY).is_file():
