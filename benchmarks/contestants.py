@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import composer
 from composer.benching.trial import RECORDED
 from composer.model.cache import SEEN, ComposedCache
-from composer.model.recorded import may_record
+from composer.model.cuda_graph import may_record
 
 TEACHER = "teacher"
 STUDENTS = ("lolcats", "lawcat", "lola", "gated-delta")

@@ -19,10 +19,10 @@ from composer.spec.loading import load_spec, locate
 from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
+from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
-from composer.weights.ground import TRUNK, Ground, ground_of
-from composer.weights.naming import default_output
 from composer.weights.sources import check_merged, describe_model, open_model
+from composer.weights.target import TRUNK, Target, target_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -212,16 +212,16 @@ def explain(
     check_dtype(dtype, BuildError)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     loaded = load_spec(spec, overrides)
-    ground = ground_of(spec, loaded, source, revision=revision) or Ground(TRUNK, None, "float32")
-    resolved = resolve_spec(loaded, ground.size)
+    target = target_of(spec, loaded, source, revision=revision) or Target(TRUNK, None, "float32")
+    resolved = resolve_spec(loaded, target.size)
     return explain_resolved(
         resolved,
-        on=ground.on,
+        on=target.on,
         sequence=tokens,
         backend=backend,
         device=device_kind(device),
-        dtype=dtype or ground.dtype,
-        windows=ground.windows,
+        dtype=dtype or target.dtype,
+        windows=target.windows,
     )
 
 

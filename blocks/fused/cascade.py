@@ -31,10 +31,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
 from blocks.fused.cascade_fall import let_fall
-from blocks.fused.given import Cache, Chunks, Scores
 from blocks.fused.tiles import configs, products_of, put, width
 from blocks.legend import Float, Int
 

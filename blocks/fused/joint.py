@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from blocks.flow import in_all_rows, take
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
-from blocks.fused.given import Fall
+from blocks.fused.arguments import Fall
 from blocks.fused.tiles import parts, products_of, width
 from blocks.legend import Float, Int
 from blocks.recurrences.fla import gently

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
-from blocks.fused.given import Cache, Chunks, Scores
+from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
@@ -102,7 +102,7 @@ def _sum_of(window: Bound) -> str | None:
 
 
 def _called(keep: Score) -> str:
-    """As ``blocks.fused.given.Scores`` calls it."""
+    """As ``blocks.fused.arguments.Scores`` calls it."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
     return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)

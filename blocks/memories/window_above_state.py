@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
-from blocks.fused.given import Fall
+from blocks.fused.arguments import Fall
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory

@@ -11,7 +11,7 @@ from composer.api import resolve_spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
-from composer.weights.named import write_named
+from composer.weights.renamed import write_renamed
 from composer.weights.sources import describe_model
 
 VARIANTS = "variants"
@@ -31,7 +31,7 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
         name = chain.variant.name if len(request.seeds) == 1 else f"{chain.variant.name}-seed{chain.seed}"
         (out / VARIANTS).mkdir(exist_ok=True)
         model = model_of(chain.steps[-1], out / "steps")
-        write_named(model, out / VARIANTS / name, chain.variant.spec, _resolved(chain.variant, request))
+        write_renamed(model, out / VARIANTS / name, chain.variant.spec, _resolved(chain.variant, request))
         found.setdefault(chain.variant.name, {})[chain.seed] = f"{VARIANTS}/{name}"
     return found
 

@@ -15,7 +15,7 @@ from composer.benching.memory import Gauge, unmeasured
 from composer.benching.report import Measurement, Workload
 from composer.benching.turns import NO_ROOM, NoRoom, in_turn, room
 from composer.model.cache import ComposedCache
-from composer.model.recorded import may_record
+from composer.model.cuda_graph import may_record
 
 TOKENS, ROW = 8192, 1024
 """What a cache is filled with in one call, at most: tokens of all rows, and of one."""

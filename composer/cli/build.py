@@ -11,7 +11,7 @@ import composer
 from composer.cli.options import Json, MaybeFrom, Quiet, Revision, Set, SpecName
 from composer.cli.screen import print_json, print_view
 from composer.spec.inherit import shown
-from composer.weights.told import view_of
+from composer.weights.build_report import view_of
 from converters.trunk import Dtype
 
 

@@ -17,7 +17,7 @@ from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_said, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
-from composer.weights.ground import ground_of
+from composer.weights.target import target_of
 
 
 class SpecCheck(Closed):
@@ -42,8 +42,8 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = (
     for variant, one in specs.items():
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            ground = ground_of(said, one) if size is None else None
-            resolved = _resolved(one, ground.size if ground else size)
+            target = target_of(said, one) if size is None else None
+            resolved = _resolved(one, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
                 error = together([(variant, error)], vary, told_apart=True)

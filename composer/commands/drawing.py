@@ -16,7 +16,7 @@ from composer.files import failing_as, write_whole
 from composer.numbers import Tokens, tokens_of
 from composer.spec.document import Spec
 from composer.spec.overrides import Overrides
-from composer.weights.drawn import of_model, on_source
+from composer.weights.picture_subject import of_model, on_source
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:

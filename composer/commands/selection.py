@@ -93,7 +93,7 @@ def select(
     given = None if student is None else Path(student).expanduser()
     if given is not None:
         check_student(given, resolved)
-    from composer.selection.learned import check_learned
+    from composer.selection.resuming import check_learned
     from composer.selection.runner import BUILT, STUDENT, SelectionOptions, select_layers, selection_folder
     from composer.training.run import TrainingOptions
 

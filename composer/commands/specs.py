@@ -26,8 +26,8 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
 from composer.weights.dimensions import dimensions
-from composer.weights.ground import ground_of
 from composer.weights.sources import describe_model
+from composer.weights.target import target_of
 from composer.words import layers_in_words, plural, short_hashes
 from converters.trunk import Dtype
 
@@ -72,10 +72,10 @@ def show(
     loaded = load_spec(spec, overrides)
     if source is None and not fresh:
         return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
-    ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
-    assert ground is not None, "one of the two is said"
-    resolved = resolve_spec(loaded, ground.size)
-    return ShownSpec(name=loaded.name, on=ground.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
+    target = target_of(spec, loaded, source, fresh=fresh, revision=revision)
+    assert target is not None, "one of the two is said"
+    resolved = resolve_spec(loaded, target.size)
+    return ShownSpec(name=loaded.name, on=target.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
 
 
 @in_words
@@ -99,11 +99,11 @@ def code(
     """
     check_dtype(dtype)
     loaded = load_spec(spec, overrides)
-    ground = ground_of(spec, loaded, source, fresh=fresh, revision=revision)
-    if ground is None:
+    target = target_of(spec, loaded, source, fresh=fresh, revision=revision)
+    if target is None:
         raise ComposerError(CODE_OF_ONE)
-    resolved = resolve_spec(loaded, ground.size)
-    return code_of(resolved, ground.on, backend=backend, device=device_kind(device), dtype=dtype or ground.dtype)
+    resolved = resolve_spec(loaded, target.size)
+    return code_of(resolved, target.on, backend=backend, device=device_kind(device), dtype=dtype or target.dtype)
 
 
 class CheckReport(Readable, Closed):

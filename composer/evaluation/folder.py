@@ -10,8 +10,8 @@ from typing import Any
 
 from composer import files
 from composer.errors import EvaluationError
-from composer.evaluation.joining import joined
 from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, SampleResult
+from composer.evaluation.resuming import joined
 from composer.locks import working_in
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 

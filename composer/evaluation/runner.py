@@ -14,11 +14,11 @@ from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
-from composer.evaluation.joining import all_cells
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
+from composer.evaluation.resuming import all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.files import sha256

@@ -79,8 +79,8 @@ def _call(one: CoveredOperation, names: Mapping[Value, str]) -> str:
 
 def _size(one: CoveredOperation) -> str:
     port = one.node.operation.gives[0]
-    one = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
-    return f"B T {one}" if port.per_token else one
+    sizes = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
+    return f"B T {sizes}" if port.per_token else sizes
 
 
 def _names(program: Program) -> dict[Value, str]:

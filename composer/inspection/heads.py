@@ -11,10 +11,10 @@ from torch import Tensor
 from blocks.operation import Kind
 from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers, Weighed
 from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
-from composer.inspection.stores import Store
+from composer.inspection.states import Store
 from composer.model.head import Head, anatomy
-from composer.model.implied import Implied, implied_weights
-from composer.model.watched import HeadCall, Piece, pieces
+from composer.model.implicit_attention import ImplicitAttention, implicit_attention
+from composer.model.stepwise import HeadCall, Piece, pieces
 
 MOMENTS = 12
 """How often a state is looked at in a text, at most."""
@@ -33,7 +33,7 @@ def head_findings(
 ) -> HeadFindings:
     """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
     answer, the columns where that answer stands. size: columns of a bin."""
-    implied = implied_weights(head, given, queries, backend).cpu()
+    implied = implicit_attention(head, given, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
     weighed = Weighed(
@@ -53,7 +53,7 @@ def head_findings(
         return _watched(head, given.detached(), implied, weighed, size, backend)
 
 
-def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbers:
+def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> Numbers:
     """The weight on where each answer stands in the text, heads × answers."""
     total = implied.total()[0].double()
     rows = {query: row for row, query in enumerate(implied.queries)}
@@ -61,7 +61,7 @@ def on_answers(implied: Implied, found_at: Mapping[int, Sequence[int]]) -> Numbe
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _watched(head: Head, given: HeadCall, implied: Implied, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+def _watched(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
     """What flows, and what the states hold, a piece after the other, beside what is weighed."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))

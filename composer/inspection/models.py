@@ -16,11 +16,11 @@ from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
 from composer.model.attention import ComposedAttention, LayerCall
 from composer.model.head import Head, anatomy
+from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
-from composer.model.implied import implied_weights
+from composer.model.implicit_attention import implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.model.overheard import overheard
-from composer.model.watched import HeadCall
+from composer.model.stepwise import HeadCall
 from composer.training.transfer import answers, lesson_of
 
 Told = Callable[[str], None]
@@ -49,7 +49,7 @@ class TextRun:
                 options = {"size": self.size, "backend": model.base.backend}
                 self._heads[layer, name] = head_findings(layer, name, head, given, self.queries, self.found_at, **options)
 
-        with overheard(model, visit):
+        with visiting_heads(model, visit):
             return self._through(model)
 
     def teacher(self, model: ComposedForCausalLM, student: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
@@ -59,7 +59,7 @@ class TextRun:
         def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
-                implied = implied_weights(head, given, self.queries, model.base.backend).cpu()
+                implied = implicit_attention(head, given, self.queries, model.base.backend).cpu()
                 rows, found = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
                 self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, found
 
@@ -67,7 +67,7 @@ class TextRun:
         for attention in listened:
             attention.listener = partial(self._compare, attention.layer, own, student)
         try:
-            with overheard(model, visit):
+            with visiting_heads(model, visit):
                 return self._through(model)
         finally:
             for attention in listened:
@@ -91,10 +91,10 @@ class TextRun:
         weights: dict[str, Tensor] = {}
 
         def visit(at: int, name: str, head: Head, given: HeadCall) -> None:
-            implied = implied_weights(head, given, self.queries, student.base.backend).cpu()
+            implied = implicit_attention(head, given, self.queries, student.base.backend).cpu()
             weights[name] = implied.total()[0].transpose(0, 1)
 
-        with torch.no_grad(), overheard(student, visit):
+        with torch.no_grad(), visiting_heads(student, visit):
             heads = answers(own[layer], lesson, student.base.backend)
         for key, one in self._heads.items():
             if one.layer != layer:

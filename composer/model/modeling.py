@@ -18,10 +18,10 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, PASSED, Passed
 from composer.model.cache import SEEN, ComposedCache
+from composer.model.callbacks import KEEPERS
+from composer.model.cuda_graph import Recorder, may_record
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
-from composer.model.keepers import KEEPERS
-from composer.model.recorded import Recorder, may_record
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
@@ -142,7 +142,7 @@ class ComposedModel(ComposedPreTrainedModel):
 
     def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
         """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
-        from composer.model.overheard import Attentions, overheard
+        from composer.model.head_inputs import Attentions, visiting_heads
 
         if seen is not None:
             raise ValueError(
@@ -150,7 +150,7 @@ class ComposedModel(ComposedPreTrainedModel):
                 "whole, in one call without a cache"
             )
         found = Attentions(self.backend)
-        with overheard(self, found.hear):
+        with visiting_heads(self, found.collect):
             outputs = self._run(Passed(rows.tokens, self.backend), **options)
         outputs.attentions = found.by_layer(rows)
         return outputs

@@ -21,11 +21,11 @@ from composer.data.packing import PackedRows
 from composer.graph.graph import Node, takers_of
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
+from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
-from composer.model.implied import Implied, implied_weights
+from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.model.overheard import overheard
-from composer.model.watched import HeadCall, pieces
+from composer.model.stepwise import HeadCall, pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
 from composer.training.transfer import Lesson, answers, teach
@@ -73,7 +73,7 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
     asked = ((head, given) for _, head, given in _asked(teacher, lesson, backend))
-    wanted = torch.cat([implied_weights(head, given, queries, backend).total().clamp(min=0) for head, given in asked], dim=2)
+    wanted = torch.cat([implicit_attention(head, given, queries, backend).total().clamp(min=0) for head, given in asked], dim=2)
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
@@ -95,7 +95,7 @@ def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[t
     def heard(_: int, name: str, head: Head, given: HeadCall) -> None:
         found.append((name, head, given))
 
-    with overheard(attention, heard):
+    with visiting_heads(attention, heard):
         answers(attention, lesson, backend)
     return found
 
@@ -144,7 +144,7 @@ class _Calibration:
 
     def _attended(self, memory: Node) -> Attended:
         """The measurements of a memory, with all parts as they are now."""
-        implied: Implied = implied_weights(self._head, self._given, self._queries, self._backend)
+        implied: ImplicitAttention = implicit_attention(self._head, self._given, self._queries, self._backend)
         tokens, wanted = self._given.tokens, self._wanted
         held = implied.own[memory.name] != 0
         distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)

@@ -17,11 +17,11 @@ from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.journal import Journal
 from composer.training.loop import run_stage
+from composer.training.model_on_disk import StoredModel
 from composer.training.model_transfer import ModelTransferCourse
 from composer.training.processes import count, is_first, loaded_on, shard, take_gpu, together, whole
 from composer.training.rules import learns_from_teacher
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
-from composer.training.stored import StoredModel
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, stages_of
 from composer.training.teacher import Teacher, open_teacher

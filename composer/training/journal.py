@@ -15,7 +15,7 @@ from composer.training.processes import by_first
 from converters.bounded import MOST_LOG, parse_json, read_bytes, reason
 
 if TYPE_CHECKING:
-    from composer.training.board import Board
+    from composer.training.event_files import Board
 
 LOG = "log.jsonl"
 CURVE = "curve.png"
@@ -48,7 +48,7 @@ class Journal:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def _rewind(self, stage: str, step: int) -> None:
-        from composer.training.board import Board
+        from composer.training.event_files import Board
 
         log = self._folder / LOG
         with _writable("log", self._folder):

@@ -8,9 +8,9 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.finetune import merged
 from composer.training.journal import CURVE, LOG
-from composer.weights.beside import TRAINING
 from composer.weights.loading import load_model
 from composer.weights.record import Record
+from composer.weights.side_files import TRAINING
 from composer.weights.trained import Trained, write_trained
 
 

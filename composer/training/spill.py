@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, whole
-from composer.training.stored import StoredModel, read_rows
+from composer.training.model_on_disk import StoredModel, read_rows
 
 TOKENS = 1024
 """Tokens of a batch that runs through a layer of the teacher to make the next layer's inputs; one row at least."""

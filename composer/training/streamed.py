@@ -31,9 +31,9 @@ from composer.training.calibration import calibrate_layer, joined, rows_to_calib
 from composer.training.course import Losses
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
+from composer.training.model_on_disk import StoredModel
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
-from composer.training.stored import StoredModel
 from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
 from composer.training.unit import Unit
 from composer.weights.record import Start

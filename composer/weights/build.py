@@ -15,11 +15,10 @@ from composer.errors import BuildError
 from composer.files import sha256
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
-from composer.weights.beside import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
 from composer.weights.dimensions import dimensions
-from composer.weights.given import LolcatsValues, given_by, merged_piece, value_piece, with_given
+from composer.weights.head_checkpoints import LolcatsValues, merged_piece, read_head_checkpoints, value_piece, with_head_checkpoints
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
@@ -35,6 +34,7 @@ from composer.weights.record import (
     write_json,
     write_text,
 )
+from composer.weights.side_files import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.sources import check_merged
 from composer.weights.stream import TensorToWrite, fresh_piece, inherited_piece, write_shard
 from composer.weights.untrained import untrained
@@ -63,7 +63,7 @@ class BuildReport(Readable, Closed):
     seconds: float
 
     def view(self) -> View:
-        from composer.weights.told import view_of
+        from composer.weights.build_report import view_of
 
         return view_of(self)
 
@@ -100,10 +100,10 @@ def build_folder(
     check_merged(source)
     if resolved.dimensions != dimensions(source.trunk):
         raise BuildError(f"The spec was resolved against another model than {source.folder}. Resolve it against this one.")
-    given = given_by(lolcats, resolved, source) if lolcats else None
+    given = read_head_checkpoints(lolcats, resolved, source) if lolcats else None
     plan = make_plan(resolved, source, dtype)
     if given is not None:
-        plan = with_given(plan, given, dtype)
+        plan = with_head_checkpoints(plan, given, dtype)
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
     check_host(source, config, plan)
@@ -140,7 +140,7 @@ def check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
     """Whether the plan's tensors are all that the model of another family wants. Raises BuildError."""
     if not isinstance(source.trunk, Host):
         return
-    from composer.model.covering import uncovered_by_host
+    from composer.model.coverage import uncovered_by_host
 
     problems = uncovered_by_host(config, {name: (entry.shape, entry.dtype) for name, entry in plan.parameters.items()})
     if problems:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from composer.files import sha256
-from composer.weights.beside import CARD, CONFIG, is_read, is_tokenizer
 from composer.weights.findings import Check
 from composer.weights.record import RECORD, Record
+from composer.weights.side_files import CARD, CONFIG, is_read, is_tokenizer
 from converters.source import INDEX
 
 _LISTED = 5

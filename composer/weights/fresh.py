@@ -95,8 +95,8 @@ def build_fresh(
     resolved: Resolved, *, spec_document: Mapping[str, Any] | None = None, dtype: Dtype | None = None, seed: int = 0
 ) -> Composed:
     """The same model in memory, in evaluation mode. spec_document: for the record of later saves; without it there is none."""
-    from composer.weights.begun import origin_of
     from composer.weights.from_model import assembled
+    from composer.weights.origin import origin_of
 
     trunk = trunk_from(resolved, dtype or "float32")
     wanted = parameters(resolved, trunk)

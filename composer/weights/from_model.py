@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import BuildError, SourceError
 from composer.notices import warn_caller
 from composer.spec.resolve import Resolved
-from composer.weights.begun import origin_in_memory
 from composer.weights.dimensions import dimensions
 from composer.weights.meaning import stored_heads
+from composer.weights.origin import origin_in_memory
 from composer.weights.plan import Assignment, assign, dtype_of
 from composer.weights.stream import filled
 from converters.canonical import EMBEDDING, OUTPUT, is_composed

@@ -19,8 +19,8 @@ from types import FrameType
 from composer.errors import BuildError
 from composer.files import sync
 from composer.locks import alone, beside
-from composer.weights.beside import not_of_the_build
 from composer.weights.record import RECORD, read_record
+from composer.weights.side_files import not_of_the_build
 from converters.bounded import circle_of_links, reason
 from converters.source import Source
 

@@ -28,13 +28,13 @@ from composer.errors import BuildError, SpecError
 from composer.files import sha256
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.beside import CONFIG, adapter_in, files_in
 from composer.weights.check import problems_of
 from composer.weights.config import config_dict
 from composer.weights.contents import blocks
 from composer.weights.documents import documents, strangers, unnamed
 from composer.weights.findings import Check, Outcome, VerifyReport
 from composer.weights.record import RECORD, Record, StoredFile, read_record
+from composer.weights.side_files import CONFIG, adapter_in, files_in
 from composer.weights.stream import all_finite, as_tensor
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError

@@ -1,7 +1,8 @@
 """A law: where attention weights can be compared, those that transfer compares are the weights that a head's memories imply.
 
-Transfer reads them off the answers to unit values, with gradients for the student's parameters; ``composer.model.implied`` off the
-gradients by the values. Each head stands in a model, with random parameters, so that nothing is where it starts.
+Transfer reads them off the answers to unit values, with gradients for the student's parameters;
+``composer.model.implicit_attention`` off the gradients by the values. Each head stands in a model, with random parameters, so that
+nothing is where it starts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch
 
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head
-from composer.model.implied import implied_weights
-from composer.model.overheard import overheard
-from composer.model.watched import HeadCall
+from composer.model.head_inputs import visiting_heads
+from composer.model.implicit_attention import implicit_attention
+from composer.model.stepwise import HeadCall
 from composer.training.rules import without_weights
 from composer.training.transfer import answers, attention_weights
 from tests.composer.training.by_hand import asked, attention_of
@@ -43,10 +44,10 @@ def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(small_llama(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
     attention, lesson = attention_of(student, 1), asked(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
     heard: list[tuple[Head, HeadCall]] = []
-    with torch.no_grad(), overheard(student, lambda _layer, _name, head, given: heard.append((head, given))):
+    with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, given: heard.append((head, given))):
         answers(attention, lesson, "torch")
     (head, given), found = heard[0], attention_weights(attention, lesson, "torch")
-    wanted = implied_weights(head, given, range(LENGTH), "torch").total()
+    wanted = implicit_attention(head, given, range(LENGTH), "torch").total()
     torch.testing.assert_close(found, wanted.float(), rtol=0, atol=1e-6)
 
 

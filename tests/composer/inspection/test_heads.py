@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.inspection.findings import HeadFindings
 from composer.inspection.heads import MOMENTS, head_findings
-from composer.model.watched import HeadCall
+from composer.model.stepwise import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)

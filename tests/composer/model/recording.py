@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten
 
 from blocks import flow
 from blocks.memories import ring, window
+from composer.model import cuda_graph as product
 from composer.model import modeling
-from composer.model import recorded as product
-from composer.model.recorded import Step
+from composer.model.cuda_graph import Step
 
 WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
 
@@ -53,7 +53,7 @@ class Operations(TorchDispatchMode):
 
 
 def recorded(step: Step) -> Step:
-    """As ``composer.model.recorded.captured``, without a GPU."""
+    """As ``composer.model.cuda_graph.captured``, without a GPU."""
     with Operations() as operations:
         logits = step()
     for whole, before in operations.before.values():

@@ -16,8 +16,8 @@ from composer.cli import screen
 from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.training import checkpoint
-from composer.training.board import Board
 from composer.training.distill import distill
+from composer.training.event_files import Board
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
 from tests.checkpoints import fingerprint

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from composer.errors import TrainingError
 from composer.training import streamed
 from composer.training.loop import StepProgress
+from composer.training.model_on_disk import StoredModel
 from composer.training.spill import Spill
-from composer.training.stored import StoredModel
 from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, run
 from tests.composer.training.streams import STREAM, same, stopped
 from tests.composer.training.test_killed import ending, forked, killed_at, small_files

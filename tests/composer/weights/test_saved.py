@@ -13,7 +13,7 @@ from transformers.utils.hub import PushToHubMixin
 
 import composer
 from composer.model.modeling import ComposedPreTrainedModel
-from composer.weights.begun import IN_MEMORY
+from composer.weights.origin import IN_MEMORY
 from composer.weights.record import RECORD, Record, read_record
 from composer.weights.verify import verify
 from tests.composer.cli.conftest import Compose

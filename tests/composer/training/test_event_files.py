@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from composer.training.board import Board
+from composer.training.event_files import Board
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -11,9 +11,9 @@ import torch
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.benching.memory import can_tell_resident, resident
-from composer.model import watched
-from composer.model.implied import implied_weights
-from composer.model.watched import HeadCall
+from composer.model import stepwise
+from composer.model.implicit_attention import implicit_attention
+from composer.model.stepwise import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs
 
 LOLA = {
@@ -34,7 +34,7 @@ def given_to(data: Inputs) -> HeadCall:
 def test_of_a_full_memory_they_are_its_softmax() -> None:
     shape = SMALL.shape(4)
     head, data = built(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
-    found = implied_weights(head, given_to(data), range(12), "auto").total()
+    found = implicit_attention(head, given_to(data), range(12), "auto").total()
     for query in range(12):
         keys = data.key[:, : query + 1].repeat_interleave(2, dim=2)
         logits = torch.einsum("bhd,bshd->bhs", data.query[:, query], keys) / math.sqrt(8)
@@ -47,8 +47,8 @@ def test_of_a_state_they_are_its_features_products() -> None:
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
     head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
-    found = implied_weights(head, given_to(data), range(9), "auto").total()
-    (piece,) = watched.pieces(head, given_to(data), "auto")
+    found = implicit_attention(head, given_to(data), range(9), "auto").total()
+    (piece,) = stepwise.pieces(head, given_to(data), "auto")
     decay = (
         piece.values["state_gate", "decay"]
         .squeeze(-1)
@@ -65,12 +65,12 @@ def test_of_a_state_they_are_its_features_products() -> None:
 def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SMALL.shape(4)
     for head in (LOLA, {"memory": ["full"]}, {"memory": [{"kind": "latents", "size": 8}]}):
-        monkeypatch.setattr(watched, "LONGEST", 1024)
+        monkeypatch.setattr(stepwise, "LONGEST", 1024)
         made, data = built(complete(head), shape), inputs(shape, 2, 50)
-        whole = implied_weights(made, given_to(data), (3, 30, 49), "auto")
-        monkeypatch.setattr(watched, "LONGEST", 16)
-        assert len(list(watched.pieces(made, given_to(data), "auto"))) == 4
-        parted = implied_weights(made, given_to(data), (3, 30, 49), "auto")
+        whole = implicit_attention(made, given_to(data), (3, 30, 49), "auto")
+        monkeypatch.setattr(stepwise, "LONGEST", 16)
+        assert len(list(stepwise.pieces(made, given_to(data), "auto"))) == 4
+        parted = implicit_attention(made, given_to(data), (3, 30, 49), "auto")
         for name, weights in whole.weights().items():
             torch.testing.assert_close(parted.weights()[name], weights, rtol=0, atol=1e-11)
 
@@ -80,7 +80,7 @@ def test_no_document_sees_another() -> None:
     made, data = built(complete(LOLA), shape), inputs(shape, 1, 40)
     segment = torch.tensor([[1] * 15 + [2] * 25])
     data.tokens = Tokens(torch.cat((torch.arange(15), torch.arange(25)))[None], segment)
-    found = implied_weights(made, given_to(data), (14, 15, 39), "auto")
+    found = implicit_attention(made, given_to(data), (14, 15, 39), "auto")
     total = found.total()
     assert found.error() < 1e-10
     assert not total[:, 1:, :, :15].any()
@@ -90,10 +90,10 @@ def test_no_document_sees_another() -> None:
 @pytest.mark.parametrize("memory", [["meta", "state"], [{"kind": "delta", "steps": 2}]])
 def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> None:
     spec, shape = complete({"feature_map": "hedgehog", "memory": memory, "output": "norm"}), SMALL.shape(4)
-    wanted = implied_weights(built(spec, shape), given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+    wanted = implicit_attention(built(spec, shape), given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
     with torch.inference_mode():
         head = built(spec, shape)
-        found = implied_weights(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+        found = implicit_attention(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
         assert all(parameter.is_inference() for parameter in head.parameters())
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
@@ -121,7 +121,7 @@ def test_memory_is_bounded_at_32768_tokens(name: str) -> None:
     """One T × T matrix of one head would be 4 GiB."""
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 32768
     head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
-    found, peak = resident(lambda: implied_weights(head, given_to(data), (length // 2, length - 1), "auto"), 0)
+    found, peak = resident(lambda: implicit_attention(head, given_to(data), (length // 2, length - 1), "auto"), 0)
     assert found.total().shape == (1, 2, 1, length)
     assert found.error() < 1e-5
     assert peak < 600 * 2**20

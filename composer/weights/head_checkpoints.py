@@ -58,7 +58,7 @@ class LolcatsValues:
         return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
 
 
-def given_by(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
+def read_head_checkpoints(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
     """What LoLCATs' files give to this student of a source. Nothing is left over, and no parameter of the heads is left out.
 
     Raises SourceError and BuildError.
@@ -166,7 +166,7 @@ def _said(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 
-def with_given(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
+def with_head_checkpoints(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
     """The plan of a build from the source alone, with what the files give. dtype: of every tensor; None keeps each one's own."""
     parameters = dict(plan.parameters)
     for name, value in given.values.items():

@@ -7,18 +7,18 @@ from pathlib import Path
 from composer.errors import BuildError
 from composer.spec.document import Spec
 from composer.spec.resolve import Resolved
-from composer.weights.beside import CARD, CONFIG
 from composer.weights.build import complete_folder
 from composer.weights.card import PICTURE
 from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.output import check_output, whole_or_nothing
 from composer.weights.place import copy_file, place
 from composer.weights.record import RECORD, Record, read_record, stored_file
+from composer.weights.side_files import CARD, CONFIG
 from converters.composed import ADAPTER_KEY
 from converters.source import INDEX, open_source
 
 
-def write_named(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
+def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
     """The model of the folder ``model`` at ``out``, under the name of a spec that means the same, which its record and its card
     then have. One that is there already is replaced, where a build wrote it. Raises BuildError.
 

@@ -11,14 +11,14 @@ from composer.graph.graph import Node
 from composer.inspection.findings import Recalled, Spectrum
 from composer.inspection.measures import Moment, Recalls, recalled, spectrum
 from composer.model.head import Head, anatomy
-from composer.model.implied import Implied
-from composer.model.watched import Piece
+from composer.model.implicit_attention import ImplicitAttention
+from composer.model.stepwise import Piece
 
 
 class Store:
     """One memory of features beside all pairs of the text: it has those that weigh anything in its answer."""
 
-    def __init__(self, head: Head, node: Node, implied: Implied) -> None:
+    def __init__(self, head: Head, node: Node, implied: ImplicitAttention) -> None:
         self._node, self._heads, self.name = node, node.shape.state_heads, node.name
         self._rows = {query: row for row, query in enumerate(implied.queries)}
         self._weights = implied.own[node.name][0]

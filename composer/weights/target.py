@@ -18,8 +18,8 @@ SIZES = "the sizes that it was resolved for"
 
 
 @dataclass(frozen=True)
-class Ground:
-    """on: in words. size: None takes the spec's own trunk. dtype: of its weights.
+class Target:
+    """What a spec is resolved on. on: in words. size: None takes the spec's own trunk. dtype: of its weights.
 
     windows: of each layer of a source, the tokens that a query sees, where not all layers see all.
     """
@@ -30,9 +30,9 @@ class Ground:
     windows: Sequence[int | None] | None = None
 
 
-def ground_of(
+def target_of(
     named: object, spec: Spec, source: str | os.PathLike[str] | None = None, *, fresh: bool = False, revision: str | None = None
-) -> Ground | None:
+) -> Target | None:
     """A source that is said; else the built model that the spec is named by, its own trunk, or the sizes that it was resolved for;
     None where it says none of them. named: how the user names the spec. fresh: its own trunk, in any case. Raises ComposerError."""
     if source is not None and fresh:
@@ -41,7 +41,7 @@ def ground_of(
         source = own_source(named)
     if source is not None:
         trunk = describe_model(source, revision).trunk
-        return Ground(str(source), dimensions(trunk), trunk.dtype, trunk.windows)
+        return Target(str(source), dimensions(trunk), trunk.dtype, trunk.windows)
     if fresh or spec.trunk is not None:
-        return Ground(TRUNK, None, "float32")
-    return None if spec.dimensions is None else Ground(SIZES, spec.dimensions, "float32")
+        return Target(TRUNK, None, "float32")
+    return None if spec.dimensions is None else Target(SIZES, spec.dimensions, "float32")

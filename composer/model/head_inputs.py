@@ -1,4 +1,4 @@
-"""Hears what every group of heads of a model is asked, while the model runs; and transformers' `output_attentions` out of it."""
+"""The inputs of every group of heads while a model runs, and transformers' `output_attentions` computed from them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
-from composer.model.implied import implied_weights
+from composer.model.implicit_attention import implicit_attention
 from composer.model.rows import Rows
-from composer.model.watched import HeadCall
+from composer.model.stepwise import HeadCall
 
 Visit = Callable[[int, str, Head, HeadCall], None]
 """A callback: it takes the layer, the name of a head, the head, and the tensors that the head is about to be called with."""
 
 
 @contextmanager
-def overheard(model: nn.Module, visit: Visit) -> Iterator[None]:
+def visiting_heads(model: nn.Module, visit: Visit) -> Iterator[None]:
     """For the block, ``visit`` is called before each head runs. No tensor is kept."""
     hooks = [
-        head.register_forward_pre_hook(partial(_heard, attention.layer, name, visit))
+        head.register_forward_pre_hook(partial(_before, attention.layer, name, visit))
         for _, attention in attentions(model)
         for name, head in attention.composed.named_children()
         if isinstance(head, Head)
@@ -36,7 +36,7 @@ def overheard(model: nn.Module, visit: Visit) -> Iterator[None]:
             hook.remove()
 
 
-def _heard(layer: int, name: str, visit: Visit, head: nn.Module, asked: tuple[Any, ...]) -> None:
+def _before(layer: int, name: str, visit: Visit, head: nn.Module, asked: tuple[Any, ...]) -> None:
     assert isinstance(head, Head)
     hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = asked
     visit(layer, name, head, HeadCall(hidden, query, key, value, tokens, sinks))
@@ -49,7 +49,7 @@ class Attentions:
         self._layers: dict[int, list[Tensor]] = {}
         self._backend = backend
 
-    def hear(self, layer: int, name: str, head: Head, given: HeadCall) -> None:
+    def collect(self, layer: int, name: str, head: Head, given: HeadCall) -> None:
         """A ``Visit``. Raises ValueError for heads whose answers are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
@@ -57,7 +57,7 @@ class Attentions:
                     f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
                     "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
-        found = implied_weights(head, given, range(given.length), self._backend)
+        found = implicit_attention(head, given, range(given.length), self._backend)
         self._layers.setdefault(layer, []).append(found.total().transpose(1, 2))
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:

@@ -20,11 +20,11 @@ from blocks.flow import repeat_heads
 from blocks.operation import REFERENCE, TORCH
 from composer.graph.graph import OUTPUT
 from composer.model.head import Head, anatomy
-from composer.model.watched import HeadCall, Piece, ordinary, pieces
+from composer.model.stepwise import HeadCall, Piece, ordinary, pieces
 
 
 @dataclass(frozen=True)
-class Implied:
+class ImplicitAttention:
     """queries: the columns that were asked about, in ascending order.
 
     own: of each memory, the weights of its own answer, B Q H T. parts: what the read makes of one of that answer, B Q H: a
@@ -41,12 +41,12 @@ class Implied:
     sunk: Tensor | None = None
     brought: Tensor | None = None
 
-    def cpu(self) -> Implied:
+    def cpu(self) -> ImplicitAttention:
         """The same in the memory of the CPU."""
         own, parts = ({name: one.cpu() for name, one in of.items()} for of in (self.own, self.parts))
         sunk = None if self.sunk is None else self.sunk.cpu()
         brought = None if self.brought is None else self.brought.cpu()
-        return Implied(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
+        return ImplicitAttention(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
 
     def weights(self) -> dict[str, Tensor]:
         """Of each memory, the weights in the head's answer: B Q H T."""
@@ -81,7 +81,7 @@ class Implied:
         return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
 
 
-def implied_weights(head: Head, given: HeadCall, queries: Sequence[int], backend: str) -> Implied:
+def implicit_attention(head: Head, given: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
     """The weights behind the answers to these columns, from an empty state.
 
     Takes as much room as a prefill in pieces, what the states are made of, and the weights: numbers grow with the tokens, never
@@ -118,7 +118,7 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
             module._parameters[name] = tensor
 
 
-def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Implied:
+def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
     (batch, length), heads = given.query.shape[:2], given.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
     own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
@@ -141,7 +141,7 @@ def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) 
     if given.sinks is not None:
         whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return Implied(queries, own, parts, answer, values, sunk, _brought(head, given, queries, backend))
+    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, given, queries, backend))
 
 
 def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:

@@ -13,13 +13,13 @@ from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
-from composer.weights.ground import TRUNK, ground_of
 from composer.weights.sources import describe_model
+from composer.weights.target import TRUNK, target_of
 from converters.trunk import dtype_name
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PictureSubject:
     """A resolved spec; what its sizes are those of, in words, None for its own; and what the model computes in."""
 
     resolved: Resolved
@@ -27,30 +27,30 @@ class Drawn:
     dtype: str
 
 
-def of_model(model: Any) -> Drawn | None:
+def of_model(model: Any) -> PictureSubject | None:
     """Of a folder, or of a model in memory; None for what is neither. Raises SourceError or BuildError."""
     if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():
         described = describe_model(model)
         if not described.is_composed:
             raise BuildError(f"{model} is no model that was built here: name a spec, and this as its source (--from {model})")
-        return Drawn(_resolved(described.config.get("spec"), str(model)), None, described.trunk.dtype)
+        return PictureSubject(_resolved(described.config.get("spec"), str(model)), None, described.trunk.dtype)
     config = getattr(model, "config", None)
     if config is None:
         return None
     kind = dtype_name(getattr(model, "dtype", "float32"))
-    return Drawn(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
+    return PictureSubject(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
 
 
-def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> Drawn:
+def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> PictureSubject:
     """The spec on a source's sizes; on those that it says itself, or of another model, where none is named. Raises SpecError."""
     try:
-        if (ground := ground_of(None, spec, source, revision=revision)) is not None:
-            return Drawn(resolve(spec, ground.size), None if ground.on == TRUNK else ground.on, ground.dtype)
+        if (target := target_of(None, spec, source, revision=revision)) is not None:
+            return PictureSubject(resolve(spec, target.size), None if target.on == TRUNK else target.on, target.dtype)
         refuse_sweep(spec)
     except GraphError as error:
         raise locate(error, spec) from error
     try:
-        return Drawn(resolve(spec, TYPICAL), TYPICAL_OF, "float32")
+        return PictureSubject(resolve(spec, TYPICAL), TYPICAL_OF, "float32")
     except GraphError as error:
         problem = locate(error, spec)
         raise SpecError(f"{problem}\nNo source is named, so it was drawn on {TYPICAL_OF}: --from SOURCE names another") from error

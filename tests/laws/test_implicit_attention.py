@@ -12,8 +12,8 @@ from blocks.flow import repeat_heads
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head
-from composer.model.implied import Implied, implied_weights
-from composer.model.watched import HeadCall
+from composer.model.implicit_attention import ImplicitAttention, implicit_attention
+from composer.model.stepwise import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, every_head, inputs, once, run
 from tests.laws.draw import random_heads
 
@@ -31,7 +31,7 @@ def given_to(head: Head, data: Inputs) -> HeadCall:
 @once
 def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
     head, data = built(spec, shape), inputs(shape, 2, length)
-    found = implied_weights(head, given_to(head, data), queries, "auto")
+    found = implicit_attention(head, given_to(head, data), queries, "auto")
     total = found.total()
     values = repeat_heads(found.entered, shape.heads)
     weighed = torch.einsum("bqhs,bshd->bqhd", total, values)
@@ -50,7 +50,7 @@ def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int
     assert_it_is_the_heads_answer(spec, head, data, found)
 
 
-def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, found: Implied) -> None:
+def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, found: ImplicitAttention) -> None:
     if spec.output is not None or spec.value_position is not None or head._mixes:
         return
     whole, _ = run(head, data)
@@ -103,7 +103,7 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
             for own, parameter in part._parameters.items():
                 if own == "value" and parameter is not None:
                     parameter += 1.0
-    found = implied_weights(head, given_to(head, data), (9, 40, LENGTH - 1), backend)
+    found = implicit_attention(head, given_to(head, data), (9, 40, LENGTH - 1), backend)
     assert found.error() < 1e-9
     assert found.brought is not None
     assert float(found.brought.abs().max()) > 1e-2 * float(found.answer.abs().max())
@@ -111,5 +111,5 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
     without = given_to(head, data)
     without.value.zero_()
     with torch.no_grad():
-        alone = implied_weights(head, without, (9, 40, LENGTH - 1), backend).answer
+        alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).answer
     assert torch.allclose(alone, found.brought, rtol=1e-3) == ("delta" in found.own)

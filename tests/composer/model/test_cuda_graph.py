@@ -13,9 +13,9 @@ import torch
 
 from blocks.memories import ring
 from composer.graph.program import FallsBack
-from composer.model import recorded
+from composer.model import cuda_graph
+from composer.model.cuda_graph import Recorder
 from composer.model.modeling import ComposedForCausalLM
-from composer.model.recorded import Recorder
 from tests.composer.model.models import CAUSAL, student, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import SIZES
@@ -177,7 +177,7 @@ def test_a_recorder_is_nobodys_to_keep(replays: list[Recorder]) -> None:
 def test_on_a_cpu_nothing_is_recorded() -> None:
     model = small("lolcats")
     assert model.use_graph
-    assert not recorded.may_record(model)
+    assert not cuda_graph.may_record(model)
 
 
 @pytest.mark.gpu
