@@ -114,6 +114,10 @@ class Part(Closed):
         raise NotImplementedError
 
     def problem(self, shape: Shape) -> Problem | None:
+        """Why it cannot mean anything in such a head, whatever its sizes; None where it can."""
+        return None
+
+    def misfit(self, shape: Shape) -> Problem | None:
         """Why it cannot stand on these sizes; None where it can."""
         return None
 

@@ -84,7 +84,7 @@ class Rope(Position):
     """Base of the frequencies. Left out: the source model's own theta and scaling."""
     scaling: Llama3Scaling | None = None
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:
             return None
         return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`", ()

@@ -29,7 +29,7 @@ class Vapor(Part):
     theta: PositiveFloat = 10000.0
     """Base of the frequencies at the start."""
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:
             return None
         return (

@@ -66,7 +66,7 @@ class FeatureMap(Part):
             )
         return self
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         if not self.skip or self.dim in {None, shape.head_dim}:
             return None
         return (

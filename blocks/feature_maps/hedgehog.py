@@ -9,9 +9,9 @@ from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Tensor
+from blocks.legend import Shape, Tensor
 from blocks.operation import TRITON, Form, Setting
-from blocks.part import Parameters
+from blocks.part import Parameters, Problem
 
 SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
 WIDEST = 256
@@ -30,6 +30,11 @@ class Hedgehog(FeatureMap):
     two_sided: bool = True
     floor: Annotated[float, Field(ge=1e-18, lt=1)] = 1e-12
     """Smallest feature: queries and keys without a common feature still have a mass above 0."""
+
+    def misfit(self, shape: Shape) -> Problem | None:
+        if self.resolved(shape).dim == 1 or (shape.head_dim == 1 and not self.linear):
+            return "a softmax over one column is 1 whatever comes in; set `dim` to 2 or more", ("dim",)
+        return super().misfit(shape)
 
     def forms(self) -> tuple[Form, ...]:
         says = "a product and its softmaxes, in one pass"

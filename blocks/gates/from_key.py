@@ -28,7 +28,7 @@ class FromKey(Gate):
     temperature: PositiveFloat = 16.0
     """τ: the larger, the slower the state forgets."""
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         if shape.features % shape.head_dim == 0:
             return None
         return (

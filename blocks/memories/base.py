@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints
@@ -14,7 +14,7 @@ from blocks.flow import accumulating
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
+from blocks.part import Fresh, Parameters, Part, Path, Problem, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pac
 """What the rank of a gate's decay means."""
 
 
+Misplaced = tuple[str, Path | str]
+"""What is wrong with what stands around a memory, and where: a field of it, or, by its name, the edge to a memory below."""
+
+
 class Memory(Part):
     """Holds past pairs in some form, and answers a query with a partial attention.
 
@@ -43,6 +47,8 @@ class Memory(Part):
     """It holds a fixed number of pairs, so pairs fall out of it."""
     reads: ClassVar[Kind]
     """What it is fed beside queries: pairs as they are, their features, or the hidden states that the head mixes."""
+    answers_from_pairs: ClassVar[bool] = True
+    """Its answer is of the pairs that it gets; otherwise it has one without them, and hands all of them on."""
     exact: ClassVar[bool] = False
     """It weighs its pairs by softmax of q·k / √D."""
     grows: ClassVar[bool] = False
@@ -73,20 +79,26 @@ class Memory(Part):
         return True
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Of its direction, its gate and its position."""
-        said, gate, turn = self.problem_both_ways(), self.gates, self.turn.problem(shape)
+        """Of its direction and its gate."""
+        said, gate = self.problem_both_ways(), self.gates
         if shape.both_ways and said:
             return f"{said}, and the spec says `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
             forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"  # pyright: ignore
             return f"{forgets}, which a `{self.kind}` memory cannot; it takes {fitting}", ("gate",)  # pyright: ignore
+        return None
+
+    def misfit(self, shape: Shape) -> Problem | None:
+        """Of its position."""
+        turn = self.turn.misfit(shape)
         return turn and (turn[0], ("position", *turn[1]))
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
-        """What is wrong with what stands around it: the memory that feeds it, and those that it feeds, by name.
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
+        """What is wrong with what stands around it.
 
-        edges: the head names its edges. A path of ("graph", NAME) is the edge to that memory.
+        above: the memory that feeds it, then the one that feeds that, and so on. below: those that it feeds, by name. edges: the
+        spec names the edges between memories.
         """
         return iter(())
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.memories.base import Memory, Misplaced
 from blocks.memories.recurrent import Recurrent, run
 from blocks.operation import FLA, Call, Form, Kind, Port
-from blocks.part import Fresh, Parameters, Problem, Slot, State
+from blocks.part import Fresh, Parameters, Slot, State
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
@@ -66,8 +66,8 @@ class Delta(Recurrent):
         """With the rate that each pair brings."""
         return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
-        if self.steps > 1 and above is not None:
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
+        if self.steps > 1 and above:
             yield (
                 "its further steps are of the token whose pair comes in, and pairs fall into this memory later; let it see every "
                 f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or say `steps: 1`",

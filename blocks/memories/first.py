@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -9,6 +10,7 @@ from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
+from blocks.memories.base import Memory, Misplaced
 from blocks.memories.holding import Holding, only, state_of
 from blocks.operation import EVERY, Call, Form
 from blocks.part import Parameters, Slot, State
@@ -18,8 +20,8 @@ from blocks.softmax import dense
 class First(Holding):
     """Softmax over the first ``size`` pairs of the document; all others fall as they come.
 
-    Above a window, the window with sinks of StreamingLLM, ``memory: [first, window]``, but turned by place in the text: the paper
-    turns keys by their place in the cache, and so never beyond its size.
+    Above a window that drops, ``memory: [first, {kind: window, evict: drop}]``, the window with sinks of StreamingLLM, but turned
+    by place in the text: the paper turns keys by their place in the cache, and so never beyond its size.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t, s < size"
@@ -37,6 +39,14 @@ class First(Holding):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         return 4 * self.size * shape.heads * shape.head_dim
+
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
+        kept = max((one.size for one in above if isinstance(one, First)), default=0)
+        if kept >= self.size:
+            yield (
+                f"the first {kept} pairs stay in another memory above, so this one stays empty; set `size` to more, or remove it",
+                ("size",),
+            )
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "the first pairs, masked", self.answer),)

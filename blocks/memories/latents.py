@@ -16,6 +16,7 @@ from blocks.memories import pooling
 from blocks.memories.base import Memory
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Fresh, Parameters, Problem, Shown, Slot, State
+from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla, fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
@@ -44,6 +45,13 @@ class Latents(Memory):
     def _weighs_itself(cls, weight: object) -> None:
         if weight is not None:
             raise ValueError("latents bring their own weight, a new one at each token; remove `weight`")
+
+    @field_validator("position")
+    @classmethod
+    def _turns_nothing(cls, position: PositionConfig | None) -> PositionConfig | None:
+        if position is not None and not isinstance(position, NoPosition):
+            raise ValueError("latents have no queries and keys that could be turned; remove `position`")
+        return position
 
     def has_mass(self) -> bool:
         return False
@@ -95,13 +103,13 @@ class Latents(Memory):
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         if self.size % shape.heads == 0:
-            return super().problem(shape)
+            return super().misfit(shape)
         return (
             f"{self.size} latents do not split evenly over {shape.heads} heads; "
             f"set `size` to a multiple of {shape.heads}, such as {math.ceil(self.size / shape.heads) * shape.heads}"
-        ), ()
+        ), ("size",)
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """W_q and W_k: one row a latent, head after head."""

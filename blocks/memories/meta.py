@@ -27,6 +27,7 @@ class Meta(Holding):
         "Nguyen et al. 2025, arXiv:2507.09025 (Lizard's meta memory); Dong et al. 2024, arXiv:2411.13676 (Hymba)"
     )
     incidental: ClassVar[frozenset[str]] = Holding.incidental - {"size"}
+    answers_from_pairs: ClassVar[bool] = False
     kind: Literal["meta"] = "meta"
     size: PositiveInt = 4
     """Learned pairs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -12,13 +12,13 @@ from pydantic import Field, NonNegativeInt
 
 from blocks.flow import Pairs, Partial, accumulating, repeat_heads, take
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, unbroken
-from blocks.part import Parameters, Problem, Slot, State
+from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, order
 from blocks.scores.self_recall import SelfRecall
@@ -73,13 +73,13 @@ class Sparse(Holding):
     def pairs_held(self, shape: Shape, tokens: int) -> float:
         return self.size
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         wrong = [name for number, (name, one) in enumerate(below.items()) if number or not isinstance(one, Recurrent)]
         for name in wrong:
             yield (
                 "what falls out of a sparse cache goes into one state; "
                 + (f"say `pairs -> {name}`" if edges else "put a `state` (or `delta`) memory below it"),
-                ("graph", name) if edges else (),
+                name,
             )
         if not below and self.keep.reads != "pair":
             yield (
@@ -88,14 +88,14 @@ class Sparse(Holding):
                 + ", or keep `recent` or `random` pairs",
                 ("keep",),
             )
-        if self.keep.reads == "window" and not isinstance(above, Window):
+        if self.keep.reads == "window" and not isinstance(next(iter(above), None), Window):
             yield (
                 f"`keep: {self.keep.kind}` sums over the queries that saw a pair in the window above, and there is none; "
                 + ("let it get its pairs from a `window`" if edges else "put a `window` above it")
                 + ", or choose another score",
                 ("keep",),
             )
-        if self.weight == "same" and (above is None or not above.exact or above.weight is None):
+        if self.weight == "same" and not (above and above[0].exact and above[0].weight is not None):
             yield (
                 "`weight: same` takes the weight of the exact memory above, and there is none; "
                 "give the memory above a `weight`, or this one its own",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
@@ -13,7 +13,7 @@ from pydantic import model_validator
 from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.memories.base import Memory, Misplaced
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port
@@ -83,9 +83,9 @@ class StateMemory(Recurrent):
             "choose a positive feature map, or set `normalise: false`"
         ), ()
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         said = [name for name, there in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if there]
-        if said and above is not None:
+        if said and above:
             yield (
                 f"`{said[0]}` is of the token whose pair comes in, and pairs fall into this state later; let it see every pair "
                 f"(`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -11,12 +11,12 @@ from pydantic import PositiveInt
 
 from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.memories.base import Memory
+from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
-from blocks.part import Parameters, Problem, Slot, State
+from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, fla, native, native_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible
@@ -58,14 +58,14 @@ class Window(Holding):
     def falling_at_once(self) -> int:
         return self.size if self.falls_together else 1
 
-    def problem_between(self, above: Memory | None, below: Mapping[str, Memory], *, edges: bool) -> Iterator[Problem]:
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         for name, memory in below.items() if self.falls_together else ():
             if not memory.takes_several:
                 remedy = f"`pairs -> {name}`" if edges else "put one of those below it"
                 yield (
                     "pairs fall out of a terraced window many at a token, which only a sparse cache or a state can take; "
                     f"say `shape: sliding`, or {remedy}",
-                    ("graph", name) if edges else ("shape",),
+                    name if edges else ("shape",),
                 )
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:

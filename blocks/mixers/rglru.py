@@ -40,13 +40,13 @@ class RGLRU(Mixer):
     def one_way(self) -> tuple[Form, ...]:
         return tuple(replace(form, run=partial(self.follow, recurrence=form.run)) for form in elementwise.FORMS)
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def misfit(self, shape: Shape) -> Problem | None:
         width = shape.hidden_size
         if width % self.blocks == 0:
-            return super().problem(shape)
+            return None
         return (
             f"{self.blocks} equal blocks cannot hold the {width} channels of the hidden state; set `blocks` to a divisor of {width}"
-        ), ()
+        ), ("blocks",)
 
     def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
         side, nothing = width // self.blocks, initialise.constant(0.0)

@@ -18,8 +18,8 @@ from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Pattern, Port
 from blocks.part import Part, Slot
-from blocks.reads import TakesPartials
-from composer.errors import Path
+from blocks.reads import Read, TakesPartials
+from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 
 INPUTS = ("hidden", "query", "key", "value")
@@ -108,6 +108,12 @@ class HeadGraph:
         """The memories' answers, as the spec lists them."""
         return tuple((node, node.part) for node in self.nodes.values() if isinstance(node.part, Memory) and node.main)
 
+    @property
+    def read(self) -> Read:
+        """What weighs the memories' answers."""
+        (read,) = (node.part for node in self.nodes.values() if isinstance(node.part, Read))
+        return read
+
     def into(self, name: str, port: str | None = None) -> tuple[Edge, ...]:
         """The edges into a node, or into one of its ports."""
         return tuple(edge for edge in self.edges if edge.end == name and port in (None, edge.input))
@@ -158,17 +164,17 @@ class Draft:
         operation: Operation | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """A part's operation, or another one of its operations."""
+        """A part's operation, or another one of its operations. Raises GraphError where another node has its name."""
         chosen, further = operation or part.operation(shape), MappingProxyType(dict(options or {}))
-        self._nodes[name] = Node(name, chosen, shape, part, module or name, path, operation is None, further)
+        self._put(Node(name, chosen, shape, part, module or name, path, operation is None, further))
 
     def source(self, name: str, port: Port, shape: Shape, *, reads: tuple[Port, ...] = ()) -> None:
         """An input of the head."""
-        self._nodes[name] = Node(name, Operation(reads, (port,), ()), shape)
+        self._put(Node(name, Operation(reads, (port,), ()), shape))
 
     def sink(self, name: str, port: Port, shape: Shape) -> None:
         """The output of the head."""
-        self._nodes[name] = Node(name, Operation((port,), (), ()), shape)
+        self._put(Node(name, Operation((port,), (), ()), shape))
 
     def connect(
         self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None, path: Path | None = None
@@ -180,6 +186,13 @@ class Draft:
         gives = self._nodes[start].operation.gives
         port = gives[0] if output is None else next((port for port in gives if port.name == output), Port(output, Kind.PAIRS))
         self._edges.append(Edge(start, port.name, end, to, port.kind, port.heads, port.dim, label, path))
+
+    def _put(self, node: Node) -> None:
+        other = self._nodes.setdefault(node.name, node)
+        if other is not node:
+            paths = (one.path for one in (node, other) if one.path and one.path[0] == "memory")
+            message = f'two things in this head would be called "{node.name}"; give this memory a `name:` of its own'
+            raise GraphError(message, next(paths, ())[:2])
 
     def done(self) -> HeadGraph:
         """The graph, which nobody changes any more."""

@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import networkx
 
 from blocks.legend import Shape
+from blocks.memories.base import Memory
 from blocks.operation import FALLEN, Kind
-from blocks.part import Problem
-from blocks.reads import Read
+from blocks.part import Part, Problem
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, Edge, HeadGraph, Node, build_graph
-from composer.graph.rules_of_spec import lines, names, sizes
+from composer.graph.rules_of_spec import lines, names, numbers
 
 MISSING: Mapping[str, str] = {
     Kind.FEATURES: "a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
     Kind.PAIRS: "no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above",
 }
 """What to do where nothing gives a node what it needs, by the kind of that."""
+Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
-def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
-    """The head's graph, or a GraphError at ``path`` for the first rule that it breaks."""
-    for message, where in chain(names(head, shape), lines(head), sizes(head)):
+def checked_graph(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
+    """The head's graph, or a GraphError at ``path`` for the first rule that it breaks.
+
+    sizes: whether the shape is that of a model; otherwise it stands in for any, and nothing is said of sizes. idle: weights without
+    an effect pass, which models may have that were built before such weights were refused.
+    """
+    for message, where in chain(names(head), lines(head), numbers(head)):
         raise GraphError(message, path + where)
-    graph = build_graph(head, shape)
-    for message, where in problems_of(graph):
+    try:
+        graph = build_graph(head, shape)
+    except GraphError as error:
+        raise GraphError(str(error), path + error.path) from error
+    for message, where in problems_of(graph, sizes=sizes, idle=idle):
         raise GraphError(message, path + where)
     return graph
 
 
-def problems_of(graph: HeadGraph) -> Iterator[Problem]:
+def problems_of(graph: HeadGraph, *, sizes: bool = True, idle: bool = False) -> Iterator[Problem]:
     """All that is wrong with it, and where in the head."""
-    for rule in (_parts, _both_ways, _ports, _reached, _projections, _falling, _read):
+    for rule in (*RULES, *([_sizes] if sizes else []), *([] if idle else IDLE)):
         yield from rule(graph)
 
 
 def _parts(graph: HeadGraph) -> Iterator[Problem]:
-    """What each part says of its sizes."""
-    for node in graph.nodes.values():
-        problem = node.part.problem(node.shape) if node.part and node.main else None
-        if problem:
+    """What each part says of the head that it stands in."""
+    for node, part in _main(graph):
+        if problem := part.problem(node.shape):
             yield problem[0], (*_path(node), *problem[1])
 
 
+def _sizes(graph: HeadGraph) -> Iterator[Problem]:
+    """What each part says of its sizes."""
+    for node, part in _main(graph):
+        if misfit := part.misfit(node.shape):
+            yield misfit[0], (*_path(node), *misfit[1])
+
+
 def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
-    for edge in _pairs(graph.edges) if graph.nodes[OUTPUT].shape.both_ways else ():
+    """Where every token sees all others, no pair falls, and none goes its own way."""
+    if not graph.nodes[OUTPUT].shape.both_ways:
+        return
+    several = ", and set `flow: parallel`" if len(graph.memories) > 1 else ""
+    for edge in _pairs(graph.edges):
         if edge.path:
-            yield "no pair goes its own way where every token sees all others; remove `graph`, and set `flow: parallel`", ("graph",)
+            yield f"no pair goes its own way where every token sees all others; remove `graph`{several}", ("graph",)
         if edge.output == FALLEN:
             yield "nothing falls where every token sees all others; set `flow: parallel`", ("flow",)
 
@@ -62,8 +80,7 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
         for edge in graph.into(node.name):
             port = ports.get(edge.input)
             if port is None:
-                said = "no pairs; leave this edge out" if edge.path else "no pairs that fall; set `flow: parallel`"
-                yield f"a `{node.kind}` memory sees every token and {said}", edge.path or _path(node)
+                yield f"a `{node.kind}` memory sees every token and {_no_pairs(graph, edge)}", edge.path or _path(node)
                 continue
             wrong = [
                 f"{found} {what}, and it reads {wanted}"
@@ -86,13 +103,32 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
                 yield f"`{node.name}` reads one {port.name}, and {given} give it", _path(node)
 
 
+def _no_pairs(graph: HeadGraph, edge: Edge) -> str:
+    """Of an edge that brings pairs to what takes none: what to do about it."""
+    if edge.path is None:
+        return "no pairs that fall; set `flow: parallel`"
+    return "no pairs; " + ("leave this edge out" if sum(bool(one.path) for one in graph.edges) > 1 else "remove `graph`")
+
+
 def _reached(graph: HeadGraph) -> Iterator[Problem]:
-    """Whatever the spec names has an effect: all that it is there for leads to the head's output."""
-    ahead = networkx.ancestors(graph.network, OUTPUT) | {OUTPUT}
+    """The text has an effect, and whatever the spec names: all that it is there for leads to the head's output."""
+    ahead = _ahead_of_output(graph)
+    if "value" not in ahead:
+        yield "no memory of this head sees the text; add one, such as `full`", ("memory",)
     for node in graph.nodes.values():
         read = {edge.output for edge in graph.out_of(node.name) if edge.end in ahead}
         if node.part and node.path and any(port.needed and port.name not in read for port in node.operation.gives):
             yield node.part.unread, node.path
+
+
+def _ahead_of_output(graph: HeadGraph) -> set[str]:
+    """The nodes that the output depends on, itself among them. What hands its pairs on, and answers without them, depends on them
+    where a memory below gets them."""
+    network = networkx.DiGraph(graph.network)
+    for node, memory in graph.memories:
+        if not memory.answers_from_pairs and not _pairs(graph.out_of(node.name)):
+            network.remove_edges_from([(edge.start, edge.end) for edge in graph.into(node.name, "pairs")])
+    return networkx.ancestors(network, OUTPUT) | {OUTPUT}
 
 
 def _projections(graph: HeadGraph) -> Iterator[Problem]:
@@ -107,59 +143,116 @@ def _projections(graph: HeadGraph) -> Iterator[Problem]:
             )
 
 
-def _falling(graph: HeadGraph) -> Iterator[Problem]:
-    """What falls out of each memory has somewhere to go, what is below it something to get, and they suit each other."""
-    memories = {node.name: memory for node, memory in graph.memories}
-    fed = {edge.end: edge for edge in _pairs(graph.edges)}
-    beside = [memory for name, memory in memories.items() if name not in fed or fed[name].output != FALLEN]
-    kept = len(beside) > 1 and not all(memory.bounded for memory in beside)
+def _below(graph: HeadGraph) -> Iterator[Problem]:
+    """What stands below a memory gets pairs from it."""
     for node, memory in graph.memories:
-        below, drawn = _pairs(graph.out_of(node.name)), node.name in fed and fed[node.name].path is not None
-        for edge in below if not memory.bounded else ():
+        below = _pairs(graph.out_of(node.name))
+        if below and memory.drops:
+            yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", (*_path(node), "evict")
+        if memory.bounded:
+            continue
+        last = "put it last, or " if all(other.bounded for _, other in graph.memories if other is not memory) else ""
+        for edge in below:
             nothing = f"nothing ever falls out of a `{node.kind}` memory, so "
             if edge.path:
                 yield f"{nothing}`{edge.end}` would stay empty; say `pairs -> {edge.end}`", edge.path
-            yield f"{nothing}the one below it stays empty; put it last, or set `flow: parallel`", _path(node)
-        if below and memory.drops:
-            yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", (*_path(node), "evict")
-        if memory.bounded and not memory.drops and not below and not (kept and memory in beside):
-            yield (
-                f"pairs beyond the {memory.pairs_held(node.shape, 0):.0f} that it holds fall out of this memory and into nothing; "
-                + (f"add an edge `{node.name} -> NAME` to a memory below it" if drawn else "add a memory below it, such as `state`")
-                + ", or say `evict: drop`",
-                _path(node),
-            )
-        above = memories.get(fed[node.name].start) if node.name in fed else None
-        for message, where in memory.problem_between(above, {edge.end: memories[edge.end] for edge in below}, edges=drawn):
-            named = [edge.path for edge in below if edge.path and where == ("graph", edge.end)]
-            yield message, named[0] if named else (*_path(node), *where)
+            yield f"{nothing}the one below it stays empty; {last}set `flow: parallel`", _path(node)
+
+
+def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
+    """What falls out of a memory falls into another one, or is dropped by name."""
+    for node, memory in graph.memories:
+        if not memory.bounded or memory.drops or _pairs(graph.out_of(node.name)) or node.shape.both_ways:
+            continue
+        held = memory.pairs_held(node.shape, 0)
+        beyond = f"pairs beyond the {held:.0f} that it holds fall" if held else "every pair falls"
+        add = f"an edge `{node.name} -> NAME` to a memory below it" if _drawn(graph) else "a memory below it, such as `state`"
+        drop = ", or say `evict: drop`" if memory.answers_from_pairs else ""
+        yield f"{beyond} out of this memory and into nothing; add {add}{drop}", _path(node)
+
+
+def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
+    """Memories suit those that they get pairs from, and those that they give pairs to."""
+    memories = {node.name: memory for node, memory in graph.memories}
+    for node, memory in graph.memories:
+        below = {edge.end: edge for edge in _pairs(graph.out_of(node.name))}
+        above, sources = list[Memory](), graph.into(node.name, "pairs")
+        while sources and sources[0].start in memories:
+            above.append(memories[sources[0].start])
+            sources = graph.into(sources[0].start, "pairs")
+        for message, where in memory.problem_between(above, {name: memories[name] for name in below}, edges=_drawn(graph)):
+            if isinstance(where, str):
+                yield message, below[where].path or _path(node)
+            else:
+                yield message, (*_path(node), *where)
+
+
+def _weights(graph: HeadGraph) -> Iterator[Problem]:
+    """A weight sets a memory against others that have another one, or none."""
+    among = [one for one in graph.memories if graph.read.leaves_masses_out or one[1].has_mass()]
+    weights = {_weight(graph, node, memory) for node, memory in among}
+    beside = {_weight(graph, node, memory) for node, memory in graph.memories if (node, memory) not in among}
+    if len(weights) != 1 or weights <= {None, *(weight for weight in beside if isinstance(weight, str))}:
+        return
+    where = (*_path(among[0][0]), "weight")
+    if len(among) > 1:
+        yield "all memories have this one weight, so it cancels; remove it from one of them", where
+    elif beside:
+        yield "a weight sets a memory against others with a mass, and this one alone has a mass; remove `weight`", where
+    else:
+        yield "a weight sets a memory against others, and this one is alone; remove `weight`", where
 
 
 def _read(graph: HeadGraph) -> Iterator[Problem]:
     """The answers that the read takes can be weighed against each other."""
-    names = [edge.label for edge in graph.into("read", "partial")]
-    read, memories = graph.nodes["read"].part, [(node, memory) for node, memory in graph.memories if node.name in names]
-    assert isinstance(read, Read)
-    if len(memories) == 1 and graph.into("read", "weight"):
-        yield "a weight sets a memory against others, and this one is alone; remove `weight`", (*_path(memories[0][0]), "weight")
-    problem = read.problem_over([memory.exact for _, memory in memories])
+    problem = graph.read.problem_over([memory.exact for _, memory in graph.memories])
     if problem:
         yield problem[0], ("read", *problem[1])
-    for node, memory in () if read.leaves_masses_out else memories:
+
+
+def _masses(graph: HeadGraph) -> Iterator[Problem]:
+    """What shares a denominator has a mass, and shares of latents share none."""
+    read = graph.read
+    if read.leaves_masses_out:
+        return
+    for node, memory in graph.memories:
         if memory.reads is Kind.HIDDEN:
             yield "the shares of latents are probabilities, which only `read: mixture` weighs against others", _path(node)
         elif not memory.has_mass() and not read.takes_raw:
-            remedy = memory.to_have_mass or "set "
+            remedy = "" if node.shape.signed else memory.to_have_mass
             yield (
                 f"`read: {graph.nodes['read'].kind}` gives all memories one denominator, and this `{node.kind}` has no mass; "
-                f"{remedy}`read: sum` to add its raw numerator, or `read: mixture`",
+                f"{remedy or 'set '}`read: sum` to add its raw numerator, or `read: mixture`",
                 _path(node),
             )
+
+
+RULES: tuple[Rule, ...] = (
+    _parts, _both_ways, _ports, _reached, _projections, _below, _into_nothing, _neighbours, _read, _masses,
+)  # fmt: skip
+"""All but those of sizes, which only a model has, and of what has no effect."""
+IDLE: tuple[Rule, ...] = (_weights,)
+
+
+def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:
+    """A memory's weight: the number, or the node that gives it; None where it has none."""
+    given = [edge.start for edge in graph.into("read", "weight") if edge.label == node.name]
+    return memory.weight if given and isinstance(memory.weight, float) else given[0] if given else None
+
+
+def _main(graph: HeadGraph) -> tuple[tuple[Node, Part], ...]:
+    """Each part, where it does what it is for."""
+    return tuple((node, node.part) for node in graph.nodes.values() if node.part and node.main)
 
 
 def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
     """Those that bring pairs to a memory."""
     return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
+
+
+def _drawn(graph: HeadGraph) -> bool:
+    """Whether the spec says where pairs go edge by edge."""
+    return any(edge.path for edge in graph.edges)
 
 
 def _path(node: Node) -> Path:

@@ -1,4 +1,4 @@
-"""What a graph cannot be drawn without: names, edges that lead from one memory down to another, and sizes that mean something.
+"""What a graph cannot be drawn without: names, edges that lead from one memory down to another, and numbers that mean something.
 
 What is said twice, or to no effect, is seen here, too: nothing in the graph tells of it.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blocks.legend import Shape
 from blocks.part import Closed, Path, Problem
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, edges, features_of, gate_of, memory_names
+from composer.graph.flow_of_pairs import ALL, edges, memory_names
 from converters.config import LARGEST
 
 # What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
@@ -26,25 +25,23 @@ RESERVED = frozenset(
     """.split()  # noqa: SIM905 - a list literal would fill the screen
 )
 
+SMALLEST = 1e-30
+"""The least number but 0 that a part takes, and one over the largest: float32 holds its square root, and products with it."""
 
-def names(head: HeadSpec, shape: Shape) -> Iterator[Problem]:
-    seen = {"hidden", "query", "key", "value", "pairs", "conv", "read", "output", "output_norm", "feature_map"}
-    seen |= {"mix_input", "unshare", "qk_norm", "value_position", "value_position_back", "host_sinks", "with_host_sinks"}
+
+def names(head: HeadSpec) -> Iterator[Problem]:
+    """Of memories."""
     called: set[str] = set()
-    for index, memory in enumerate(head.memory):
-        name = memory.called
-        own = {name, features_of(name), gate_of(name), *memory.rates(), *(number.name for number in memory.sums(shape))}
+    for index, name in enumerate(memory_names(head)):
         if name in RESERVED:
             yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
+        if name == ALL:
+            yield f'"{ALL}" are all pairs of the text; give this memory a `name:` of its own', ("memory", index)
         if name in called:
             yield (
                 f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
                 ("memory", index),
             )
-        elif own & seen:
-            taken = ", ".join(sorted(own & seen))
-            yield f'two things in this head would be called "{taken}"; give this memory a `name:` of its own', ("memory", index)
-        seen |= own
         called.add(name)
 
 
@@ -70,12 +67,17 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
         fed[end] = start
 
 
-def sizes(part: Closed, path: Path = ()) -> Iterator[Problem]:
+def numbers(part: Closed, path: Path = ()) -> Iterator[Problem]:
     """Of a part, and of those inside it; a seed may be any number."""
     for name, said in part:
         for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
             where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
             if isinstance(item, Closed):
-                yield from sizes(item, where)
+                yield from numbers(item, where)
             elif isinstance(item, int) and name != "seed" and item > LARGEST:
                 yield f"no size is larger than {LARGEST:,}; lower `{name}`", where
+            elif isinstance(item, float) and item and not SMALLEST <= abs(item) <= 1 / SMALLEST:
+                yield (
+                    f"numbers reach from {SMALLEST:g} to {1 / SMALLEST:g}, and this is {item:g}; change `{name}`",
+                    where,
+                )

@@ -13,11 +13,10 @@ from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
 from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused
-from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved, resolve
+from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
-"""Stands in for a source that is not named: no rule that a head breaks here depends on these sizes. What is shared out over heads
-is so over one."""
+"""Stands in for a source that is not named. What depends on sizes is not asked of it."""
 
 
 def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
@@ -58,14 +57,13 @@ def heads_said(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
 
 
 def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
-    kept = head.feature_map.dim if head.feature_map is not None and head.feature_map.skip else None
-    size = ANY if kept is None else ANY.model_copy(update={"head_dim": kept})
     try:
         if path[0] == "heads" and path[-1] in RESERVED:
             raise reserved(str(path[-1]), path)
-        resolve(Spec(compose=spec.compose, name=spec.name, direction=spec.direction, head=head), size)
+        shape = replace(ANY.shape(1), both_ways=spec.direction == "bidirectional")
+        checked_graph(complete_head(head, ANY), shape, path, sizes=False)
     except GraphError as error:
-        yield GraphError(str(error), (*path, *error.path[1:]) if error.path[:1] == ("head",) else error.path)
+        yield error
 
 
 def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:

@@ -200,7 +200,7 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
 def refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
     """Where positions turn pairs of coordinates, it is the trunk that has to have an even number of them. said: as written."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
-    turned = head.value_position is not None or any(memory.turn.problem(odd) for memory in head.memory)
+    turned = head.value_position is not None or any(memory.turn.misfit(odd) for memory in head.memory)
     if turned and trunk.head_dim and trunk.head_dim % 2:
         key = "width" if said.head_dim is None else "head_dim"
         remedy = "choose another `width`, or say an even `head_dim`" if said.head_dim is None else "make it even"

@@ -41,7 +41,7 @@ def uncovered(built: Source, resolved: Resolved) -> list[str]:
     from composer.spec.parameters import fresh_parameters
 
     for name, heads in sorted({(group.head, group.heads) for layer in resolved.layers for group in layer}):
-        checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name))
+        checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name), idle=True)
     wanted = fresh_parameters(resolved)
     problems = [f"{name} {list(fresh.shape)} is missing" for name, fresh in wanted.items() if name not in built.covered.composed]
     for name in built.covered.composed:

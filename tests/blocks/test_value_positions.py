@@ -118,8 +118,8 @@ def test_angles_are_never_in_half_precision(dtype: torch.dtype, tolerance: float
 
 
 def test_what_it_refuses() -> None:
-    assert VAPOR.problem(GROUPED) is None
-    message = VAPOR.problem(Shape(hidden_size=6, heads=2, key_heads=2, head_dim=3))
+    assert VAPOR.misfit(GROUPED) is None
+    message = VAPOR.misfit(Shape(hidden_size=6, heads=2, key_heads=2, head_dim=3))
     assert message is not None
     assert "the head dimension is 3" in message[0]
     for wrong in (0.0, -1.0, float("inf")):

@@ -60,7 +60,7 @@ def around(role: str, kind: str) -> dict[str, Any]:
     if role == "mix_input":
         head["memory"][0]["weight"] = "token"
     if role == "feature_map" and not CATALOGUE["feature map"][kind].positive:
-        head["memory"][1]["normalise"] = False
+        head["memory"] = [{"kind": "window", "size": 5}, {"kind": "state", "normalise": False}]
         head["read"] = "sum"
     return head | {field: {"kind": kind}}
 

@@ -284,8 +284,8 @@ def test_its_parameters_and_operations() -> None:
 
 
 def test_what_it_refuses() -> None:
-    assert Latents(size=12).problem(GROUPED) is None
-    problem = Latents(size=10).problem(GROUPED)
+    assert Latents(size=12).misfit(GROUPED) is None
+    problem = Latents(size=10).misfit(GROUPED)
     assert problem is not None
     assert "10 latents do not split evenly over 4 heads" in problem[0]
     assert "12" in problem[0]

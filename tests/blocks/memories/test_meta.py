@@ -32,9 +32,10 @@ def test_a_window_sees_them_beside_the_last_pairs() -> None:
 
 
 def test_in_rotary_positions_they_stand_at_the_first() -> None:
-    """A query that is turned meets keys that are not, however far it stands behind."""
-    head, data = built(complete({"position": "rope", "memory": [META | {"evict": "drop"}]}), SHAPE), inputs(SHAPE, 1, 7)
-    found, _ = run(head, data)
+    """A query that is turned meets keys that are not, however far it stands behind: half of a mixture with a window."""
+    head, data = built(complete({"position": "rope", "memory": [META, WINDOW], "read": "mixture"}), SHAPE), inputs(SHAPE, 1, 7)
+    window, _ = run(built(complete({"position": "rope", "memory": [WINDOW]}), SHAPE), data)
+    found = 2 * run(head, data)[0] - window
     named = dict(head.named_parameters())
     speed = 100.0 ** (-torch.arange(4) / 4)  # a radian at most a token, of eight coordinates
     for token in range(7):

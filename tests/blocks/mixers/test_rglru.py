@@ -151,10 +151,10 @@ def test_float32_stays_near_float64_over_131072_tokens() -> None:
 
 
 def test_blocks_must_divide_the_channels() -> None:
-    assert RGLRU(blocks=3).problem(GROUPED) is None
-    assert RGLRU().problem(GROUPED) is None
-    problem = RGLRU(blocks=4).problem(GROUPED)
-    assert problem == ("4 equal blocks cannot hold the 6 channels of the hidden state; set `blocks` to a divisor of 6", ())
+    assert RGLRU(blocks=3).misfit(GROUPED) is None
+    assert RGLRU().misfit(GROUPED) is None
+    problem = RGLRU(blocks=4).misfit(GROUPED)
+    assert problem == ("4 equal blocks cannot hold the 6 channels of the hidden state; set `blocks` to a divisor of 6", ("blocks",))
 
 
 def test_operations() -> None:

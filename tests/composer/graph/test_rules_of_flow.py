@@ -99,7 +99,7 @@ EDGES: dict[str, Case] = {
     "a state above a state": (
         {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}]},
         (0,),
-        "so the one below it stays empty; put it last, or set `flow: parallel`",
+        "so the one below it stays empty; set `flow: parallel`",
         {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}], "flow": "parallel"},
     ),
     "a window whose edge leads to nobody": (
@@ -248,13 +248,13 @@ MASSES: dict[str, Case] = {
     ),
     "latents that do not split": (
         {**BESIDE, "memory": [DROP, {**LATENTS, "size": 6}]},
-        (1,),
+        (1, "size"),
         "6 latents do not split evenly over 4 heads; set `size` to a multiple of 4, such as 8",
         BESIDE,
     ),
     "gates in blocks that do not split": (
         {**BESIDE, "mix_input": {"kind": "rglru", "blocks": 5}},
-        "mix_input",
+        ("mix_input", "blocks"),
         "24",
         {**BESIDE, "mix_input": {"kind": "rglru", "blocks": 6}},
     ),

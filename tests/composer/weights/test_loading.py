@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import composer
-from composer.errors import ComposerError, GraphError, SourceError
+from composer.errors import ComposerError, GraphError, SourceError, SpecError
+from composer.graph import rules
 from tests.checkpoints import edit_config, llama
 
 
@@ -20,6 +21,19 @@ def student(tmp_path: Path) -> Path:
     llama(tmp_path / "source")
     composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", copy=True)
     return tmp_path / "student"
+
+
+def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a model may have been built before specs of it were refused."""
+    head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "delta"], "read": "sum"}
+    spec = {"compose": 1, "name": "idle", "head": head}
+    source = llama(tmp_path / "source")
+    with pytest.raises(SpecError, match="remove `weight`"):
+        composer.build_folder(spec, source, tmp_path / "student")
+    with monkeypatch.context() as before:
+        before.setattr(rules, "IDLE", ())
+        composer.build_folder(spec, source, tmp_path / "student")
+    assert composer.load(tmp_path / "student")(torch.tensor([[3, 5, 7]])).logits.isfinite().all()
 
 
 def refused(folder: Path) -> str:

@@ -1,0 +1,98 @@
+"""The rules on whatever is drawn: random heads, graphs that no spec draws, and heads whose tokens see all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blocks.operation import Kind
+from blocks.part import Problem
+from composer.errors import GraphError
+from composer.graph.graph import Edge, build_graph
+from composer.graph.rules import checked_graph, problems_of
+from composer.graph.rules_of_spec import lines
+from composer.model.head import Head
+from composer.spec.loading import load_spec
+from composer.spec.resolve import complete_head, resolve
+from tests.composer.graph.heads import SIZE, resolved
+from tests.composer.graph.random_heads import HEADS, head_of
+from tests.composer.graph.refusals import refused
+
+WINDOW, STATE, FULL = {"kind": "window", "size": 4}, {"kind": "state"}, {"kind": "full"}
+DROP, LATENTS = {**WINDOW, "evict": "drop"}, {"kind": "latents", "size": 8}
+LOLCATS = {"feature_map": "elu", "memory": [WINDOW, STATE]}
+SPARSE = {"kind": "sparse", "size": 3}
+
+
+@given(said=HEADS, both_ways=st.booleans())
+@settings(deadline=None, max_examples=200)
+def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], both_ways: bool) -> None:
+    """Also on what another rule has refused; and a head is refused where one of them says something."""
+    whole = head_of(said)
+    if whole is None:
+        return
+    head, shape = complete_head(whole, SIZE), replace(SIZE.shape(4), both_ways=both_ways)
+    if list(lines(head)):
+        return
+    graph = build_graph(head, shape)
+    wrong = list(problems_of(graph))
+    assert all(message and set(where) for message, where in wrong)
+    if not wrong:
+        assert checked_graph(head, shape, ()) is graph
+        Head(head, shape)
+        return
+    with pytest.raises(GraphError) as caught:
+        checked_graph(head, shape, ("head",))
+    assert (str(caught.value), caught.value.path) == (wrong[0][0], ("head", *wrong[0][1]))
+
+
+def test_sizes_that_do_not_fit_in_a_graph() -> None:
+    """No spec draws such an edge; a part that is new may."""
+    graph = build_graph(resolved(LOLCATS).heads["head"], SIZE.shape(4))
+    place = next(index for index, edge in enumerate(graph.edges) if (edge.start, edge.end) == ("state_features", "state"))
+
+    def told(*edges: Edge) -> list[Problem]:
+        return list(problems_of(replace(graph, edges=(*graph.edges[:place], *edges, *graph.edges[place + 1 :]))))
+
+    edge = graph.edges[place]
+    assert told(edge) == []
+    several = "; ".join(("query is what comes, and it reads features", "3 heads, and it reads 4", "5 coordinates, and it reads 8"))
+    assert told(replace(edge, kind=Kind.QUERY, heads=3, dim=5)) == [
+        (f"`state_features` does not fit `state`: {several}", ("memory", 1))
+    ]
+    assert told(edge, edge) == [("`state` reads one features, and `state_features`, `state_features` give it", ("memory", 1))]
+    message, where = told()[0]
+    assert (message.partition(",")[0], where) == ("a `state` memory sees features", ("memory", 1))
+
+
+@pytest.mark.parametrize(
+    ("head", "path", "advice"),
+    [
+        ({"memory": [WINDOW]}, None, ""),
+        ({"memory": [WINDOW, FULL], "flow": "parallel"}, None, ""),
+        ({"memory": [WINDOW, FULL]}, ("flow",), "nothing falls where every token sees all others; set `flow: parallel`"),
+        ({"memory": [FULL], "graph": ["pairs -> full"]}, ("graph",), "where every token sees all others; remove `graph`"),
+        (
+            {"memory": [WINDOW, FULL], "graph": ["pairs -> window", "pairs -> full"]},
+            ("graph",),
+            "remove `graph`, and set `flow: parallel`",
+        ),
+    ],
+)
+def test_where_every_token_sees_all_others(head: dict[str, Any], path: tuple[str, ...] | None, advice: str) -> None:
+    spec = load_spec({"compose": 1, "name": "x", "direction": "bidirectional", "head": head})
+    if path is None:
+        resolve(spec, SIZE)
+        return
+    with pytest.raises(GraphError) as caught:
+        resolve(spec, SIZE)
+    assert caught.value.path == ("head", *path)
+    assert str(caught.value).endswith(advice)
+
+
+def test_latents_alone_have_no_edge() -> None:
+    assert str(refused({"memory": [LATENTS], "graph": ["pairs -> latents"]})).endswith("no pairs; remove `graph`")

@@ -1,0 +1,67 @@
+"""What is told of a spec before anything is built is what would stop the build."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer.errors import GraphError
+from composer.spec.dimensions import Dimensions
+from composer.spec.document import Spec
+from composer.spec.loading import load_spec
+from composer.spec.problems import problems
+from composer.spec.resolve import resolve
+from tests.composer.graph.random_heads import HEADS, head_of
+
+SIZES = (
+    Dimensions(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0),
+    Dimensions(hidden_size=20, layers=1, heads=3, key_heads=3, head_dim=5, rope_theta=100.0),
+    Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=100.0),
+)
+
+
+def builds(spec: Spec, size: Dimensions) -> bool:
+    try:
+        resolve(spec, size)
+    except GraphError:
+        return False
+    return True
+
+
+@given(said=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
+@settings(max_examples=200)
+def test_problems_are_those_of_a_build(said: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
+    """On each source; and what no source could mend is not told of a head that stands on one."""
+    head = head_of(said)
+    if head is None:
+        return
+    spec = Spec(compose=1, name="x", head=head, direction=direction)
+    on = [builds(spec, size) for size in SIZES]
+    assert [not problems(spec, size) for size in SIZES] == on
+    assert not any(on) or not problems(spec, None)
+
+
+@pytest.mark.parametrize(
+    ("head", "trunk"),
+    [
+        ({"mix_input": {"kind": "rglru", "blocks": 3}, "memory": [{"kind": "latents", "size": 8}]}, {"width": 24, "heads": 4}),
+        (
+            {"feature_map": {"kind": "elu", "linear": True, "dim": 24}, "memory": [{"kind": "state", "gate": "from_key"}]},
+            {"width": 32, "heads": 4},
+        ),
+        (
+            {"feature_map": {"kind": "elu", "linear": True, "dim": 96, "skip": True}, "memory": ["state"]},
+            {"width": 192, "heads": 2},
+        ),
+    ],
+)
+def test_sizes_are_those_of_the_model(head: dict[str, Any], trunk: dict[str, int]) -> None:
+    spec = load_spec({"compose": 1, "name": "x", "trunk": {**trunk, "layers": 1, "vocabulary": 32}, "head": head})
+    assert not problems(spec, None)
+    assert resolve(spec)
+    wrong = load_spec({"compose": 1, "name": "x", "trunk": {"width": 20, "heads": 2, "layers": 1, "vocabulary": 32}, "head": head})
+    (problem,) = problems(wrong, None)
+    assert problem.path[:1] == ("head",)
