@@ -45,7 +45,7 @@ class StoredFile(Closed):
 
 
 class StoredSource(Closed):
-    """Where the weights come from. spec_hash: of the student that was the source, if it was one."""
+    """The source of the weights. spec_hash: of the source's spec, where it is itself a student."""
 
     family: str
     folder: str
@@ -90,13 +90,13 @@ class TrainedStage(Closed):
 
 
 class SavedByTransformers(Closed):
-    """A save of the model by transformers: what came before it, in its user's program, nobody has told."""
+    """A save of the model by transformers. What the user's program did with the model before that is not recorded."""
 
     after: str | None
     """SHA-256 of the record of the folder that the model was loaded from; None: it was built in memory."""
     tensors: int
     changed: int | None
-    """Tensors with other values than then; None where what some were can no longer be read."""
+    """Tensors whose values differ from those in that folder; None where some of those can no longer be read."""
     versions: dict[str, str]
 
 
@@ -123,7 +123,7 @@ class Record(Closed):
     """Parameters that nobody had trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
     saved: tuple[SavedByTransformers, ...] = Field(default=(), exclude_if=lambda saves: not saves)
-    """The saves by transformers since the build, each of a model that the one before was loaded as."""
+    """The saves by transformers since the build, in order: each saved a model that had been loaded from the one before."""
     versions: dict[str, str]
 
 
@@ -162,7 +162,7 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
 
 
 def stored_file(path: Path, how: How | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None) -> StoredFile:
-    """What the record says of a file that stands at ``path``. contents: its SHA-256, where it is known."""
+    """The record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
     shard, stat = read_shard(path), path.stat()
     return StoredFile(
         how=how,

@@ -1,4 +1,4 @@
-"""A tokenizer that is put beside weights that came from nothing."""
+"""A tokenizer to copy beside the weights of a model that is built from nothing."""
 
 from __future__ import annotations
 
