@@ -14,7 +14,7 @@ from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
 from composer.spec.loading import locate, variants_of
 from composer.spec.overrides import Overrides
-from composer.spec.problems import heads_said, problems
+from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.target import target_of
@@ -49,7 +49,7 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = (
                 error = together([(variant, error)], vary, told_apart=True)
             yield _wrong(source, error)
             continue
-        yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
+        yield SpecCheck(spec=source, ok=True, says=_heads_in_words(one), hash=resolved.hash if resolved else None, mistakes=())
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:
@@ -66,8 +66,8 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
         raise locate(error, spec) from error
 
 
-def _said(spec: Spec) -> str:
-    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_said(spec))
+def _heads_in_words(spec: Spec) -> str:
+    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_with_paths(spec))
 
 
 def _flow(head: HeadSpec) -> str:

@@ -1,4 +1,4 @@
-"""What a head may not be. Each rule looks at the graph, and says where the spec has it, why, and what to do instead."""
+"""Rules that refuse heads without a meaning. Each checks the graph; a problem has a place in the spec, a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING: Mapping[str, str] = {
     Kind.FEATURES: "a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
     Kind.PAIRS: "no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above",
 }
-"""What to do where nothing gives a node what it needs, by the kind of that."""
+"""The remedy where nothing gives a node one of its inputs, by the input's kind."""
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
@@ -34,13 +34,13 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path) -> HeadGraph:
 
 
 def problems_of(graph: HeadGraph) -> Iterator[Problem]:
-    """All that is wrong with it, and where in the head."""
+    """All problems of a graph, each with its place in the head."""
     for rule in (_parts, _both_ways, _ports, _reached, _projections, _falling, _read):
         yield from rule(graph)
 
 
 def _parts(graph: HeadGraph) -> Iterator[Problem]:
-    """What each part says of its sizes."""
+    """Each part accepts its sizes."""
     for node in graph.nodes.values():
         problem = node.part.problem(node.shape) if node.part and node.main else None
         if problem:
@@ -56,7 +56,7 @@ def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _ports(graph: HeadGraph) -> Iterator[Problem]:
-    """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
+    """Every edge joins ports of one kind and size; every required input has an edge, and several only where it takes many."""
     for node in graph.nodes.values():
         ports = {port.name: port for port in node.operation.reads}
         for edge in graph.into(node.name):
@@ -87,7 +87,7 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _reached(graph: HeadGraph) -> Iterator[Problem]:
-    """Whatever the spec names has an effect: all that it is there for leads to the head's output."""
+    """Every part that the spec names has an effect: a path leads from it to the head's output."""
     ahead = networkx.ancestors(graph.network, OUTPUT) | {OUTPUT}
     for node in graph.nodes.values():
         read = {edge.output for edge in graph.out_of(node.name) if edge.end in ahead}
@@ -96,7 +96,7 @@ def _reached(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _projections(graph: HeadGraph) -> Iterator[Problem]:
-    """Keys that a part projects itself are of the same states as those that it is given."""
+    """A part that projects keys itself does so from the same states as the keys of its input."""
     for edge in graph.out_of("hidden"):
         keys = any(port.kind is Kind.KEY and port.needed for port in graph.nodes[edge.end].operation.gives)
         if keys and graph.before_projections():
@@ -108,7 +108,7 @@ def _projections(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _falling(graph: HeadGraph) -> Iterator[Problem]:
-    """What falls out of each memory has somewhere to go, what is below it something to get, and they suit each other."""
+    """Pairs that fall out of a memory have somewhere to go, the memory below has a source, and the two fit each other."""
     memories = {node.name: memory for node, memory in graph.memories}
     fed = {edge.end: edge for edge in _pairs(graph.edges)}
     beside = [memory for name, memory in memories.items() if name not in fed or fed[name].output != FALLEN]
@@ -158,7 +158,7 @@ def _read(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
-    """Those that bring pairs to a memory."""
+    """The edges that bring pairs to a memory."""
     return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
 
 

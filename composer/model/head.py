@@ -17,7 +17,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
-from composer.graph.program import Around, Program
+from composer.graph.program import CallContext, Program
 
 
 class PartModule(nn.Module):
@@ -129,7 +129,7 @@ class Head(nn.Module):
             return hidden, {}
         program = self._program(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
-            return program.mix(self._modules, hidden, Around(tokens, state, self._place, in_place))
+            return program.mix(self._modules, hidden, CallContext(tokens, state, self._place, in_place))
 
     def forward(
         self,
@@ -153,8 +153,8 @@ class Head(nn.Module):
         if sinks is not None:
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
-            around = Around(tokens, state, self._place, in_place)
-            output, carried = program.run(self._modules, inputs, around, entering=value if entering else None)
+            context = CallContext(tokens, state, self._place, in_place)
+            output, carried = program.run(self._modules, inputs, context, entering=value if entering else None)
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_kind(output, value.dtype), carried
 

@@ -16,7 +16,7 @@ from blocks.operation import Kind, Port, Setting
 from blocks.part import Shown, State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
-from composer.graph.program import Around, Modules, Program, Step, Value
+from composer.graph.program import CallContext, Modules, Program, Step, Value
 from composer.model.head import Head, anatomy, without_autocast
 from converters.trunk import dtype_name
 
@@ -125,11 +125,11 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
             answers: dict[str, Tensor] = {}
             shown: dict[tuple[str, str], Shown] = {}
             carried: State = {}
-            around = Around(own.tokens, state, anatomy(head).place, in_place=False)
+            context = CallContext(own.tokens, state, anatomy(head).place, in_place=False)
             for step in program.after:
-                step.run(anatomy(head).parts, values, around, carried)
+                step.run(anatomy(head).parts, values, context, carried)
                 if not gradients:
-                    shown |= _shown_by(step, anatomy(head).parts, values, around)
+                    shown |= _shown_by(step, anatomy(head).parts, values, context)
                 for node, port in _given_by(step):
                     if port.kind is Kind.VALUE:
                         entering = values[node, port.name].detach().requires_grad_(gradients)
@@ -143,12 +143,12 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
             yield Piece(columns, own.tokens, values, entering, answers, shown, state)
 
 
-def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], around: Around) -> dict[tuple[str, str], Shown]:
+def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], context: CallContext) -> dict[tuple[str, str], Shown]:
     found: dict[tuple[str, str], Shown] = {}
     for one in step.covers:
         if one.node.part is not None and one.node.main:
             inputs = one.inputs(values) | {port: values[value] for port, value in one.inside if value in values}
-            shown = parts[one.node.module](one.node.part.shows, one.call(around), inputs)
+            shown = parts[one.node.module](one.node.part.shows, one.call(context), inputs)
             found |= {(one.node.name, name): what for name, what in shown.items()}
     return found
 

@@ -18,9 +18,9 @@ DEEPEST = 64
 LONGEST = 80
 """Characters of a value that a message shows."""
 SHORTEST = 3
-"""Characters of a word that a guess may begin with."""
+"""The fewest characters of a word that a guess may begin with."""
 GUESSES = 3
-"""Of a name among many."""
+"""The most guesses that a message makes of a name."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def dotted(path: Path) -> str:
 
 
 def at(place: Place | None, path: Path, message: str) -> Mistake:
-    """What is wrong there."""
+    """A mistake at a place."""
     where = dotted(path) or None
     return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
@@ -112,7 +112,7 @@ def brief(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
-    """`` did you mean "size"?`` with a semicolon before it, or nothing. most: so many guesses."""
+    """``; did you mean "size"?``, or nothing where no name is similar. most: the most guesses."""
     said, known = str(word)[:LONGEST], list(dict.fromkeys(known))
     begun = [one for one in known if len(said) >= SHORTEST and one.startswith(said)]
     near = (difflib.get_close_matches(said, known, n=most) or begun)[:most]
@@ -120,7 +120,7 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
 
 
 def near_and_all(word: object, known: Iterable[str], command: str, what: str = "all") -> str:
-    """What follows a name that is none of many: those that come near it, and the command that lists ``what``."""
+    """The end of a message about an unknown name: similar names, and the command that lists ``what``."""
     return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
 
 
