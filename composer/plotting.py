@@ -61,22 +61,22 @@ def colour(index: int) -> str:
 
 
 def line(index: int) -> Any:
-    """Beyond as many lines as there are colours, dashes tell them apart."""
+    """The style of a line: dashes tell lines apart where there are more of them than colours."""
     return LINES[index // len(COLOURS) % len(LINES)]
 
 
 def marker(index: int) -> str:
-    """Each of one colour's is another one, too."""
+    """The marker of a line. Lines with equal colours have different markers."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
 def titled(figure: Any, text: str) -> None:
-    """Says above all panels, from the left, what is seen."""
+    """Put a title above all panels, aligned on the left."""
     figure.suptitle(text, x=0.012, ha="left")
 
 
 def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
-    """One for all these panels, below them; what several of them have is said once."""
+    """A legend for all these panels, below them, with each label once."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if found:
         across = min(columns, len(found))

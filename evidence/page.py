@@ -65,7 +65,7 @@ def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
-            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_said(claim, kept)} |\n"
+            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_outcome(claim, kept)} |\n"
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
         for claim in claims:
@@ -95,7 +95,7 @@ def counted(groups: Iterable[str], kept: Kept) -> str:
     return f"{found.total()} claims: {', '.join(says)}"
 
 
-def _said(claim: Claim, kept: Kept) -> str:
+def _outcome(claim: Claim, kept: Kept) -> str:
     """The verdict, and how much of what was expected holds."""
     counting = [one for one in claim.expected if not one.beyond]
     holds = sum(state(one, kept) == "holds" for one in counting)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.ablation.table import cut, number, said, value_in_a_line
+from composer.ablation.table import cut, figure_text, number, value_in_a_line
 from composer.plotting import MAP, TEACHER, WIDTH, colour, marker, plotting, save, titled, within_shares
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
@@ -54,7 +54,7 @@ def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -
     found = [variant.figures.get(column.title) for variant in report.variants]
     means = [0.0 if one is None else one.mean for one in found]
     axis.barh(names, means, xerr=list(zip(*(_spread(column, one) for one in found), strict=True)), color=colour(0), alpha=0.8)
-    axis.bar_label(axis.containers[-1], [said(one) for one in found], padding=3, fontsize=8)
+    axis.bar_label(axis.containers[-1], [figure_text(one) for one in found], padding=3, fontsize=8)
     axis.set_title(_titled(column))
     axis.invert_yaxis()
     axis.margins(x=0.2)
@@ -125,7 +125,7 @@ def _grid(report: AblationReport, target: Path) -> bool:
             for row, figures in enumerate(found):
                 for cell, one in enumerate(figures):
                     ink = "white" if one is not None and image.norm(means[row, cell]) < 0.5 else "black"
-                    words = said(one) if roomy or one is None else number(one.mean)
+                    words = figure_text(one) if roomy or one is None else number(one.mean)
                     axis.text(cell, row, words, ha="center", va="center", color=ink, fontsize=8)
             axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=0 if roomy else 90)
             axis.set_yticks(range(len(first)), [_label(value) for value in first])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.spec.writing import said as value_in_a_line
+from composer.spec.writing import figure_text as value_in_a_line
 from composer.tables import markdown_table
 
 MISSING = "–"
@@ -67,14 +67,14 @@ def _on_teachers(report: AblationReport) -> list[str]:
 
 def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
     values = [cut(value_in_a_line(variant.values[path])) if path in variant.values else MISSING for path in paths]
-    return (variant.name, *values, *(said(variant.figures.get(column.title)) for column in columns))
+    return (variant.name, *values, *(figure_text(variant.figures.get(column.title)) for column in columns))
 
 
 def cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def said(figure: Figure | None) -> str:
+def figure_text(figure: Figure | None) -> str:
     if figure is None:
         return MISSING
     return number(figure.mean) + ("" if figure.spread is None else f" ± {number(figure.spread)}")

@@ -23,7 +23,7 @@ class Workload(NamedTuple):
     batch: int
 
     @property
-    def said(self) -> str:
+    def in_words(self) -> str:
         """In words: ``prefill 1,024 × 4``."""
         return f"{self.kind} {self.length:,}" + (f" × {self.batch:,}" if self.batch > 1 else "")
 

@@ -96,10 +96,10 @@ def _run(
     for one in opened if measured_apart else ():
 
         def heard(workload: Workload, label: str = one.label) -> None:
-            tell(f"memory of {label}, {workload.said}")
+            tell(f"memory of {label}, {workload.in_words}")
 
         peaks[one.label] = found = peaks_of(one.source.folder, options, trial, heard)
-        missing = [workload.said for workload in workloads if workload not in found]
+        missing = [workload.in_words for workload in workloads if workload not in found]
         if missing:
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
@@ -117,7 +117,7 @@ def _run(
         ) from error
     cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
-    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.said)):
+    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.in_words)):
         cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
     setting = BenchSetting(
         models=tuple(facts),

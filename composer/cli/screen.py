@@ -26,7 +26,7 @@ WIDTH = 80
 WIDEST = 120
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
-HEARD = 10.0
+PATIENCE = 10.0
 """Seconds that one of several processes waits for the others before it exits."""
 
 
@@ -125,7 +125,7 @@ def one_voice() -> Iterator[bool]:
         except ComposerError as error:
             if is_first():
                 typer.echo(str(error), err=True)
-            if not meet(HEARD) and not is_first():  # a mistake of this process alone
+            if not meet(PATIENCE) and not is_first():  # a mistake of this process alone
                 typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:

@@ -18,7 +18,7 @@ from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
@@ -100,7 +100,7 @@ def generate(
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
-            doubt(said)
+            warn_user(said)
         keep_tokens_alone(loaded)
         loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}

@@ -11,7 +11,7 @@ from composer.arguments import Reference, check_known, path_of, several
 from composer.data.loading import SHARE, check_references
 from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
-from composer.notices import doubt, inform
+from composer.notices import inform, warn_user
 from composer.numbers import check_count, check_range, check_seed
 from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.inherit import shown
@@ -99,7 +99,7 @@ def distil(
             merge=merge,
             watch=watch,
             tell=tell or inform,
-            warn=tell or doubt,
+            warn=tell or warn_user,
         )
         return run(student, _out(model, out, "distilled"), options, which=stage)
 
@@ -155,7 +155,7 @@ def train(
             strict=strict,
             watch=watch,
             tell=tell or inform,
-            warn=tell or doubt,
+            warn=tell or warn_user,
         )
         return run(student, _out(model, out, "trained"), options)
 

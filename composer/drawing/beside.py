@@ -36,12 +36,12 @@ def _marked(graphs: dict[Kind, HeadGraph], others: dict[Kind, HeadGraph]) -> dic
         alike = [other for (name, _), other in others.items() if name == kind[0]]
         if len(graphs) == len(others) == 1:
             alike = list(others.values())
-        known = set(_said(alike[0])) if alike else set()
-        found[kind] = frozenset(name for name, means in _said(graph) if (name, means) not in known)
+        known = set(_contents_of(alike[0])) if alike else set()
+        found[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
     return found
 
 
-def _said(graph: HeadGraph) -> Iterator[tuple[str, str]]:
+def _contents_of(graph: HeadGraph) -> Iterator[tuple[str, str]]:
     """Each part's node, with what it means and what it is fed, as text."""
     for node in graph.parts:
         fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))

@@ -130,7 +130,7 @@ def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
     lines.append(Text(fitted(title, WIDEST, TITLE, bold=True), TITLE, "title"))
     shown = {id(other.part) for other in graph.parts if other is not node}
     if node.part is not None and node.main:
-        details = [*details, *_said(node.part, shown)]
+        details = [*details, *_fields_in_words(node.part, shown)]
     lines += [Text(line, DETAIL, "detail") for line in lines_of(details, WIDEST, DETAIL)]
     if held:
         grows = isinstance(node.part, Memory) and node.part.grows
@@ -165,7 +165,7 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
     return (role if node.main else f"{role}, way out"), node.kind, details
 
 
-def _said(part: Part, shown: set[int]) -> Iterator[str]:
+def _fields_in_words(part: Part, shown: set[int]) -> Iterator[str]:
     """Its fields, in words: sizes always, others where they are not at their defaults. shown: parts with a box of their own."""
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
@@ -173,7 +173,7 @@ def _said(part: Part, shown: set[int]) -> Iterator[str]:
             continue
         if isinstance(value, Part):
             kind = getattr(value, "kind", "none")
-            inner = ", ".join(_said(value, shown))
+            inner = ", ".join(_fields_in_words(value, shown))
             if kind != "none":
                 yield f"{name} {kind}" + (f" ({inner})" if inner else "")
         elif (isinstance(value, int) and not isinstance(value, bool)) or value != field.get_default(call_default_factory=True):

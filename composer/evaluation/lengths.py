@@ -10,7 +10,7 @@ from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import CellKey
 from composer.evaluation.scoring import MORE, check_tokens, drawn
 from composer.evaluation.subjects import Subject
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.tasks.base import Sample
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
@@ -54,7 +54,7 @@ def impossible_cells(
             if said := hardly_written(f"the texts of {one.label}", tokens, unknown_token(subject.tokenizer)):
                 doubts.setdefault(said, []).append(subject.label)
     for said, labels in doubts.items():
-        doubt(f"{', '.join(labels)}: {said}")
+        warn_user(f"{', '.join(labels)}: {said}")
     return found, {key: samples for key, samples in made.items() if key not in found}
 
 

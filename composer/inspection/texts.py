@@ -8,7 +8,7 @@ from typing import Any
 
 from composer.errors import InspectionError
 from composer.inspection.options import InspectOptions
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.tasks.base import rng_of
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
@@ -56,7 +56,7 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
 
 def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
     if said := hardly_written(what, ids, unknown_token(tokenizer)):
-        doubt(said)
+        warn_user(said)
 
 
 def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
     named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}")
+    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_answers_in_words(found)}")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
@@ -80,7 +80,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     return DrawnFigure("answers", "Found or lost", says, figure, data)
 
 
-def _said(found: Findings) -> str:
+def _answers_in_words(found: Findings) -> str:
     said = [(found.model, found.answered), ("teacher", found.teacher_answered)]
     return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
 
