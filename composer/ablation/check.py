@@ -1,4 +1,4 @@
-"""Mistakes in the request, the data, the tasks and the models are found before the first step runs."""
+"""Checks the request, the data, the tasks and the models before the first step runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_request(request: Request) -> None:
 
 
 def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
-    """Reads the data and makes the tasks' samples as the steps that are not done yet will. Raises ComposerError."""
+    """Reads the data and makes the tasks' samples, for all steps that are not done yet. Raises ComposerError."""
     missing = {step.kind for chain in chains for step in chain.steps if found(step, folder) is None}
     variants = {chain.variant.name: chain.variant for chain in chains}.values()
     trunks = {variant.name: _trunk(variant, request) for variant in variants}

@@ -23,7 +23,7 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """What all variants share, as JSON holds it. Raises ComposerError where something of it cannot be read.
+    """The inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
 
     Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
     """

@@ -139,7 +139,7 @@ def _run(
 
 
 def device_name(device: str) -> str:
-    """What the GPU or the processor calls itself."""
+    """The name of the GPU or the processor."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     try:
@@ -170,7 +170,7 @@ def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Seq
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads of the CPU, and as many as before afterwards."""
+    """For the block, torch uses ``count`` threads of the CPU."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""One page with all pictures inside it: nothing else has to be there, or fetched, to read it."""
+"""One HTML page with all pictures in it, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shot:
 
 
 def page(found: Findings, shots: Sequence[Shot]) -> str:
-    """HTML."""
+    """The page as HTML."""
     title = f"Inside {found.model}"
     links = " ".join(f'<a href="#{escape(shot.name)}">{escape(shot.title)}</a>' for shot in shots)
     return "\n".join(
