@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.ablation.identity import asked_of
+from composer.ablation.identity import tasks_of
 from composer.ablation.plan import Chain, Request, Variant
 from composer.ablation.steps import found
 from composer.api import resolve_spec
@@ -65,7 +65,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
             both_sides(tokenizer, vocabulary, longest, Recipe(sequence=sequence, rows=rows), options)
     if "evaluate" in missing:
         for vocabulary in {trunk.vocabulary_size for trunk in trunks.values()}:
-            check_texts(tokenizer, vocabulary, asked_of(request), read_lengths(request.lengths))
+            check_texts(tokenizer, vocabulary, tasks_of(request), read_lengths(request.lengths))
 
 
 def _check_variant(variant: Variant, trunk: Trunk, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.spec.writing import figure_text as value_in_a_line
+from composer.spec.writing import said as value_in_a_line
 from composer.tables import markdown_table
 
 MISSING = "–"
