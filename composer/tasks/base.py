@@ -97,8 +97,7 @@ class Task(Closed, ABC):
 
 
 def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
-    """A sample of the prompt, a space, and ``said``, whose tokens are the answer. answers: the parts of ``said`` to score; None: it
-    all."""
+    """The prompt, a space, and ``said``, whose tokens are the answer. answers: the parts of ``said`` to score; None: all of it."""
     text = f"{prompt} {said}"
     ids, answer = writer.marked(text, [(len(prompt), len(text))])
     return Sample(ids, answer, text, prompt, answers or (said,), depth)
