@@ -88,7 +88,7 @@ def select(
     if not several(held_out) and not share:
         raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
     loaded, folder = load_spec(spec, overrides), Path(out).expanduser()
-    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
+    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that take seconds
     check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
