@@ -1,4 +1,4 @@
-"""What the command line does, as functions. ``import composer`` brings them to the front."""
+"""The functions behind the command line, which ``import composer`` exports."""
 
 from __future__ import annotations
 

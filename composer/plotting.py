@@ -13,7 +13,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 """Okabe and Ito's, which all eyes tell apart, without their yellow, which is hardly seen on white."""
 TEACHER, STUDENT, MARK, FAINT = "#000000", COLOURS[0], COLOURS[5], "#767676"
 MAP = "cividis"
-"""Of maps: from dark to light for all eyes."""
+"""The colour map of heat maps: from dark to light, for all eyes."""
 MARKERS = "os^Dv*P"
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 WIDTH = 8.8
@@ -123,7 +123,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
 
 
 def within_shares(mean: float, spread: float) -> tuple[float, float]:
-    """How far a spread goes down and up from a share, which is neither below 0 nor above 1."""
+    """The lengths of the error bar of a share, down and up, which ends at 0 and at 1."""
     return max(0.0, min(spread, mean)), max(0.0, min(spread, 1 - mean))
 
 

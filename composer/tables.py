@@ -42,7 +42,7 @@ class Table(NamedTuple):
 
 
 class View(NamedTuple):
-    """What people see of an object: a title, tables, text as it stands, and notes below."""
+    """The view of an object for people: a title, tables, verbatim text, and notes below."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -67,7 +67,7 @@ class Readable:
     """An object that shows itself to people: as text wherever it is printed, as HTML in a notebook."""
 
     def view(self) -> View:
-        """What is shown."""
+        """The view to show."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, most: int) -> Any:
-    """What a JSON file holds. Raises OSError and ValueError."""
+    """The contents of a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path, most))
 
 

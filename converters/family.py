@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: a table of names, the names it drops, and a reading of its config."""
+"""A family of checkpoints: a table of names, the names that are passed over, and a function that reads its config."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def read_dtype(config: Mapping[str, object]) -> Dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+    """The sizes that every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
 
     ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. ``labels`` is the number of classes
     of a classifier.

@@ -41,7 +41,7 @@ def tables(report: BenchReport) -> Iterator[Table]:
 
 
 def remarks(report: BenchReport) -> list[str]:
-    """What the tables do not say."""
+    """Remarks below the tables."""
     setting = report.setting
     said = []
     if len(setting.models) > 1:

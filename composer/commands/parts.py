@@ -32,7 +32,7 @@ class PartFacts(Readable, Closed):
 
 
 class PartsReport(Readable, Closed):
-    """Parts that were asked for."""
+    """The named parts, or all."""
 
     parts: tuple[PartFacts, ...]
 

@@ -128,7 +128,7 @@ class CheckReport(Readable, Closed):
         )
 
     def summary(self) -> tuple[str, ...]:
-        """What is not in the rows."""
+        """Remarks below the rows: the mistakes, or that specs were checked without a source."""
         wrong = sum(not answer.ok for answer in self.answers)
         if wrong:
             return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
@@ -181,7 +181,7 @@ class SpecDifferences(Readable, Closed):
         return tuple((*_where(row), f"{said(row.first)} → {said(row.second)}") for row in self.differences)
 
     def summary(self) -> tuple[str, ...]:
-        """What is not in the rows."""
+        """Remarks below the rows: how the specs were compared, or that they mean the same."""
         if self.differences:
             alone = self.on is None and self.hashes is None
             return ("Compared head by head, as for any source; layer by layer: --from SOURCE",) if alone else ()

@@ -22,7 +22,7 @@ class TaskFacts(Closed):
 
 
 class TasksReport(Readable, Closed):
-    """Tasks that were asked for."""
+    """The named tasks, or all."""
 
     tasks: tuple[TaskFacts, ...]
 

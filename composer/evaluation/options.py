@@ -1,4 +1,4 @@
-"""How an evaluation is run."""
+"""The options of an evaluation, and its progress."""
 
 from __future__ import annotations
 

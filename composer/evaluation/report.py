@@ -82,7 +82,7 @@ class EvaluationCell(Closed):
     length: int
     scored: Scored
     mean: float | None
-    """Of the samples' scores, each sample counting the same. None where the cell failed."""
+    """The mean of the samples' scores, each sample counting the same. None where the cell failed."""
     standard_error: float | None
     """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
     to. None for a single sample."""

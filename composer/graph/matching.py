@@ -1,4 +1,4 @@
-"""Where the patterns of the catalogue lie in a head's graph."""
+"""Finds the patterns of the catalogue in a head's graph."""
 
 from __future__ import annotations
 

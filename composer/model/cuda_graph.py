@@ -124,7 +124,7 @@ class Recorder:
             self._settle()
 
     def _hold(self) -> None:
-        """Copy the cache's state into the tensors of the recorded step, where somebody has put other tensors into the cache."""
+        """Copy the cache's state into the tensors of the recorded step, where the cache has got other tensors meanwhile."""
         for layer, fixed in enumerate(self._fixed):
             held = self.cache.state(layer)
             for name, tensor in fixed.items():

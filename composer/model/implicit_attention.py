@@ -1,4 +1,4 @@
-"""What a head attends to: the weight of every token in its answers to chosen queries, whatever its memories are.
+"""Implicit attention: the weight of every token in a head's answers to chosen queries, for any memories.
 
 A memory's answer is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
 coordinate of the answer by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
@@ -49,7 +49,7 @@ class ImplicitAttention:
         return ImplicitAttention(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
 
     def weights(self) -> dict[str, Tensor]:
-        """Of each memory, the weights in the head's answer: B Q H T."""
+        """For each memory, the weights in the head's answer: B Q H T."""
         return {name: own * self.parts[name][..., None] for name, own in self.own.items()}
 
     def total(self) -> Tensor:
@@ -57,7 +57,7 @@ class ImplicitAttention:
         return torch.stack(list(self.weights().values())).sum(0)
 
     def shares(self) -> dict[str, Tensor]:
-        """Of each memory, its share of the head's weight, B Q H: they add up to 1, and are 0 where nothing has any.
+        """For each memory, its share of the head's weight, B Q H. Shares add up to 1, or are all 0 where there is no weight.
 
         Raw weights may be negative, so absolute values are added up. Values that belong to memories have no share. Where the model
         has attention sinks, `sinks` has the rest.

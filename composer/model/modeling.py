@@ -27,7 +27,7 @@ from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
 
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
-"""What transformers' own loops pass to every causal model."""
+"""Arguments that transformers' own loops pass to every causal model."""
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -66,7 +66,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
                 keeper.saved(self, Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-        """What transformers uploads to the Hub includes the record."""
+        """As transformers has it; the record is uploaded, too."""
         for keeper in KEEPERS:
             keeper.saved(self, Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)

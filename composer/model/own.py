@@ -72,7 +72,7 @@ class DecoderLayer(GradientCheckpointingLayer):
 
 
 class Pretrained(PreTrainedModel):
-    """What transformers asks of a family."""
+    """The class attributes that transformers wants of a family."""
 
     config: ComposedConfig
     config_class = ComposedConfig

@@ -56,7 +56,7 @@ class Selection(Readable, Closed):
     @computed_field
     @property
     def rules(self) -> list[dict[str, Any]]:
-        """What stands below ``layers:`` of the spec."""
+        """The rules under ``layers:`` of the spec."""
         return self.document["layers"]
 
     def view(self) -> View:

@@ -54,7 +54,7 @@ class GroupCost(Closed):
 
 
 class Explanation(Readable, Closed):
-    """The whole model at one sequence length. on: what it is resolved on, in words, where somebody has said."""
+    """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
 
     name: str
     on: str | None

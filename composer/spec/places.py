@@ -51,7 +51,7 @@ class SpecNode:
         return self.place or self.key
 
     def child(self, step: str | int) -> SpecNode | None:
-        """What stands under a key or an index, or None."""
+        """The value under a key or an index, or None."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
         if isinstance(self.value, tuple) and isinstance(step, int) and -len(self.value) <= step < len(self.value):
@@ -60,7 +60,7 @@ class SpecNode:
 
 
 class Places:
-    """Where each path of a spec was said. Any two are equal: a spec is what it says, not where."""
+    """The place of each path of a spec. Any two are equal, so that specs are compared by their values alone."""
 
     def __init__(self, root: SpecNode | None = None) -> None:
         self.root = root
@@ -125,7 +125,7 @@ def near_and_all(word: object, known: Iterable[str], command: str, what: str = "
 
 
 def problem_of(details: Mapping[str, Any]) -> str:
-    """What pydantic says of a value, in the words of this project's own messages. details: one of ``ValidationError.errors()``."""
+    """pydantic's message on a value, in the words of this project's messages. details: one of ``ValidationError.errors()``."""
     return str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 

@@ -25,7 +25,7 @@ from converters.bounded import read_bytes, reason
 FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 VERSION = re.compile(r"""(?:^|[{,])[ \t]*["']?compose["']?[ \t]*:""", re.MULTILINE)
-"""What every spec says, however broken the rest of it is."""
+"""The key that every spec has, even one that is otherwise damaged."""
 UNLIKE = re.compile("[\t\ufeff?]|[|>][-+0-9]*#")
 """Characters for which libyaml is more lenient than PyYAML, or counts other columns."""
 LARGEST = 2**63

@@ -166,6 +166,6 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
 
 
 def _resolved(source: Source) -> Resolved:
-    """Its own heads, or softmax attention for a source that has no record."""
+    """The heads of a built model, or softmax attention for a source without a record."""
     record = record_of(source)
     return record.resolved if record is not None else resolve_spec("softmax", dimensions(source.trunk))

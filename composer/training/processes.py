@@ -182,7 +182,7 @@ def by_first(act: Callable[[], Answer]) -> Answer:
     if is_first():
         try:
             said = [(act(), None)]
-        except Exception as error:  # whatever it is, the others must not wait for ever
+        except Exception as error:  # of any class, as the other processes wait for this one
             said = [(None, error)]
     distributed.broadcast_object_list(said, src=0)
     answer, error = said[0]
@@ -197,7 +197,7 @@ def by_all(act: Callable[[], Answer]) -> list[Answer]:
         return [act()]
     try:
         own = (act(), None)
-    except Exception as error:  # whatever it is, the others must not wait for ever
+    except Exception as error:  # of any class, as the other processes wait for this one
         own = (None, error)
     said: list[Any] = [None] * count()
     distributed.all_gather_object(said, own)

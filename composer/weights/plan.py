@@ -87,7 +87,7 @@ class Plan(Closed):
     """Covers both sides: every parameter of the student, by its canonical name, and every tensor of the source."""
 
     dtype: Dtype
-    """What the model computes in, and the type of fresh parameters, those that are precise excepted."""
+    """The dtype that the model computes in, and that of fresh parameters, precise ones excepted."""
     parameters: dict[str, Annotated[Inherited | GivenParameter | FreshParameter, Field(discriminator="kind")]]
     dropped: dict[str, Dropped]
     shards: tuple[ShardPlan, ...]

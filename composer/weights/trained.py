@@ -1,4 +1,4 @@
-"""A trained model as a folder: files without changes are linked, the others are written."""
+"""Writes a trained model as a folder: files without changes are linked, all other files are written."""
 
 from __future__ import annotations
 

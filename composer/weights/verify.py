@@ -120,7 +120,7 @@ def _config(folder: Path, record: Record) -> Check:
     if described.trunk.labels is not None:
         written = config_dict(described.trunk, record.resolved, described.trunk.dtype)
         different += [key for key in ("id2label", "label2id") if config.get(key, written[key]) != written[key]]
-    # A file that is as the build wrote it holds nothing that somebody added.
+    # A file that is as the build wrote it has no keys that were added later.
     if described.config_sha256 != (record.documents or {}).get(CONFIG):
         different += described.notes
     if different:

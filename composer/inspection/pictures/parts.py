@@ -1,4 +1,4 @@
-"""What parts show of themselves, and how like the teacher each layer is."""
+"""Pictures of the numbers that parts show of themselves, and of the likeness of each layer to the teacher's."""
 
 from __future__ import annotations
 
