@@ -1,4 +1,4 @@
-"""What flows along the edges of a head: tokens of a call, pairs on their way down, partial attentions on their way out."""
+"""The values on the edges of a head: tokens of a call, pairs that fall through memories, partial attentions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokens:
     segment: which document of the row each token belongs to, not decreasing; 0 continues the state that was handed in, so a
         document that starts at the first token has 1. None: all tokens continue it.
     valid: which tokens are real. None: all of them.
-    tables: what follows from the tokens alone and several layers ask for, once somebody has computed it.
+    tables: a cache of values that depend on the tokens alone, and that several layers need.
     """
 
     position: Int[Tensor, "B T"]
@@ -38,7 +38,7 @@ class Tokens:
         return Tokens(self.position[:, columns], segment, None if valid is None else valid[:, columns])
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        """What follows from the tokens alone, computed for the first who asks."""
+        """A value of ``tables``, which is computed at its first use."""
         if key not in self.tables:
             self.tables[key] = compute()
         return self.tables[key]
@@ -64,7 +64,7 @@ class Tokens:
         return last * self.valid.any(1, keepdim=True)
 
     def next_position(self) -> Int[Tensor, "B 1"]:
-        """Where the token after the last real one of each row will stand."""
+        """The position of the token after the last real one of each row."""
         if self.valid is None:
             return self.position[:, -1:] + 1
         count = self.valid.sum(1, keepdim=True)
@@ -80,13 +80,13 @@ class Tokens:
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
 
-    key: turned by ``by`` at its position (None: not at all). convolved: the key as the feature maps see it, not turned, with its
-    own number of heads (it is the key itself, turned or not, where the head has no convolution). position: place in the document,
-    -1 where there is no pair; with heads where each query head has pairs of its own.
+    key: turned by ``by`` at its position (None: not at all). convolved: the key for feature maps, not turned, with its own number
+    of heads (the key itself, turned or not, where the head has no convolution). position: place in the document, -1 where there is
+    no pair; with heads where each query head has pairs of its own.
     arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
     share their column.
-    numbers: what travels with the pairs beside key and value (rates, errors), by name. of: the tokens of the call, where the
-    pairs are theirs and have not been in a memory. looked: somebody has looked, and each is a pair.
+    numbers: further numbers of each pair (rates, errors), by name. of: the tokens of the call, for pairs of these tokens that have
+    not been in a memory. looked: all entries have been checked to be pairs.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -107,7 +107,7 @@ class Pairs:
         return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
 
     def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:
-        """The keys that a feature map is given where ``by`` turns them first."""
+        """The keys that enter a feature map, turned by ``by``."""
         return self.turned(by) if self.convolved is self.key else self._at(by, self.convolved)
 
     def kept(self, by: Position) -> Pairs:
@@ -124,18 +124,18 @@ class Pairs:
 
     @property
     def every_one(self) -> bool:
-        """Each is a pair: somebody has looked, or nobody needs to, as they are a call's own, and it has no padding."""
+        """Whether every entry is known to be a pair: it has been checked, or they are the call's own and no token is padding."""
         return self.looked or (self.of is not None and self.of.valid is None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
-        """The same change made to all that the pairs are; the arrival is left out."""
+        """The pairs with the same change made to all of their tensors; the arrival is left out."""
         key = change(self.key)
         convolved = key if self.convolved is self.key else change(self.convolved)
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
         return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
 
     def joined(self, later: Pairs) -> Pairs:
-        """These, and behind them those; of the numbers that these have, 0 where those have none."""
+        """These pairs, and ``later`` behind them. Numbers that ``later`` lacks are 0 there."""
 
         def join(these: Tensor, those: Tensor | None) -> Tensor:
             if those is None:
@@ -152,10 +152,9 @@ class Pairs:
 
 @dataclass(slots=True)
 class Features:
-    """Pairs as a feature map sees them: features of the keys (N heads, or fewer that are shared), values, and where one is (None:
-    everywhere).
+    """Mapped pairs: features of the keys (N heads, or fewer that are shared), values, and which entries are pairs (None: all).
 
-    arrival, together: as in ``Pairs``. rate: how strongly each pair is written, for the memories that ask.
+    arrival, together: as in ``Pairs``. rate: how strongly each pair is written, for memories that need it.
     """
 
     key: Float[Tensor, "B E N F"]
@@ -184,8 +183,8 @@ class Features:
 
 @dataclass(slots=True)
 class Mapped:
-    """What a feature map makes of the tokens' queries, and how it sees the keys of pairs: features, of length 1 where the memory
-    wants them so, or their logarithms."""
+    """The features of the tokens' queries, and the function from the keys of pairs to features: of length 1 where the memory wants
+    that, or their logarithms."""
 
     query: Float[Tensor, "B T H F"]
     key: Callable[[Pairs], Float[Tensor, "B E N F"]]
@@ -196,7 +195,7 @@ class Mapped:
 class Partial:
     """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
 
-    lse: -inf where the memory is empty (the output is 0 there); None where nobody asks for it, or where the output is a raw
+    lse: -inf where the memory is empty (the output is 0 there); None where no read needs it, or where the output is a raw
         numerator without a mass, which has no bound and stays in the accumulating dtype.
     logit: the memory's own weight in the head's read, before any sigmoid: one a head, or one a token and head. None: none.
     maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
@@ -209,7 +208,7 @@ class Partial:
 
 
 def may_look(numbers: Tensor) -> bool:
-    """Whether Python may look at numbers for nothing: no device has to be waited for, and no compiler would have to."""
+    """Whether Python may read numbers at no cost: without waiting for a device, and outside of a compiler's graph."""
     return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -224,7 +223,7 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
 
 
 def as_kind(states: Tensor, kind: torch.dtype) -> Tensor:
-    """The states in a dtype. Tensors that are in it are not asked: their own answer takes longer than the question."""
+    """The states in a dtype. Where they have it already, ``to`` is not called, which takes longer than the comparison."""
     return states if states.dtype == kind else states.to(kind)
 
 
@@ -242,7 +241,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
 
 @functools.lru_cache
 def _number(number: float, kind: torch.dtype) -> Tensor:
-    # Whoever asks first may do so where tensors are of another kind.
+    # The first call may be in inference mode, and later ones not.
     with torch.inference_mode(mode=False):
         return torch.tensor(number, dtype=kind, device="cpu")
 
@@ -258,7 +257,7 @@ def affine(
 
 
 def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
-    """Values, and behind them the ones that the mass is summed of."""
+    """Values with a one behind each, whose sum is the mass."""
     return torch.nn.functional.pad(value, (0, 1), value=1.0)
 
 
@@ -269,7 +268,7 @@ def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped
 
 
 def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
-    """Where each row's entries stand when the rows, of so many entries each, follow one another."""
+    """The indices of each row's entries in all rows laid end to end, of ``entries`` each."""
     return index + entries * torch.arange(index.shape[0], device=index.device)[:, None]
 
 

@@ -1,8 +1,8 @@
-"""What a part does in a head: the ports that it reads and gives, and the forms that compute it.
+"""The operation of a part in a head: its input and output ports, and the forms that compute it.
 
-A head is a graph of operations. An edge joins a port that gives to a port that reads, both of one kind. A form is one way to
-compute an operation on one backend; it says of itself what it is, and where it does not fit. Forms of one operation give the same,
-up to rounding: the reference is the definition, and all others are held to it.
+A head is a graph of operations. An edge joins an output port to an input port of the same kind. A form is one way to compute an
+operation on one backend; it has a description, and says in which settings it does not fit. Forms of one operation give the same, up
+to rounding: the reference is the definition, and tests compare all others with it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from blocks.positions import Position
 
 EVERY = "every"
-"""The backend of a form that is the only one: it computes its operation on all of them."""
+"""The backend of an operation's only form, which computes it on all backends."""
 FALLEN = "fallen"
-"""The port of a memory that gives the pairs that it evicts."""
+"""The output port of a memory for the pairs that it evicts."""
 REFERENCE, TORCH, FLA, TRITON = "reference", "torch", "fla", "triton"
 
 
 class Kind(StrEnum):
-    """What flows along an edge, and what it is in Python: a tensor, or a type of ``blocks.flow``."""
+    """The kind of the values on an edge, each with its type in Python: a tensor, or a type of ``blocks.flow``."""
 
     HIDDEN = "hidden"
     """B T C."""
@@ -38,11 +38,11 @@ class Kind(StrEnum):
     VALUE = "value"
     """B T K D."""
     NUMBERS = "numbers"
-    """B T n: what travels with the pairs beside key and value."""
+    """B T n: numbers of each pair, beside key and value."""
     PAIRS = "pairs"
     """``Pairs``: those that enter, or those that a memory evicts."""
     FEATURES = "features"
-    """``Mapped``: the queries' features, and how keys are mapped."""
+    """``Mapped``: the queries' features, and the map of keys."""
     DECAY = "decay"
     """log α, B T N or B T N F; None where nothing decays."""
     WEIGHT = "weight"
@@ -50,18 +50,18 @@ class Kind(StrEnum):
     PARTIAL = "partial"
     """``Partial``."""
     SINKS = "sinks"
-    """H: of each head, a logit that nothing stands behind."""
+    """H: for each head, the logit of an attention sink, which has no value."""
     OUTPUT = "output"
     """B T H D."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of an operation. name: of the argument, or of what is given.
+    """One input or output of an operation. name: of the argument, or of the output.
 
-    heads, dim: the sizes of what flows; None on an input that takes any. many: an input that takes several edges, as a mapping
-    by their labels. needed: whether an input must be wired, and an output be read if the part is to have an effect. per_token:
-    whether each token has its own, or all have the same.
+    heads, dim: the sizes of the values; None on an input that takes any. many: an input that takes several edges, as a mapping
+    by their labels. needed: whether an input must have an edge, and whether an output must be read for the part to have an effect.
+    per_token: whether each token has a value of its own, or all have the same.
     """
 
     name: str
@@ -75,13 +75,12 @@ class Port:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how an operation is to run: what a form may have to refuse.
+    """The setting in which an operation runs, by which a form may have to refuse.
 
-    one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they
-    are asked for. every_pair: of a memory, that it sees each token's pair as it comes; sifted: that one above it keeps some tokens'
-    pairs for good; one_pair: that at most one pair falls into it at a token. mass_asked, maximum_asked: that a read asks
-    for its lse, or for its largest logit. capped: that the model around it caps its logits. shape: the sizes that the operation
-    works on.
+    one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they are
+    needed. shape: the sizes of the operation. Of a memory, every_pair: it sees each token's pair as it comes; sifted: a memory
+    above it keeps some tokens' pairs for good; one_pair: at most one pair falls into it at a token; mass_asked, maximum_asked: a
+    read needs its lse, or its largest logit; capped: the model caps its logits.
     """
 
     device: str = "cpu"
@@ -105,7 +104,7 @@ def unbroken(setting: Setting) -> str | None:
 
 
 def one_pair_at_most(setting: Setting) -> str | None:
-    """The ``fits`` of a form that takes the pairs one a token."""
+    """The ``fits`` of a form that takes at most one pair a token."""
     return None if setting.one_pair else "several pairs may fall in at a token"
 
 
@@ -115,12 +114,12 @@ def anywhere(setting: Setting) -> str | None:
 
 
 def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """The ``where`` of a pattern that no option keeps away."""
+    """The ``where`` of a pattern that lies there with any options."""
     return True
 
 
 def nothing_missing() -> str | None:
-    """The ``missing`` of a form that takes nothing but PyTorch."""
+    """The ``missing`` of a form that needs nothing but PyTorch."""
     return None
 
 
@@ -128,13 +127,15 @@ def nothing_missing() -> str | None:
 class Form:
     """One way to compute an operation.
 
-    says: what it does, in words. run: called with the part's parameters, the ``Call`` and the inputs by name; it returns what the
-    operation gives, in the order of its ports, and the new state. fits: the reason why it cannot run in a setting, or None.
-    decode: it is for calls of one token, and nobody looks at it for others. missing: what it takes and is not installed, in words
-    that say what to do, or None. refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; the form
-    that would have been taken without it answers then. picks: of one of PyTorch's, the kernels that are picked for it on a GPU by
-    itself, which are those that are wanted there. by_rank: of a recurrence that calls another kernel for each rank of decay (none,
-    head, channel), what it says in place of ``says`` where the rank is known.
+    - says: its description, in words.
+    - run: called with the part's parameters, the ``Call`` and the inputs by name; returns the operation's outputs, in the order of
+      its ports, and the new state.
+    - fits: the reason why it cannot run in a setting, or None.
+    - decode: it is only for calls of one token.
+    - missing: a message on the packages that it needs and that are not installed, or None.
+    - refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs.
+    - picks: for a form of PyTorch, the kernels that PyTorch picks for it on a GPU, which are the wanted ones there.
+    - by_rank: for a recurrence with another kernel for each rank of decay (none, head, channel), the descriptions by rank.
     """
 
     backend: str
@@ -150,7 +151,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Operation:
-    """Ports, forms, and the tensors that are handed from call to call, for one batch row."""
+    """Ports, forms, and the tensors of the state, for one batch row."""
 
     reads: tuple[Port, ...]
     gives: tuple[Port, ...]
@@ -160,9 +161,9 @@ class Operation:
 
 @dataclass(slots=True)
 class Call:
-    """What an operation knows beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the first of
-    its heads in it. in_place: nobody else holds the state, so it may be written over. mass_asked: of a memory, that a read asks for
-    its lse. turned: the queries of this call of the head, turned, by how; several operations ask for the same.
+    """The arguments of an operation beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the
+    first of its heads in it. in_place: the state may be written over. mass_asked: a read needs this memory's lse. turned: a cache
+    of the call's turned queries, by position, as several operations need the same.
     """
 
     tokens: Tokens
@@ -174,7 +175,7 @@ class Call:
     turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
-        """The head's queries as they stand at the tokens; convolved ones are others."""
+        """The queries, turned by ``by`` at the positions of the tokens; cached, as several operations turn the same ones."""
         base = by.base
         last = self.turned.get(base)
         if last is None or last[0] is not query:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Path = tuple[str | int, ...]
 Problem = tuple[str, Path]
-"""What is wrong, with what to do, in words for a user, and the field that says so."""
+"""A message for a user, with the problem and the remedy, and the path of the field."""
 Word = TypeVar("Word", bound=str)
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
@@ -38,7 +38,7 @@ class Closed(BaseModel):
 
 
 class FieldError(ValueError):
-    """Fields of a schema that do not go together. path: the one of them that the message is about."""
+    """Fields of a schema contradict each other. path: of the field that the message is about."""
 
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
@@ -52,12 +52,12 @@ def _whole(value: Any) -> Any:
 
 
 Whole = BeforeValidator(_whole)
-"""For numbers in a ``Literal``, which by itself takes what equals them: true and 1.0 for 1."""
+"""For numbers in a ``Literal``, which otherwise accepts all values that equal them: true and 1.0 for 1."""
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """A parameter that no checkpoint brings: its shape, and how to fill it in place with a generator of the seed.
+    """A parameter that is in no checkpoint: its shape, and a function that fills it in place from a seeded generator.
 
     precise: an error in it grows with the number of tokens, as in a frequency or in the logarithm of a decay. It is float32 where
     the rest of the model is narrower, in memory and in files.
@@ -87,9 +87,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Shown:
-    """Something that a part shows of itself: numbers, what their axes are, and what they say.
+    """Numbers that a part shows of itself, the names of their axes, and their meaning.
 
-    Where the first axis is "token", the batch rows come before it; where it is not, the numbers follow from the parameters alone.
+    Where the first axis is "token", the batch rows come before it; otherwise the numbers depend on the parameters alone.
     """
 
     numbers: torch.Tensor
@@ -104,21 +104,21 @@ class Part(Closed):
     equation: ClassVar[str]
     source: ClassVar[str]
     incidental: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a trained parameter does not know of, as how it starts or how many pairs are held: where nothing else changes, a
-    model that is built anew keeps its values."""
+    """Fields that trained parameters do not depend on, such as their initialisation or the number of pairs. Where only these
+    change, a model that is built anew keeps its values."""
     unread: ClassVar[str] = "nothing in this head reads what it gives; remove it"
-    """What to do in a head where nothing reads what the part is there for."""
+    """The message for a head in which nothing reads the part's output."""
 
     def operation(self, shape: Shape) -> Operation:
-        """What the part does in a head of this shape."""
+        """The part's operation in a head of this shape."""
         raise NotImplementedError
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Why it cannot mean anything in such a head, whatever its sizes; None where it can."""
+        """Why the part means nothing in such a head, whatever the sizes; None where it means something."""
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
-        """Why it cannot stand on these sizes; None where it can."""
+        """Why the part cannot have these sizes; None where it can."""
         return None
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -126,15 +126,15 @@ class Part(Closed):
         return {}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """The tensors that are handed from call to call, by name, for one batch row."""
+        """The tensors of the state, which go from call to call, by name, for one batch row."""
         return {}
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """Values of some of its parameters by what a teacher attends to, in place of their start; empty: it keeps that."""
+        """First values for some of the parameters, computed from a teacher's attention; empty where all keep their own."""
         return {}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
-        """What it can show of itself on these inputs, by name, beside what it gives: for people who look into a model."""
+        """Numbers to show people on these inputs, by name, beside the part's outputs: ``compose inspect`` draws them."""
         return {}
 
     def flops(self, shape: Shape, tokens: int) -> int:
@@ -152,7 +152,7 @@ def bare(value: Any) -> Any:
 
 
 def in_order(inputs: tuple[Word, ...], known: Iterable[str]) -> tuple[Word, ...]:
-    """Names of a list that a user may write in any order, as ``known`` has them. Raises ValueError where one stands twice."""
+    """The names of a user's list in the order of ``known``. Raises ValueError where a name stands twice."""
     if len(set(inputs)) < len(inputs):
         raise ValueError("names an input twice")
     return tuple(sorted(inputs, key=list(known).index))

@@ -11,7 +11,7 @@ SPAN = 512
 
 @dataclass(frozen=True)
 class Stretches:
-    """Tokens of one document each. count: stretches of each document, which follow one another."""
+    """Stretches of tokens, each within one document. count: the number of stretches of each document, which follow one another."""
 
     begins: Int[Tensor, " P"]
     ends: Int[Tensor, " P"]
@@ -20,7 +20,7 @@ class Stretches:
 
     @staticmethod
     def of(bounds: Int[Tensor, " b"]) -> Stretches:
-        """bounds: where each document begins, and where the last ends. Of at most ``SPAN`` tokens each."""
+        """Stretches of at most ``SPAN`` tokens. bounds: the beginning of each document, and the end of the last."""
         lengths = bounds.diff()
         count = (lengths + SPAN - 1) // SPAN
         document = torch.repeat_interleave(count)
@@ -30,5 +30,5 @@ class Stretches:
         return Stretches(begins.to(torch.int32), ends.to(torch.int32), document.to(torch.int32), count)
 
     def joined(self, brought: Tensor, how: str = "sum") -> Tensor:
-        """Of each document, what its stretches bring."""
+        """For each document, the reduction ``how`` of the values of its stretches."""
         return torch.segment_reduce(brought, how, lengths=self.count, axis=0, unsafe=True)

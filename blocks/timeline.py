@@ -1,8 +1,7 @@
 """Pairs that fall several at a token, laid out one after the other, so that every recurrence can take them one by one.
 
-A row's tokens and pairs become columns of one line: the pairs that fall at a token stand before it, in their order. What passes
-with time (decay, a new document) happens at the first column of each such group; a pair's column asks nothing, and a token's
-column brings no pair.
+A row's tokens and pairs become columns of one line: the pairs that fall at a token stand before it, in their order. Decay and new
+documents apply at the first column of each such group; a pair's column has no query, and a token's column no pair.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from blocks.legend import Bool, Int, Shaped, Tensor, torch
 
 @dataclass(frozen=True)
 class Timeline:
-    """The line of M = T + E columns: where each token and each pair stands, and what they are as tokens."""
+    """The line of M = T + E columns: the column of each token and of each pair, and the line's own ``Tokens``."""
 
     tokens: Tokens
     token_column: Int[Tensor, "B T"]
@@ -27,11 +26,11 @@ class Timeline:
     arrival: Int[Tensor, "B E"]
 
     def of_tokens(self, states: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
-        """What the tokens bring, 0 in the columns of pairs."""
+        """The states in the columns of the tokens, and 0 in those of pairs."""
         return _spread(states, self.token_column, self._columns)
 
     def of_pairs(self, states: Shaped[Tensor, "B E ..."]) -> Shaped[Tensor, "B M ..."]:
-        """What the pairs bring, 0 in the columns of tokens."""
+        """The states in the columns of the pairs, and 0 in those of tokens."""
         return _spread(states, self.pair_column, self._columns)
 
     def of_time(self, log_decay: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
@@ -51,7 +50,7 @@ class Timeline:
 
 
 def timeline(tokens: Tokens, pairs: Features) -> Timeline:
-    """The line of ``tokens`` and of the pairs that fall during them. Pairs that are absent in all heads stand where they may."""
+    """The line of ``tokens`` and of the pairs that fall during them. Pairs that are absent in all heads have any column."""
     assert pairs.arrival is not None
     length, arrival = tokens.position.shape[1], pairs.arrival.clamp(0, tokens.position.shape[1] - 1)
     order = torch.arange(arrival.shape[1], device=arrival.device)

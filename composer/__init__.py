@@ -94,7 +94,7 @@ _ROOMS = {
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _AS_COMMANDS = {"distill": "distil", "eval": "evaluate"}
-"""What the command line calls them."""
+"""Names of commands that differ from those of their functions."""
 
 registration.register()
 

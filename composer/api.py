@@ -1,4 +1,4 @@
-"""What the command line does, as functions. ``import composer`` brings them to the front."""
+"""The functions behind the command line, which ``import composer`` exports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
 
 SpecLike = Spec | str | Path | Mapping[str, Any]
-"""A spec, the path of one, the name of a shipped one, or what stands in one."""
+"""A spec, the path of one, the name of a shipped one, or its document as a mapping."""
 Origin = TypeVar("Origin")
 
 
@@ -104,7 +104,7 @@ def build(
                 model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
-        share, dtype = True, None  # it has just been read in this dtype, and nobody else has it
+        share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
     else:
         if revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
@@ -243,7 +243,7 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
 
 
 def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:
-    """The source, or None where there is none to be. Raises BuildError."""
+    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:

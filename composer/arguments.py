@@ -1,4 +1,4 @@
-"""Arguments as people write them: one thing where several may stand, and words that have to be known."""
+"""Reads arguments as people write them: one value or several, and words out of a list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reference = str | os.PathLike[str]
 
 
 def several(said: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
-    """One or more of what is named, as text."""
+    """One or more references, as a tuple of text."""
     if said is None:
         return ()
     return tuple(os.fspath(one) for one in ([said] if isinstance(said, str | os.PathLike) else said))
@@ -27,7 +27,7 @@ def path_of(said: Reference | None) -> Path | None:
 
 
 def check_known(option: str, said: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
-    """Raises ``refusal`` where a word is none of those that are known."""
+    """Raises ``refusal`` for a word that is not in ``known``."""
     known = list(known)
     if said not in known:
         raise refusal(f"{option}: {brief(said)} is not known{nearest(said, known) or '.'} Known: {', '.join(known)}.")

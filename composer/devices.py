@@ -12,7 +12,7 @@ from composer.errors import BuildError, ComposerError
 from converters.bounded import brief
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
-"""What PyTorch says when it runs out of memory: on a CPU that error has no class of its own."""
+"""Messages of PyTorch where memory has run out: on a CPU that error has no class of its own."""
 
 _GROUP = Path("/sys/fs/cgroup")
 

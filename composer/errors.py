@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from converters.errors import ConverterError
 
-Asked = ParamSpec("Asked")
+Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Path = tuple[str | int, ...]
 """A path into a document: keys and indexes, from its top."""
@@ -108,14 +108,14 @@ class InspectionError(ComposerError):
     """A model cannot be inspected as asked, or the output folder holds something else."""
 
 
-def in_words(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """The function, which raises a ConverterError as a ComposerError."""
+def in_words(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """The function, whose ConverterErrors are raised as SourceErrors."""
 
     @wraps(function)
-    def told(*arguments: Asked.args, **options: Asked.kwargs) -> Answer:
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Answer:
         try:
             return function(*arguments, **options)
         except ConverterError as error:
             raise SourceError(str(error)) from error
 
-    return told
+    return wrapped

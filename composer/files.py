@@ -16,7 +16,7 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Gives a temporary path to write a file to, in the folder of ``path``, which is made.
 
     After the block the file is flushed to the disk and renamed to ``path``; where the block raises, it is removed.
-    replace: a file that is there. Raises OSError; FileExistsError where one is there and is not to be replaced.
+    replace: False raises FileExistsError where ``path`` exists. Raises OSError.
     """
     partial = partial_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """What a file or a folder is called until all of it is there. One that a killed process has left may be removed."""
+    """The path of a file or a folder while it is being written. One that a killed process has left may be removed."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -61,12 +61,12 @@ def sha256(file: Path) -> str:
 
 
 def visible_in(folder: Path) -> list[Path]:
-    """The contents of a folder, without what is hidden, such as locks and files that are not whole yet. Raises OSError."""
+    """The contents of a folder without hidden files, such as locks and files that are being written. Raises OSError."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or a folder's entries, are on the disk, where the system lets one ask for it."""
+    """Waits until a file, or a folder's entries, are on the disk, where the system supports that."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What users are told beside results and errors: messages of the log ``composer``, which the command line prints as plain lines."""
+"""Messages to users, beside results and errors: records of the log ``composer``, which the command line prints as plain lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _INSIDE = {"composer", "blocks", "converters", "transformers", "torch"}
 
 
 def inform(said: str) -> None:
-    """How something goes: Python shows it where the log is asked for it."""
+    """Log a message about progress, at level INFO, which Python shows only where the program sets up the log."""
     LOG.info(said)
 
 
-def doubt(said: str) -> None:
-    """What is no error, and makes one doubt a result: Python shows it on stderr wherever nothing else has been said of logs."""
+def warn_user(said: str) -> None:
+    """Log a reason to doubt a result, at level WARNING, which Python prints to stderr unless the program sets up the log."""
     LOG.warning(said)
 
 
 def warn_caller(said: str) -> None:
-    """A UserWarning at the line that led here from outside: of no module of this project, of transformers or of torch."""
+    """Issue a UserWarning at the line of the nearest caller outside of this project, transformers and torch."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1

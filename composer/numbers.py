@@ -15,7 +15,7 @@ Tokens = int | str
 Numbers = int | str | Sequence[int]
 """One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
 LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
-"""What every generator takes; below 0 for builds and what was sampled before."""
+"""The seeds that every generator of random numbers takes. Negative ones are for builds, and for earlier samples."""
 
 
 def numbers_of(
@@ -45,19 +45,19 @@ def tokens_of(said: Tokens, option: str, refusal: type[ComposerError], least: in
 def check_count(
     option: str, said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 1, most: int | None = None
 ) -> None:
-    """Raises ``refusal`` where it is no whole number, or not within these bounds."""
+    """Raises ``refusal`` where ``said`` is no whole number within these bounds."""
     _whole(said, option, refusal, str(max(least, 1)), least, most)
 
 
 def check_seed(said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 0) -> None:
-    """Raises ``refusal`` where no generator of random numbers can be started with it."""
+    """Raises ``refusal`` where ``said`` is no seed of a generator of random numbers."""
     check_count("--seed", said, refusal, least=least, most=MOST_SEED)
 
 
 def check_range(
     option: str, said: object, least: float, most: float | None = None, refusal: type[ComposerError] = ComposerError
 ) -> None:
-    """Raises ``refusal`` where it is no number, or not within these bounds."""
+    """Raises ``refusal`` where ``said`` is no number within these bounds."""
     if isinstance(said, bool) or not isinstance(said, Real):
         raise refusal(f"{option}: {brief(said)} is no number; expected such as {max(least, 1 if most is None else most):g}.")
     _check_bounds(option, float(said), refusal, least, most)
@@ -79,6 +79,6 @@ def _check_bounds(option: str, said: float, refusal: type[ComposerError], least:
 
 
 def _read(word: str, *, thousands: bool) -> int | str:
-    """The number that a word says, or the word, where it says none."""
+    """The number that a word stands for, or the word itself where it is no number."""
     found = re.fullmatch(r"(-?[0-9]{1,12})([kK]?)" if thousands else r"(-?[0-9]{1,12})()", word)
     return word if found is None else int(found[1]) * (THOUSAND if found[2] else 1)

@@ -13,7 +13,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 """Okabe and Ito's, which all eyes tell apart, without their yellow, which is hardly seen on white."""
 TEACHER, STUDENT, MARK, FAINT = "#000000", COLOURS[0], COLOURS[5], "#767676"
 MAP = "cividis"
-"""Of maps: from dark to light for all eyes."""
+"""The colour map of heat maps: from dark to light, for all eyes."""
 MARKERS = "os^Dv*P"
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 WIDTH = 8.8
@@ -61,22 +61,22 @@ def colour(index: int) -> str:
 
 
 def line(index: int) -> Any:
-    """Beyond as many lines as there are colours, dashes tell them apart."""
+    """The style of a line: dashes tell lines apart where there are more of them than colours."""
     return LINES[index // len(COLOURS) % len(LINES)]
 
 
 def marker(index: int) -> str:
-    """Each of one colour's is another one, too."""
+    """The marker of a line. Lines with equal colours have different markers."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
 def titled(figure: Any, text: str) -> None:
-    """Says above all panels, from the left, what is seen."""
+    """Put a title above all panels, aligned on the left."""
     figure.suptitle(text, x=0.012, ha="left")
 
 
 def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
-    """One for all these panels, below them; what several of them have is said once."""
+    """A legend for all these panels, below them, with each label once."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if found:
         across = min(columns, len(found))
@@ -123,7 +123,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
 
 
 def within_shares(mean: float, spread: float) -> tuple[float, float]:
-    """How far a spread goes down and up from a share, which is neither below 0 nor above 1."""
+    """The lengths of the error bar of a share, down and up, which ends at 0 and at 1."""
     return max(0.0, min(spread, mean)), max(0.0, min(spread, 1 - mean))
 
 

@@ -64,7 +64,7 @@ def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[BarUpdate],
 
 @contextmanager
 def drawn() -> Iterator[Callable[[BarUpdate], None]]:
-    """One bar on a notebook's page, which needs no widgets, and is gone afterwards."""
+    """A bar in a notebook, without widgets, which is removed after the block."""
     from IPython.display import HTML, display
 
     place = display(HTML(""), display_id=True)
@@ -101,7 +101,7 @@ def progress_callback(
 
 @contextmanager
 def without_theirs(*, warnings: bool = False) -> Iterator[None]:
-    """Without bars of transformers, and, with ``warnings``, without its warnings; afterwards all is as it was.
+    """For the block, transformers shows no bars and, with ``warnings``, logs no warnings.
 
     Import transformers inside the block: in a notebook, its bars ask for widgets when they are imported.
     """

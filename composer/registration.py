@@ -1,8 +1,8 @@
-"""Registers the model with transformers' Auto classes, without importing transformers before somebody else does.
+"""Registers the models with transformers' Auto classes, without importing transformers before the user's program does.
 
 ``import composer`` is all that a user has to write, before or after transformers. Whenever the module of ``AutoConfig`` has been
-executed, on its first import or on a reload, ``AutoConfig.register`` is told of our configuration: of a name for it that loads ours
-when it is used. To load it at once would import parts of transformers that then are half-way themselves.
+executed, on its first import or on a reload, ``AutoConfig.register`` gets a stand-in for our configuration, which imports it at its
+first use. Importing it at once would import parts of transformers that are themselves half imported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from converters.model_types import OWN, PREFIX
 AUTO = "transformers.models.auto.configuration_auto"
 
 
-class _Asked(type):
-    """A configuration's name: what is made of it, or asked of it, is the configuration's."""
+class _LazyConfiguration(type):
+    """The class of stand-ins for configurations. Their attributes and instances are the configuration's, which is then imported."""
 
     model_type: str
 
     def _configuration(cls) -> Any:
-        """The configuration itself, registered in its name's place; its models come with it."""
+        """The configuration itself, which is registered in place of its stand-in, with its models."""
         from composer.model.classes import configuration_for
         from composer.weights.saved import keep_records
 
@@ -35,7 +35,7 @@ class _Asked(type):
         return own
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):  # Python's own questions, which are asked of every class
+        if name.startswith("__"):  # special attributes, which Python looks up on every class
             raise AttributeError(name)
         return getattr(cls._configuration(), name)
 
@@ -61,7 +61,7 @@ class _Registering(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module where it is, for whoever asks and as often as they do, and gives it the loader above."""
+    """Finds the module of ``AutoConfig`` by the other finders, and gives it the loader above, on every import."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname == AUTO else None
@@ -71,7 +71,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def register() -> None:
-    """With transformers as it is loaded now, and whenever it is from now on."""
+    """Register with transformers if it has been imported, and whenever it will be."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     if AUTO in sys.modules:
@@ -80,4 +80,4 @@ def register() -> None:
 
 def _register_with(auto: ModuleType) -> None:
     for model_type in (OWN, *(f"{PREFIX}{host}" for host in auto.CONFIG_MAPPING_NAMES)):
-        auto.AutoConfig.register(model_type, _Asked("ComposedConfig", (), {"model_type": model_type}), exist_ok=True)
+        auto.AutoConfig.register(model_type, _LazyConfiguration("ComposedConfig", (), {"model_type": model_type}), exist_ok=True)

@@ -14,8 +14,8 @@ UNBOUNDED = 10_000
 
 
 class Table(NamedTuple):
-    """One table of a report. Rows are as long as the headers. figures: the columns that are aligned on the right. under: it says
-    more of the one above, and is set in below it."""
+    """One table of a report. Rows are as long as the headers. figures: the columns that are aligned on the right. under: it belongs
+    to the table above, and is indented below it."""
 
     title: str
     headers: tuple[str, ...]
@@ -42,7 +42,7 @@ class Table(NamedTuple):
 
 
 class View(NamedTuple):
-    """What people see of an object: a title, tables, text as it stands, and notes below."""
+    """The view of an object for people: a title, tables, verbatim text, and notes below."""
 
     title: str
     tables: tuple[Table, ...] = ()
@@ -50,13 +50,13 @@ class View(NamedTuple):
     verbatim: str = ""
 
     def text(self, screen: Console | None = None) -> str:
-        """For a terminal: blocks with an empty line between them. screen: what it is fitted to; without one nothing wraps."""
+        """For a terminal: blocks with an empty line between them. screen: whose width lines wrap at; None: they do not wrap."""
         tables = "".join(("\n" if table.under else "\n\n") + table.text(screen) for table in self.tables)
         blocks = [_bold(self.title, screen), self.verbatim, tables.lstrip("\n"), "\n".join(self.notes)]
         return "\n\n".join(block.rstrip("\n") for block in blocks if block)
 
     def html(self) -> str:
-        """For a notebook; nothing in it is markup but what stands here."""
+        """For a notebook. All text is escaped; markup is only added here."""
         title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
         verbatim = f"<pre>{escape(self.verbatim)}</pre>" if self.verbatim else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
@@ -67,7 +67,7 @@ class Readable:
     """An object that shows itself to people: as text wherever it is printed, as HTML in a notebook."""
 
     def view(self) -> View:
-        """What is shown."""
+        """The view to show."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

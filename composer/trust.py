@@ -64,7 +64,7 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """The contents; empty where there is no such file, or no mapping in it, which its own reader reports."""
+    """The contents of a JSON file; empty where there is none, or no mapping in it, which the file's own reader reports."""
     try:
         value = read_json(path, MOST_CONFIG)
     except (OSError, ValueError):

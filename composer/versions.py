@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """Of those packages that are installed as such."""
+    """The versions of those packages that are installed."""
     found = {package: _version(package) for package in packages}
     return {package: said for package, said in found.items() if said is not None}
 

@@ -51,5 +51,5 @@ def layers_in_words(numbers: Sequence[int]) -> str:
 
 
 def short_hashes(text: str) -> str:
-    """Whole hashes are for programs."""
+    """The text with its hashes cut short, for people."""
     return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)

@@ -12,10 +12,10 @@ from converters.errors import WeightsError
 from converters.shard import read_shard
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""The projections that may have some."""
+"""The projections that may have adapters."""
 
-_SAID = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
-"""What is looked at by itself, and what names where they come from."""
+_CHECKED = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
+"""Keys that are checked one by one, and keys that only name the adapters' origin."""
 _NEUTRAL: Mapping[str, object] = {
     "task_type": "CAUSAL_LM",
     "inference_mode": True,
@@ -26,13 +26,13 @@ _NEUTRAL: Mapping[str, object] = {
     "qalora_group_size": 16,
     "runtime_config": {"ephemeral_gpu_offload": False},
 }
-"""What PEFT has settings for besides, at what does nothing."""
+"""PEFT's other keys, with the values at which they do nothing."""
 
 
 def check_adapter(folder: Path, name: str) -> None:
-    """Whether they are what they say, which PEFT makes room for before it looks at them. Raises WeightsError.
+    """Raises WeightsError where adapters differ from their config, by which PEFT allocates memory before it reads them.
 
-    folder: the model's. name: of their own folder inside it.
+    folder: the model's. name: of the adapters' folder inside it.
     """
     path = folder / name / ADAPTER_CONFIG
     try:
@@ -54,5 +54,5 @@ def check_adapter(folder: Path, name: str) -> None:
     if not (isinstance(targets, list) and targets and all(target in TARGETS for target in targets)):
         raise WeightsError(f"{path} says target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}.")
     for key, value in config.items():
-        if key not in _SAID and value not in (None, False, [], {}, _NEUTRAL.get(key)):
+        if key not in _CHECKED and value not in (None, False, [], {}, _NEUTRAL.get(key)):
             raise WeightsError(f"{path} says {brief(key)}: {brief(value)}, which is nothing that these adapters have.")

@@ -1,7 +1,7 @@
-"""Files that somebody else may have made, read within bounds: regular ones alone, up to a stated size, inside their folder.
+"""Reads files from strangers within bounds: only regular files, up to a given size, inside their folder.
 
-All that is wrong with a file is an ``OSError`` whose ``strerror`` says it, and all that is wrong with its contents a
-``ValueError``: what reading any file may raise.
+A problem with a file raises an ``OSError`` with the reason in ``strerror``, a problem with its contents a ``ValueError``, as
+reading any file may do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 MOST_CONFIG = 16 * 2**20
 """Bytes of a model's config, of its adapters', of a run's settings."""
 MOST_NAMES = 32 * 2**20
-"""Bytes of what lists every tensor: an index, or a header. The largest models have half as many."""
+"""Bytes of a file that lists every tensor: an index, or a header. Those of the largest models have half as many."""
 MOST_RECORD = 128 * 2**20
 """Bytes of a record, which says of every tensor where it comes from."""
 MOST_LOG = 2**30
-"""Bytes of what grows as long as something runs."""
+"""Bytes of a log."""
 DEEPEST = 100
 """Levels of nesting that JSON may have."""
 
@@ -53,7 +53,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, most: int) -> Any:
-    """What a JSON file holds. Raises OSError and ValueError."""
+    """The contents of a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path, most))
 
 
@@ -73,8 +73,8 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def within(folder: Path, name: str) -> Path:
-    """A file of a folder by its name there, which needs not exist. Raises OSError where that is no name, or where the file is a
-    link that leads elsewhere; into the blobs of its own model is where the Hub's cache links."""
+    """The path of a file in a folder, which need not exist. Raises OSError for an impossible name, and for a link out of the
+    folder, except into the blobs of the model in the Hub's cache."""
     path = folder / name
     if circle_of_links(path):
         raise OSError(errno.ELOOP, "it is a link that leads back to itself", str(path))
@@ -91,7 +91,7 @@ def within(folder: Path, name: str) -> Path:
 
 
 def circle_of_links(path: Path) -> str | None:
-    """What to say of a path that is, or leads through, a link that leads back to itself; None of any other."""
+    """The message for a path through a link that leads back to itself; None for any other path."""
     for one in (path, *path.parents):
         try:
             os.stat(one)
@@ -106,7 +106,7 @@ def circle_of_links(path: Path) -> str | None:
 
 
 def lost_link(path: Path) -> str | None:
-    """The same, and what to say of a link to something that is not there."""
+    """The same, and the message for a link whose target does not exist."""
     circle = circle_of_links(path)
     if circle is None and os.path.islink(path) and not os.path.exists(path):
         return f"{shortened(str(path))} is a link to {shortened(os.readlink(path))}, which is not there"
@@ -114,7 +114,7 @@ def lost_link(path: Path) -> str | None:
 
 
 def is_name(name: str) -> bool:
-    """Whether a file can be called so: one file, in the folder itself."""
+    """Whether this can be the name of a file in the folder itself."""
     return 0 < len(os.fsencode(name)) <= 255 and "\0" not in name and "/" not in name and name not in (".", "..")
 
 
@@ -128,7 +128,7 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int = _SHOWN) -> str:
-    """The beginning of a text, where it is longer than so many characters, and with what cannot be shown spelled out."""
+    """The first ``most`` characters of a text, with escapes for those that cannot be shown."""
     text = text if len(text) <= most else f"{text[:most]}…"
     return text if text.isprintable() else repr(text)[1:-1]
 

@@ -16,13 +16,13 @@ from converters.model_types import OWN
 from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
 
 SPEC_KEYS = ("spec", "spec_hash")
-"""Where a model's config says what its heads are."""
+"""The keys of a model's config for its heads: the resolved spec, and its hash."""
 
 ADAPTER_KEY = "adapter"
 """The folder of adapters that belong to the weights, where there are any."""
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""What stands in it, as PEFT calls it."""
+"""The files in that folder, by PEFT's names."""
 
 RECORD = "composition.json"
 """The file beside the weights that says how they came to be."""
@@ -34,14 +34,14 @@ TRUNK_KEYS: Mapping[str, str] = {
     "residual_dropout": "dropout",
     "labels": "labels",
 }
-"""What a trunk has that Llama's config has no key for: our key, and the field of ``Trunk``. Left out where it is Llama's."""
+"""Keys of our own for what Llama's config has no key for, each with its field of ``Trunk``. A key is left out at Llama's value."""
 
 _NORMS = ("model.layers.{i}.input_layernorm.bias", "model.layers.{i}.post_attention_layernorm.bias", "model.norm.bias")
 NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIER, COMPOSED)}}
 
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
-    """A trunk in Llama's keys and in those of our own; what its config says of its heads is the spec's affair."""
+    """The trunk in Llama's keys and in our own. The keys for heads are not read here."""
     if config.get(ADAPTER_KEY) is not None:
         adapter_folder(config[ADAPTER_KEY])
     own = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "hidden_act", "problem_type"}

@@ -11,13 +11,13 @@ from converters.errors import ConfigError
 Value = TypeVar("Value")
 
 LARGEST = 2**31
-"""No size of a model is meant to be larger."""
+"""The largest size of a model that is accepted."""
 MOST_LAYERS = 10_000
-"""What is made of a model is made layer by layer: no number of them is meant to be larger."""
+"""The most layers that are accepted, as work grows with them."""
 MOST_LABELS = 100_000
-"""A classifier's config names each of them."""
+"""The most classes that are accepted: a classifier's config names each of them."""
 LARGEST_NUMBER = 1e12
-"""No rate, base or deviation of a model is meant to be larger; float32 holds its square."""
+"""The largest rate, base or deviation that is accepted; float32 holds its square."""
 
 
 def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
@@ -43,7 +43,7 @@ def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
 
 
 def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
-    """One of the words that are known; the first where the key is missing or null."""
+    """One of the words in ``known``; the first where the key is missing or null."""
     return _checked(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
 
 
@@ -56,7 +56,7 @@ def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: 
 
 
 def are_tokens(value: object, vocabulary: int) -> bool:
-    """Whether a token, several of them or none are named that have an embedding."""
+    """Whether a value is a token's number, a list of them or None, and all of them have an embedding."""
     given = value if isinstance(value, list) and value else [value]
     return value is None or all(isinstance(one, int) and not isinstance(one, bool) and -1 <= one < vocabulary for one in given)
 

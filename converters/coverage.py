@@ -26,11 +26,11 @@ AnyTensor = TypeVar("AnyTensor", bound=Shaped)
 
 @dataclass(frozen=True)
 class Covered:
-    """A source's tensor names, sorted out. Together they are all of the source's tensors.
+    """A source's tensors by their use. Together they are all of the source's tensors.
 
     trunk, composed: canonical name to the source's name. passed_over: the source's name to the reason.
-    output_copy: the source's name of an output matrix in a model that ties it to the embedding, if there is one; whether it
-    is a copy of the embedding, only its contents can tell.
+    output_copy: the source's name of an output matrix in a model that ties it to the embedding, if there is one. Its contents have
+    to be compared with the embedding's.
     """
 
     trunk: Mapping[str, str]
@@ -42,7 +42,7 @@ class Covered:
 def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Covered:
     """Sorts the source's tensors, or raises a ``CoverageError`` that names every tensor that does not fit and why."""
     if not isinstance(trunk, Trunk):
-        # Every tensor keeps its name; what they are to the model is its own class's to say, as it is built.
+        # Every tensor keeps its name. Whether names and shapes fit is checked against the host's class, as the model is built.
         composed = {name: name for name in tensors if is_composed(name)}
         return Covered({name: name for name in tensors if name not in composed}, composed, {}, None)
     expected = expected_tensors(trunk)
@@ -108,7 +108,7 @@ def _cause_of_missing(canonical: str, trunk: Trunk, output_copy: str | None) -> 
 
 
 def problems_listed(title: str, lines: list[str]) -> list[str]:
-    """How many there are, and the first of them, a line each; nothing where there is none."""
+    """The number of lines, and the first of them; empty where there are none."""
     if not lines:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []

@@ -1,4 +1,4 @@
-"""What a converter refuses. The message says what is wrong, where, what was expected and what to do."""
+"""Errors of converters. The message says what is wrong, where, what was expected and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: a table of names, the names it drops, and a reading of its config."""
+"""A family of checkpoints: a table of names, the names that are passed over, and a function that reads its config."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family, told by its ``model_type``.
+    """One family, identified by its ``model_type``.
 
     names: the family's patterns to canonical ones, with ``{i}`` for the layer (see ``converters.names``).
     passed_over: patterns of tensors that carry nothing, each with the reason; loaders pass over them as well, so a file that
     holds one may stay as it is.
-    read_config: ``(config, notes)`` to a ``Trunk``, or to the ``Sizes`` of
-    a host; what was seen and not used is appended to ``notes`` in plain words.
+    read_config: ``(config, notes)`` to a ``Trunk``, or to the ``Sizes`` of a host; it appends a note for each key that is not used.
     """
 
     model_type: str
@@ -35,5 +34,5 @@ class Family:
         return NameTable(self.names)
 
     def reason_to_pass_over(self, name: str) -> str | None:
-        """Why a tensor of this name is left behind, None where it is not."""
+        """Why a tensor of this name is passed over; None where it is not."""
         return next((reason for pattern, reason in self.passed_over.items() if fits(pattern, name)), None)

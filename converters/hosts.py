@@ -1,7 +1,7 @@
-"""The families that come in as they are: transformers' own classes are the model around the heads, and tensors keep their names.
+"""Families whose model around the heads is transformers' own class, and whose tensors keep their names.
 
-What is read here is what a spec needs to know, from ``config.json`` alone; whether the weights fit is transformers' to say, which
-is asked as a model is built. Most families need no line in this file.
+Only the sizes that a spec needs are read here, from ``config.json`` alone. transformers checks the weights as a model is built.
+Most families need no line in this file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from converters.model_types import PREFIX
 from converters.trunk import Sizes, read_dtype
 
 OWN_KEYS = ("spec", "spec_hash", "adapter")
-"""What a composed model's config has that its host's has not."""
+"""Keys that a composed model's config has beside its host's."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Where a family is not like most: the name of a layer's attention, and what transformers takes where a config says none."""
+    """Exceptions of a family: the name of a layer's attention, and transformers' defaults for keys that a config leaves out."""
 
     attention: str = "model.layers.{layer}.self_attn"
     head_dim: int | None = None
@@ -87,13 +87,13 @@ NEAREST: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Host(Sizes):
-    """A model of another family. config: as its ``config.json`` has it, without what is a composed model's own. attention: the name
-    of a layer's attention, with ``{layer}`` for its index."""
+    """A model of another family. config: its ``config.json`` without ``OWN_KEYS``. attention: the name of a layer's attention, with
+    ``{layer}`` for its index."""
 
     config: Mapping[str, Any]
     attention: str
     refused: str | None = None
-    """Why heads cannot stand in it, where they cannot; it still can be run as it is, beside others."""
+    """Why the model cannot be composed with heads; None where it can. Without heads, it runs in any case."""
 
     @property
     def learns_positions(self) -> bool:
@@ -101,17 +101,17 @@ class Host(Sizes):
 
 
 def host_family(model_type: str) -> Family:
-    """The family of a model type that is no family of ours."""
+    """The family of a model type that has no table here."""
     host = model_type.removeprefix(PREFIX)
     return Family(model_type=model_type, title=host, names={}, passed_over={}, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
-    """notes: what is not taken from the config."""
+    """The sizes of a host. notes: a note is appended for each key that is not used."""
     line, refused = LINES.get(model_type, USUAL), _refused(model_type)
     inner = config.get("text_config")
     if refused is not None:
-        # Of what is only run, sizes of heads need not be known.
+        # A model that is only run without heads needs no sizes of heads.
         config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
         config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
@@ -148,6 +148,6 @@ def _refused(model_type: str) -> str | None:
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:
-    """Under the first of several names that the config has."""
+    """The value of the first of several keys that the config has."""
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     return positive_int(config, key, default) if most is None else positive_int(config, key, default, most)

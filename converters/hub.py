@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False) -> tuple[Path, str | None]:
-    """Brings a model into the Hub's local cache: its folder there, and the commit that ``revision`` stands for.
+    """Downloads a model into the Hub's local cache. Returns its folder there, and the commit that ``revision`` stands for.
 
     weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. What a model of this
     project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. A ``HubError`` says what to
@@ -75,7 +75,7 @@ def _patience() -> int:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Inside, requests that huggingface_hub would let wait for ever, those for a list of files, have the limit of the others."""
+    """For the block, requests for a list of files, which huggingface_hub sends without a time limit, have that of the others."""
     from huggingface_hub import get_session
 
     session, seconds = get_session(), _patience()
@@ -93,10 +93,10 @@ def _limited() -> Iterator[None]:
 
 
 def _beside(folder: Path) -> list[str]:
-    """Patterns of what belongs to the weights of a model of this project, by the config that has been fetched."""
+    """Patterns of the files beside the weights of a model of this project, by its config, which has been fetched."""
     try:
         config = read_json(folder / "config.json", MOST_CONFIG)
-    except (OSError, ValueError):  # whoever reads the model says what is wrong with it
+    except (OSError, ValueError):  # the error is raised where the model is read
         return []
     if not isinstance(config, dict) or not is_composed_type(config.get("model_type")):
         return []

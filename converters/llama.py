@@ -60,7 +60,7 @@ _READ = frozenset(
         "initializer_range",
     }
 )
-# Keys that say nothing about what the model computes from its tokens, at inference.
+# Keys that do not change the model's computation at inference.
 _HARMLESS = frozenset(
     {
         "_name_or_path",
@@ -80,7 +80,7 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-# Keys that Llama does not have and that change what other models compute: each must be at a value that does nothing.
+# Keys of other models that change the computation: each must have a value at which it does nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
@@ -98,7 +98,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logit_scale": (None, 1, 1.0),
 }
 HOSTED = ("linear", "yarn")
-"""Types of rotary positions that transformers' own Llama has beyond ours, and that turn a token alike in a text of any length."""
+"""Types of rotary positions that only transformers' Llama has, and whose angles do not depend on the length of the text."""
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -111,7 +111,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
 
 
 def read_trunk(config: Config, notes: list[str]) -> Trunk:
-    """The same for heads that need not be in rotary positions."""
+    """The same for families that may have heads without rotary positions."""
     _refuse_what_changes_the_computation(config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
@@ -164,7 +164,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
 
 
 def needs_host(config: Config) -> bool:
-    """Whether transformers' own Llama runs what this config says, and the project's has no such positions."""
+    """Whether only transformers' own Llama has the rotary positions of this config."""
     given = _positions(config)
     return isinstance(given, Mapping) and _kind(given) in HOSTED
 
@@ -179,7 +179,7 @@ def _kind(positions: Mapping[str, object]) -> object:
 
 
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """Their base, which the old style has beside them, and how they are scaled."""
+    """The base of rotary positions, which the old style has outside of their settings, and their scaling."""
     given = _positions(config)
     if not isinstance(given, Mapping):
         raise ConfigError(f"config.json says rope_parameters: {brief(given)}; expected a mapping or null.")

@@ -61,7 +61,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Lolcats:
-    """What some files hold together.
+    """The contents of some files together.
 
     parameters: by layer and name in a head, such as (0, "feature_map.query_weight"). down, up: the adapters' A and B, by layer and
     projection, such as (0, "q_proj").
@@ -78,14 +78,14 @@ def as_published(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def read_lolcats(paths: Sequence[Path]) -> Lolcats:
-    """All of some files, each tensor in its place. Raises WeightsError that names what is none of LoLCATs'."""
+    """Reads all tensors of some files. Raises WeightsError with the names that are none of LoLCATs'."""
     found: dict[str, dict[tuple[int, str], Stored]] = {_PARAMETER: {}, "A": {}, "B": {}}
     for path in paths:
         strange: list[str] = []
         for name, tensor in _state(path).items():
             place = _place(name) if isinstance(name, str) and _is_plain(tensor) else None
             if place is None:
-                strange.append(_said(name, tensor))
+                strange.append(_described(name, tensor))
                 continue
             (side, key), stored = place, Stored(path, str(name), tensor)
             if (before := found[side].get(key)) is not None:
@@ -101,7 +101,7 @@ def read_lolcats(paths: Sequence[Path]) -> Lolcats:
 
 
 def _place(name: str) -> tuple[str, tuple[int, str]] | None:
-    """Which side of what, parameter, A or B; and its layer, with its name in a head, or the projection."""
+    """The kind of a tensor, parameter, A or B; its layer; and its name in a head, or its projection. None for any other name."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
@@ -118,7 +118,7 @@ def _state(path: Path) -> Mapping[object, Any]:
         raise WeightsError(f"{path} holds a {type(held).__name__}; expected a mapping of names to tensors.")
     for key in _HELD_IN:
         if isinstance(held.get(key), Mapping):
-            beside = [_said(name, value) for name, value in held.items() if name != key and not _is_note(value)]
+            beside = [_described(name, value) for name, value in held.items() if name != key and not _is_note(value)]
             if beside:
                 raise WeightsError(f"{path} holds more than the weights of {key!r}: {listed(beside)}. Save those alone.")
             return held[key]
@@ -139,14 +139,14 @@ def _unpickled(path: Path) -> object:
 
 
 def _reason(error: Exception) -> str:
-    """The line that says it, of torch's many."""
+    """The one line of torch's long message that has the reason."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
     return shortened((said or lines or [type(error).__name__])[0], 200)
 
 
 def _check_archive(path: Path) -> None:
-    """Whether it is what ``torch.save`` writes: a zip archive whose members lie in it as they are."""
+    """Raises WeightsError for a file that ``torch.save`` would not write: it writes a zip archive with uncompressed members."""
     try:
         with opened(path) as stream:
             size = stream.seek(0, 2)
@@ -165,7 +165,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a tensor of numbers as they lie in the file."""
+    """Whether a value is an ordinary tensor, whose numbers are those of the file."""
     import torch
 
     if not (type(value) in (torch.Tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor)):
@@ -174,10 +174,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_note(value: object) -> bool:
-    """A step, a loss: what a trainer notes beside the weights."""
+    """Whether a value is a note that a trainer saves beside the weights, such as a step or a loss."""
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _said(name: object, value: object) -> str:
+def _described(name: object, value: object) -> str:
     shape = getattr(value, "shape", None)
     return f"{shortened(name) if isinstance(name, str) else brief(name)} ({type(value).__name__ if shape is None else list(shape)})"

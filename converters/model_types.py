@@ -1,13 +1,13 @@
-"""What transformers calls the models of this project: the model type of their configuration."""
+"""The model types of this project in transformers, as configurations have them."""
 
 from __future__ import annotations
 
 OWN = "composed"
-"""With the project's own decoder around the heads."""
+"""The model type of models with the project's own decoder around the heads."""
 PREFIX = f"{OWN}_"
-"""What the model types of all others begin with, before that of their host: ``composed_qwen3``."""
+"""The prefix of all other model types, before their host's: ``composed_qwen3``."""
 
 
 def is_composed_type(model_type: object) -> bool:
-    """Whether a configuration says that its model was built by this project."""
+    """Whether a model type is one of this project."""
     return isinstance(model_type, str) and (model_type == OWN or model_type.startswith(PREFIX))

@@ -43,7 +43,7 @@ def _split(pattern: str) -> list[str]:
 
 
 def _translate(name: str, rows: Mapping[str, str]) -> str | None:
-    """Most names are found by looking them up, with each number in turn as the layer's: checkpoints have many of them."""
+    """Most names are looked up, with each of their numbers in turn as the layer's: it is fast for checkpoints with many names."""
     if name in rows:
         return rows[name] if "{" not in name else None
     for number in _NUMBER.finditer(name):

@@ -1,7 +1,7 @@
 """Safetensors files by their headers: eight bytes of length, JSON, and then the tensors without a gap.
 
-Only the header is read, and all of it is held against the file's size, so that a truncated or damaged file is found before
-anything is made of it.
+Only the header is read, and all of it is checked against the file's size, so that a truncated or damaged file is found before it
+is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat1
 """The format's names of the floating types that are read, and the names used everywhere else."""
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_TENSORS = 200_000
-"""Of one file: the largest models have as many in all."""
+"""The most tensors of a file: the largest models have as many in all files together."""
 _MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000
 _GIT_LFS = b"version https://git-lfs"
 
@@ -83,7 +83,7 @@ def read_shard(file: Path) -> Shard:
 
 
 def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes:
-    """What stands before the tensors in a file that holds these (name, dtype, shape), in this order."""
+    """The bytes before the tensors in a file with these (name, dtype, shape), in this order."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -123,7 +123,7 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, Tensor]:
-    """The header's tensors in file order, held against their shapes, their neighbours and the file's size."""
+    """The header's tensors in file order, checked against their shapes, their neighbours and the file's size."""
     tensors: dict[str, Tensor] = {}
     for name, entry in header.items():
         match entry:

@@ -30,7 +30,7 @@ TOKENIZER = (
     "chat_template*",
     "additional_chat_templates/*",
 )
-"""What may belong to a tokenizer."""
+"""Files of a tokenizer."""
 GENERATION_CONFIG = "generation_config.json"
 TOKEN_KEYS = (
     "bos_token_id",
@@ -40,15 +40,15 @@ TOKEN_KEYS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
-"""What names tokens in the settings for generation."""
+"""Keys for tokens in the settings for generation."""
 BROUGHT_ALONG = (*TOKENIZER, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
-"""What goes with the weights to wherever they go: tokenizer, generation settings, chat templates, terms of use."""
+"""Files that are copied with the weights: tokenizer, generation settings, chat templates, terms of use."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What ``config.json`` alone says. config_sha256: of the file's bytes. notes: what was seen in it and not used."""
+    """The contents of ``config.json``. config_sha256: of the file's bytes. notes: on keys that are not used."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Described:
 
     @property
     def is_composed(self) -> bool:
-        """Whether it was built by this project."""
+        """Whether the model was built by this project."""
         return is_composed_type(self.family.model_type)
 
 
@@ -67,7 +67,7 @@ class Described:
 class Source(Described):
     """A described folder with its weights, whose headers have been checked and which fit the config.
 
-    shards: by file name, in order. tensors: by the family's name. covered: what each tensor is to the model.
+    shards: by file name, in order. tensors: by the family's name. covered: the tensors by their use.
     small_files: paths relative to the folder. repo_id, revision, commit: where it came from, when from the Hub.
     """
 
@@ -170,7 +170,7 @@ def _shards(folder: Path) -> dict[str, Shard]:
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:
-    """Whether the tokens that the settings for generation name have an embedding."""
+    """Raises ConfigError where the settings for generation name a token without an embedding."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return

@@ -34,7 +34,7 @@ class RopeScaling(TypedDict):
 
 
 def read_dtype(config: Mapping[str, object]) -> Dtype:
-    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then looks at its tensors."""
+    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then takes its tensors' type."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     for dtype in get_args(Dtype):
         if value in (dtype, f"torch.{dtype}"):
@@ -44,7 +44,7 @@ def read_dtype(config: Mapping[str, object]) -> Dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+    """The sizes that every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
 
     ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. ``labels`` is the number of classes
     of a classifier.
@@ -60,7 +60,7 @@ class Sizes:
     dtype: Dtype
     labels: int | None = None
     windows: tuple[int | None, ...] | None = None
-    """Of each layer, how many tokens its queries see, their own among them; None: all. None for all of them: no layer has one."""
+    """For each layer, the number of tokens that a query sees, its own among them, None for all; None where all layers see all."""
 
     @property
     def learns_positions(self) -> bool:
@@ -82,8 +82,8 @@ class Trunk(Sizes):
     """All of a model of this project that is not its heads.
 
     ``attention_bias`` puts a bias on q, k, v and o alike and ``mlp_bias`` one on gate, up and down, as in Llama.
-    What has a default is Llama's there: of our own models, ``position_embedding`` is added to the tokens' embeddings (``learned``:
-    ``max_positions`` of them), and ``dropout`` falls on all that is added to a hidden state.
+    Defaults are Llama's. In our own models, ``position_embedding`` is added to the tokens' embeddings (``learned``:
+    ``max_positions`` of them), and ``dropout`` applies to all that is added to a hidden state.
     """
 
     intermediate_size: int
@@ -109,4 +109,4 @@ class Trunk(Sizes):
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Trunk) if field.default is not MISSING}
-"""What a trunk has of itself where nothing says otherwise."""
+"""The default of each field of ``Trunk`` that has one."""

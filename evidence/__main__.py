@@ -1,4 +1,4 @@
-"""``make evidence``: run what is missing, then write the pages. Stop it whenever you like; it goes on where it was."""
+"""``make evidence``: does the missing runs, then writes the pages. It may be stopped at any time, and continues later."""
 
 from __future__ import annotations
 

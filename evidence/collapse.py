@@ -1,4 +1,4 @@
-"""Whether latents collapse: how many of a trained Macchiato's a text uses, by what ``compose inspect`` finds in it."""
+"""Whether latents collapse: how many latents of a trained Macchiato a text uses, by the findings of ``compose inspect``."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ USED, LEAST, LARGEST = "latents in use", "least of any head", "largest share of 
 ASKED = "asked by a token"
 WINDOW, WINDOW_LEAST, WINDOW_MOST = "window", "window, least of any head", "window, most of any head"
 TITLES = (USED, LEAST, LARGEST, ASKED, WINDOW, WINDOW_LEAST, WINDOW_MOST)
-"""The first two: exp of the entropy of a head's mean p(l|t) over its latents, over their number; the third: of that mean, its
-largest. Then exp of the entropy of p(l|t) itself, likewise, a mean over tokens. Last p(0|t), the share of the window."""
+"""The first two: exp of the entropy of a head's mean p(l|t) over its latents, over their number; the third: the largest share in
+that mean. Then the same for p(l|t) itself, as a mean over tokens. The last three: p(0|t), the share of the window."""
 LATENTS = "latents"
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Whose models are looked into, and while they read what: so many texts of each task, of this many tokens."""
+    """The models of an experiment to inspect, and the texts: so many of each task, of so many tokens."""
 
     experiment: Experiment
     variant: str
@@ -57,7 +57,7 @@ MODELS = {
 
 
 def identity(looked: Looked, seed: int) -> str:
-    """Of what is asked for: the model by what it was asked for itself."""
+    """The identity of an inspection, which includes that of the model's run."""
     model = identity_of(looked.experiment, variants_of(looked.experiment)[looked.variant], seed, {})
     asked = {"model": model, "tasks": looked.tasks, "texts": looked.texts, "length": looked.length}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
@@ -66,7 +66,7 @@ def identity(looked: Looked, seed: int) -> str:
 def run_missing(
     work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
 ) -> None:
-    """Every look that is not kept, at a model that is trained first where it is not there. Raises ComposerError."""
+    """Does every inspection that is not kept. A missing model is trained first. Raises ComposerError."""
     wanted = [(name, one, seed) for name, one in models.items() for seed in one.experiment.request.seeds]
     missing = [(name, one, seed) for name, one, seed in wanted if not is_kept((NAME, name, seed), identity(one, seed), kept)]
     tell(f"{NAME}: {len(missing)} looks to do")
@@ -79,7 +79,7 @@ def run_missing(
 
 
 def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The figures, and those of each head by themselves, as LAYER.HEAD. Raises ComposerError."""
+    """The figures of a model, and those of each head, by LAYER.HEAD. Raises ComposerError."""
     pieces: dict[str, list[Numbers]] = {}
     for task in looked.tasks:
         for seed in range(looked.texts):
@@ -94,7 +94,7 @@ def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, 
 
 
 def shares_of(found: Findings) -> dict[str, Numbers]:
-    """Of each head p(l|t) of its latents, tokens × latents; what is missing to 1 is the window's."""
+    """For each head p(l|t) of its latents, tokens × latents; the window has the rest up to 1."""
     shares: dict[str, Numbers] = {}
     for group in found.heads:
         among = group.shown[f"{LATENTS}: p(l|t)"].numbers[list(found.queries)]
@@ -104,7 +104,8 @@ def shares_of(found: Findings) -> dict[str, Numbers]:
 
 
 def usage(shares: Numbers) -> tuple[float, float, float, float]:
-    """Of one head, tokens × latents: latents in use, the largest share of one, those that a token asks, and the window's share."""
+    """The figures of one head, from p(l|t), tokens × latents: latents in use, the largest share of one, latents that a token uses,
+    and the window's share."""
     latents = torch.as_tensor(shares, dtype=torch.float64)
     total = latents.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     mean, count = latents.mean(0) / latents.mean(0).sum(), latents.shape[-1]

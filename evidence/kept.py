@@ -1,4 +1,4 @@
-"""What a run found, in a small file of its own that is committed: whoever goes on finds it done."""
+"""The results of each run, in a small file that is committed, so that a run is never repeated."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEPT = Path(__file__).parent / "runs"
 
 
 class Run(Closed):
-    """One variant with one seed. identity: a hash of all that it was asked for. values: what its row of the sweep says, by path.
-    figures: by the title of the column. teacher_perplexity: on the held-out rows, where there are any."""
+    """One variant with one seed. identity: a hash of its inputs and settings. values: of its row of the sweep, by path. figures: by
+    the title of the column. teacher_perplexity: on the held-out rows, where there are any."""
 
     experiment: str
     variant: str
@@ -38,7 +38,7 @@ class Run(Closed):
 
 
 def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict[str, Variant]) -> str:
-    """Of what is asked for, not of what computes it: a run that another version has done stays done, and says which.
+    """The hash of a run's inputs and settings, without the version of the code: a run by another version counts, and names it.
 
     variants: of the experiment whose model this one builds from, by name.
     """
@@ -47,7 +47,7 @@ def identity(experiment: Experiment, variant: Variant, seed: int, variants: dict
     decides |= {"share": request.share, "lengths": list(request.lengths), "samples": request.samples}
     asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     decides["tasks"] = [task_facts(one).model_dump(mode="json", include={"label", "options", "files"}) for one in asked]
-    # What a command makes is named by the command: its weights are not there for everyone who reads what is kept.
+    # A source that a command makes is identified by the command, as its weights do not ship with the kept runs.
     source = contents(Path(request.source or request.tokenizer or "")) if experiment.made is None else {"made": experiment.made}
     decides["source"] = source
     if experiment.trained is not None:
@@ -61,12 +61,12 @@ def path_of(experiment: str, variant: str, seed: int, folder: Path = KEPT) -> Pa
 
 
 def read(path: Path) -> Run | None:
-    """None where there is none."""
+    """A kept run; None where there is none."""
     return Run.model_validate_json(read_bytes(path, MOST_CONFIG)) if path.is_file() else None
 
 
 def keep(run: Run, folder: Path = KEPT) -> None:
-    """As a file of its own. Raises OSError."""
+    """Write a run to its file. Raises OSError."""
     write_whole(path_of(run.experiment, run.variant, run.seed, folder), run.model_dump_json(indent=1) + "\n")
 
 
@@ -78,7 +78,7 @@ def keep_figures(
     folder: Path,
     values: dict[str, Any] | None = None,
 ) -> None:
-    """A run that is no row of an ablation. place: experiment, variant and seed. Raises OSError."""
+    """Keep a run that is no row of an ablation. place: experiment, variant and seed. Raises OSError."""
     experiment, variant, seed = place
     run = Run(
         experiment=experiment,
@@ -95,7 +95,7 @@ def keep_figures(
 
 
 def is_kept(place: tuple[str, str, int], own: str, folder: Path) -> bool:
-    """Whether there is a run, and of this identity."""
+    """Whether a run of this identity is kept."""
     run = read(path_of(*place, folder))
     return run is not None and run.identity == own
 
@@ -106,7 +106,7 @@ def all_runs(folder: Path = KEPT) -> list[Run]:
 
 
 def _meaning(variant: Variant) -> dict[str, Any]:
-    """As it is said: a default that comes with a later version changes nothing."""
+    """The variant's spec without defaults, so that defaults of later versions do not change its identity."""
     said = variant.spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
     if said.get("recipe"):
         said["recipe"].pop("data", None)
@@ -115,6 +115,6 @@ def _meaning(variant: Variant) -> dict[str, Any]:
 
 @lru_cache
 def contents(folder: Path) -> dict[str, str]:
-    """Of a model's weights, config and tokenizer."""
+    """The hashes of a model's weights, config and tokenizer."""
     names = {path.name for pattern in ("config.json", "tokenizer*.json", "*.safetensors") for path in folder.glob(pattern)}
     return {name: sha256(folder / name) for name in sorted(names)}

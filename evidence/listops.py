@@ -71,7 +71,7 @@ def variants() -> dict[str, Variant]:
 
 
 def identity(setting: Setting, name: str, seed: int) -> str:
-    """Of what is asked for, but for the other seeds."""
+    """The identity of a run, from its setting without the other seeds."""
     said = (
         None if name == MAJORITY else variants()[name].spec.model_dump(mode="json", exclude_unset=True, exclude={"name", "paper"})
     )
@@ -80,7 +80,7 @@ def identity(setting: Setting, name: str, seed: int) -> str:
 
 
 def run_missing(work: Path, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING) -> None:
-    """Every encoder that is not kept, seed by seed, and what the most frequent answer is worth. Raises ComposerError."""
+    """Trains every encoder that is not kept, seed by seed, and scores the most frequent answer. Raises ComposerError."""
     wanted = [(name, seed) for seed in setting.seeds for name in (MAJORITY, *variants())]
     missing = [(name, seed) for name, seed in wanted if not is_kept((NAME, name, seed), identity(setting, name, seed), kept)]
     tell(f"{NAME}: {len(missing)} runs to do")
@@ -108,7 +108,7 @@ def rows(setting: Setting, split: Split, count: int, seed: int) -> list[Row]:
 
 
 def padded(batch: Sequence[Row]) -> dict[str, Any]:
-    """Rows as a classifier takes them, filled up behind their ends."""
+    """Rows as inputs of a classifier, padded behind their ends."""
     import torch
 
     longest = max(len(row.ids) for row in batch)
@@ -119,7 +119,7 @@ def padded(batch: Sequence[Row]) -> dict[str, Any]:
 def learn(
     setting: Setting, variant: Variant, taught: Sequence[Row], held_out: Sequence[Row], seed: int, work: Path, device: str
 ) -> float:
-    """The share of held-out trees whose value a new encoder finds, once it has been trained."""
+    """Train a new encoder. Returns the share of held-out trees whose value it predicts."""
     from transformers import Trainer, TrainingArguments
 
     options = TrainingArguments(

@@ -1,4 +1,4 @@
-"""docs/evidence.md and its picture, out of the runs that are kept."""
+"""Writes docs/evidence.md and its picture from the kept runs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ goes beyond the paper's own tasks is marked, and does not count. No seed was lef
 
 
 def write() -> None:
-    """Both files, each as a whole or not at all."""
+    """Writes both files, each whole or not at all."""
     write_whole(PAGE, page())
     draw(Kept(all_runs()), PLOT)
 
 
 def page() -> str:
-    """All of it but the picture."""
+    """The page as Markdown."""
     runs = all_runs()
     return "".join(_page(Kept(runs), runs))
 
@@ -65,13 +65,13 @@ def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
-            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_said(claim, kept)} |\n"
+            yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_outcome(claim, kept)} |\n"
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
         for claim in claims:
             yield from _claim(claim, kept)
     yield from _best(kept)
-    yield from _how(runs)
+    yield from _runs_in_words(runs)
 
 
 def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
@@ -95,8 +95,8 @@ def counted(groups: Iterable[str], kept: Kept) -> str:
     return f"{found.total()} claims: {', '.join(says)}"
 
 
-def _said(claim: Claim, kept: Kept) -> str:
-    """The verdict, and how much of what was expected holds."""
+def _outcome(claim: Claim, kept: Kept) -> str:
+    """The verdict, and how many of the expectations hold."""
     counting = [one for one in claim.expected if not one.beyond]
     holds = sum(state(one, kept) == "holds" for one in counting)
     return f"{verdict(claim.expected, kept)} ({holds} of {len(counting)})"
@@ -119,7 +119,7 @@ def _best(kept: Kept) -> Iterator[str]:
 
 
 def ranking(kept: Kept) -> list[tuple[str, float]]:
-    """Each student's mean of all passkey and recall scores, over seeds, the best first; of those that have all of them."""
+    """Each student's mean of all passkey and recall scores, over seeds, the best first; students that lack one are left out."""
     scores = {
         name: [value for column in PASSKEY + RECALL for value in kept.at(Place(run, column)).values()]
         for name, run in {**FOUR, **OURS}.items()
@@ -128,7 +128,7 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
     return sorted(whole.items(), key=lambda item: -item[1])
 
 
-def _how(runs: Sequence[Run]) -> Iterator[str]:
+def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
     yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
     for name, experiment in ABLATIONS.items():
@@ -142,7 +142,7 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
             other, variant = experiment.trained
             yield f"\n`trained-SEED` is `{other.name}/{variant}` of that seed with its adapters folded in (`compose "
             yield "merge`).\n"
-    yield from _looks(runs)
+    yield from _inspections(runs)
     own = [run for run in runs if run.experiment == listops.NAME]
     yield f"\n`{listops.NAME}`: {len(own)} runs are kept. {listops.SETTING.says}\n\n"
     yield f"    {listops.COMMAND}\n"
@@ -154,7 +154,7 @@ def _how(runs: Sequence[Run]) -> Iterator[str]:
     yield f"\nWith {', '.join(versions)}.\n"
 
 
-def _looks(runs: Sequence[Run]) -> Iterator[str]:
+def _inspections(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.experiment == collapse.NAME]
     yield f"\n`{collapse.NAME}`: {len(own)} runs are kept. `MODEL` is trained first, where it is not there.\n\n"
     for looked in collapse.MODELS.values():
@@ -196,12 +196,12 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes them of headings."""
+    """The anchor that GitHub makes of a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
 
 
 def draw(kept: Kept, target: Path) -> None:
-    """Passkey, recall and stories over length: the teacher, the four, and the best of ours."""
+    """Draws passkey, recall and stories over length: the teacher, the four papers' students, and the best of ours."""
     best = next((name for name, _ in ranking(kept) if name in OURS), None)
     shown = FOUR | ({f"ours: {best}": OURS[best]} if best else {})
     panels = (

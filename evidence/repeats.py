@@ -1,6 +1,6 @@
 """Where students lose a passkey: ``python -m evidence.repeats FOLDER``, of a folder that ``compose eval --tasks passkey -o`` wrote.
 
-Who copies a number by the digit before alone is lost where the number has that digit twice, and nowhere else.
+A model that finds each digit by the digit before it goes wrong where a number has that digit twice, and nowhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ End = Literal["right", "first digit", "after a digit that the key has twice", "a
 
 
 def end_of(key: str, written: str) -> End:
-    """Where the first wrong digit stands in what was written."""
+    """The kind of place of the first wrong digit in the written number."""
     digits = "".join(letter for letter in written if letter.isdigit())[: len(key)]
     wrong = next((at for at, digit in enumerate(key) if digits[at : at + 1] != digit), None)
     if wrong is None:

@@ -1,4 +1,4 @@
-"""Runs what is not kept yet, and keeps each run as soon as it has ended."""
+"""Does the runs that are not kept yet, and keeps each as soon as it has ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Told = Callable[[str], None]
 def run_missing(
     experiment: Experiment, work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT
 ) -> list[str]:
-    """What failed of an experiment, in words. Runs go seed by seed, so that a stop leaves whole tables of fewer seeds."""
+    """Does an experiment's missing runs, and returns the failures in words. Runs go seed by seed, so that a stop leaves whole
+    tables of fewer seeds."""
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")
     if missing and experiment.made is not None:
@@ -44,8 +45,8 @@ def run_missing(
 
 
 def make(folder: Path, command: str, tell: Told, last: str = "scores.json") -> None:
-    """A teacher that does not ship with the project, by the command that makes it, which goes on where it was stopped; nothing
-    where its ``last`` file is there. Raises ComposerError where that fails."""
+    """Makes a teacher that does not ship with the project, by a command that continues where it was stopped. Does nothing where
+    ``last``, the command's last file, exists. Raises ComposerError where the command fails."""
     if (folder / last).is_file():
         return
     tell(f"{folder}: {command}")
@@ -55,7 +56,7 @@ def make(folder: Path, command: str, tell: Told, last: str = "scores.json") -> N
 
 
 def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, int], str]:
-    """The identities of runs that are not kept, or were of something else; by variant and seed."""
+    """The identities of runs that are not kept, or kept with another identity; by variant and seed."""
     variants = read_variants(experiment.specs, experiment.overrides)
     wanted: dict[tuple[str, int], str] = {}
     before = taught(experiment)
@@ -70,7 +71,7 @@ def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, i
 def _requests(
     experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: Start, tell: Told, device: str
 ) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
-    """All at once; or seed by seed, where each begins with a trained model of its own."""
+    """The requests for the missing runs: one, or one a seed where each seed has a source of its own."""
     if not missing:
         return
     request = replace(experiment.request, device=device)
@@ -113,7 +114,7 @@ def taught(experiment: Experiment) -> dict[str, Variant]:
 
 
 def variants_of(experiment: Experiment) -> dict[str, Variant]:
-    """By name."""
+    """The variants of an experiment, by name."""
     return {variant.name: variant for variant in read_variants(experiment.specs, experiment.overrides)}
 
 

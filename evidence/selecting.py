@@ -42,7 +42,7 @@ CHANCE = ("chance-1", "chance-2")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is asked for. keep: of the teacher's layers. rows: held out, to score choices on."""
+    """The settings of the experiment. keep: how many of the teacher's layers. rows: held-out rows to score choices on."""
 
     spec: str = "lawcat"
     layers: int = 8
@@ -66,12 +66,12 @@ class Setting:
 
     @property
     def regular(self) -> str:
-        """What that choice is called."""
+        """The name of that choice."""
         return f"every-{self.layers // self.keep}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the choices that are trained; ``none`` keeps no layer."""
+        """The names of the choices that are trained; ``none`` keeps no layer."""
         return (*CHOSEN, self.regular, *CHANCE, "none")
 
     @property
@@ -88,7 +88,7 @@ SETTING = Setting()
 
 
 def identity(setting: Setting, seed: int) -> str:
-    """Of what is asked for; not of what the layers are chosen for afterwards."""
+    """The identity of a selection, which does not depend on the later training."""
     said = load_spec(setting.spec).model_dump(mode="json", exclude_unset=True, exclude={"name", "paper", "recipe"})
     asked = {"spec": said, "seed": seed, "made": setting.made, "data": [data_identity(one) for one in setting.data]}
     asked |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": setting.recipe}
@@ -98,7 +98,7 @@ def identity(setting: Setting, seed: int) -> str:
 def run_all(
     work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
 ) -> list[str]:
-    """Every run that is not kept, seed by seed. What failed, in words. Raises ComposerError."""
+    """Does every run that is not kept, seed by seed, and returns the failures in words. Raises ComposerError."""
     failures: list[str] = []
     for seed in setting.seeds:
         if chosen(setting, seed, kept) is None:
@@ -144,7 +144,7 @@ def _document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:
 
 
 def _choose(setting: Setting, seed: int, work: Path, tell: Told, device: str, kept: Path) -> None:
-    """Scores the layers of a student, and every choice of so many; keeps those that are trained afterwards."""
+    """Scores the layers of a student, and every choice of as many layers, and keeps the choices that are trained afterwards."""
     out = work / NAME / f"seed-{seed}"
     found = composer.select(
         setting.spec,
@@ -169,7 +169,7 @@ def _choose(setting: Setting, seed: int, work: Path, tell: Told, device: str, ke
 
 
 def _choices(setting: Setting, seed: int, found: Selection) -> dict[str, tuple[int, ...]]:
-    """The layers of each choice. Those of chance are drawn by the seed, and differ from each other."""
+    """The layers of each choice. Random choices follow from the seed, and differ from each other."""
     pairs = list(combinations(range(setting.layers), setting.keep))
     by_score = {by: best(found.scores, by, setting.keep) for by in CHOSEN}
     drawn = random.Random(seed).sample(pairs, len(CHANCE))

@@ -28,19 +28,19 @@ COMMANDS = (
 
 
 def identity(seed: int) -> str:
-    """Of what is asked for."""
+    """The identity of a seed's bench."""
     asked = {"commands": COMMANDS, "seed": seed, "source": contents(Path(TEACHER))}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def titles() -> set[str]:
-    """Of all columns that a run has."""
+    """The titles of all columns of a run."""
     fast = {title("prefill", length) for length in PREFILL} | {title("decode", at, batch) for at in DECODE for batch in BATCHES}
     return fast | {state_title(at) for at in DECODE} | {time_title(at) for at in DECODE}
 
 
 def title(kind: str, length: int, batch: int = 1) -> str:
-    """Of the column with how many times as fast as the teacher it is."""
+    """The title of the column with the speed as a multiple of the teacher's."""
     return f"{kind} {length:,}" + (f" × {batch}" if batch > 1 else "")
 
 
@@ -53,7 +53,7 @@ def time_title(position: int) -> str:
 
 
 def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", kept: Path = KEPT) -> None:
-    """One bench for each seed that is not kept. On a CPU its times are good as ratios."""
+    """Runs a bench for each seed that is not kept. On a CPU, only ratios of its times are reliable."""
     missing = [seed for seed in SEEDS if not _is_kept(seed, kept)]
     tell(f"{NAME}: {len(missing)} benches to do")
     models: dict[str, str | Path] = {FIRST: TEACHER}

@@ -16,7 +16,7 @@ import typer
 from evidence.experiments import SCORED, TEACHER, Experiment
 
 FACTORS = (2, 4, 8)
-"""How many times the teacher's length is to fit."""
+"""Factors by which the teacher's length is extended."""
 WEIGHTS = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 

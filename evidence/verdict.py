@@ -1,4 +1,4 @@
-"""Whether a claim comes out: what it leads one to expect is asked of every seed by itself."""
+"""The verdict on a claim: its expectations are tested with every seed by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "seeds diff
 
 @dataclass(frozen=True)
 class Place:
-    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report; of several, their mean."""
+    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report, or several, whose mean is taken."""
 
     run: str
     column: str | tuple[str, ...]
@@ -30,8 +30,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Expected:
-    """What should be seen. says: in words. holds: of the two figures of one seed; None where they are not told apart.
-    beyond: it asks for more than the paper claims, on another task say, and does not count for the verdict."""
+    """An expectation. says: in words. holds: whether it holds for the two figures of one seed; None where they cannot be told
+    apart. beyond: it expects more than the paper claims, on another task for example, and does not count for the verdict."""
 
     says: str
     left: Place
@@ -64,7 +64,7 @@ def near(says: str, left: Place, right: Place, share: float) -> Expected:
 
 
 def beyond(expected: Expected) -> Expected:
-    """It does not count for the verdict: the paper does not claim it."""
+    """The expectation, which does not count for the verdict, as the paper does not claim it."""
     return replace(expected, beyond=True)
 
 
@@ -79,14 +79,14 @@ class Kept:
                 columns.setdefault(column, {})[run.seed] = value
 
     def at(self, place: Place) -> dict[int, float]:
-        """By seed; empty where nothing is kept."""
+        """The figures of a place by seed; empty where no run is kept."""
         own = self._figures.get(place.run, {})
         found = [own.get(column, {}) for column in place.columns]
         return {seed: statistics.fmean(one[seed] for one in found) for seed in found[0] if all(seed in one for one in found)}
 
 
 def seeds_of(expected: Expected, kept: Kept) -> Mapping[int, bool | None]:
-    """Of each seed, whether it holds. What was run with one seed alone, since nothing is drawn for it, stands beside all others."""
+    """For each seed, whether the expectation holds. A deterministic run has one seed, and is compared with all of the other's."""
     left = kept.at(expected.left)
     right = kept.at(expected.right) if isinstance(expected.right, Place) else dict.fromkeys(left, expected.right)
     left, right = _beside(left, right), _beside(right, left)
@@ -100,8 +100,8 @@ def state(expected: Expected, kept: Kept) -> State:
 
 
 def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
-    """reproduced: all that it leads to expect holds with every seed. not reproduced: something of it fails with every seed.
-    not at this scale: seeds differ, or figures cannot be told apart. What has not been run with every seed has no verdict."""
+    """reproduced: all expectations hold with every seed. not reproduced: one of them fails with every seed. not at this scale:
+    seeds differ, or figures cannot be told apart. There is no verdict before all seeds have run."""
     if any(len(seeds_of(one, kept)) < len(_wanted(one)) for one in expectations):
         return "runs are missing"
     states = [state(one, kept) for one in expectations if not one.beyond]
@@ -111,7 +111,7 @@ def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
 
 
 def _wanted(expected: Expected) -> tuple[int, ...]:
-    """The seeds that it is to be asked of: one where nothing on either side is drawn."""
+    """The seeds to test an expectation with: one where both runs are deterministic."""
     places = [place for place in (expected.left, expected.right) if isinstance(place, Place)]
     experiments = [ABLATIONS.get(place.run.partition("/")[0]) for place in places]
     return max((SEEDS if one is None else one.request.seeds for one in experiments), key=len)

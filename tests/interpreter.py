@@ -209,15 +209,15 @@ _operations_alone()
 @contextmanager
 def nothing_refused() -> Iterator[None]:
     """Within, a form that refuses what it is given, or that is not there, is an error."""
-    told = set(program._told)
-    program._told.clear()
+    told = set(program._warned)
+    program._warned.clear()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", program.FallsBack)
             yield
     finally:
-        program._told.clear()
-        program._told.update(told)
+        program._warned.clear()
+        program._warned.update(told)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What kernels of whole heads are handed beside tensors. Nothing here takes Triton: it is made before the kernel is looked for,
-which may not be there.
+"""Arguments of the kernels of whole heads, beside tensors. Nothing here imports Triton, which may not be installed: arguments are
+made before the kernel is imported.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from blocks.legend import Float, Int, Tensor
 
 @dataclass(frozen=True)
 class Fall:
-    """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
+    """The entries in the state, and those in the window: the tables of ``blocks.fused.window_and_state``.
 
-    held: entries before those of the call. reach: F ≤ t + reach, F of the entries being fallen with token t. entries: at most so
-    many fall.
+    held: entries before those of the call. reach: F ≤ t + reach, where F entries have fallen by token t. entries: most that fall.
     """
 
     held: int
@@ -27,7 +26,7 @@ class Fall:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a sparse cache holds as a call begins: keys, values, features of the keys, and positions."""
+    """The contents of a sparse cache as a call begins: keys, values, features of the keys, and positions."""
 
     key: Float[Tensor, "B S H D"]
     value: Float[Tensor, "B S H D"]
@@ -37,8 +36,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where they begin, how many, and where documents do, as ``blocks.fused.cascade`` says. start: None where a row is
-    one document."""
+    """The beginnings and number of chunks, and the beginnings of documents, as in ``blocks.fused.cascade``. start: None where a row
+    is one document."""
 
     size: int
     pieces: Int[Tensor, "B T"]
@@ -48,9 +47,9 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a pair is worth. keep: the kind of a score that looks at the state, or at the window, which worth then sums up; or
-    ``pair``, a score that looks at neither, and ``place``, one of them that is not rounded. length: as
-    ``blocks.fused.cascade`` says."""
+    """The scores of pairs. keep: the kind of a score that depends on the state, or on the window, which ``worth`` then sums up; or
+    ``pair``, a score that depends on neither; or ``place``, such a score that is not rounded. length: as in
+    ``blocks.fused.cascade``."""
 
     keep: str
     worth: Float[Tensor, "B H n"] | None = None

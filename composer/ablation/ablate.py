@@ -50,7 +50,7 @@ def ablate(
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
     scores, failure = teacher_scores(request, steps)
-    with _going_on(out), alone(inside(out), None):  # report, table and plot of one call, whichever ends last
+    with _going_on(out), alone(inside(out), None):  # so that report, table and plot are of one call, the last to end
         models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
         report = make_report(chains, results, request, versions(), models, costs)
         report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})
@@ -74,7 +74,7 @@ def run(
 
 @contextmanager
 def _going_on(folder: Path) -> Iterator[None]:
-    """Raises AblationError where a file cannot be read or written: the one that the system names, or else ``folder``."""
+    """Raises AblationError where a file cannot be read or written. It names the file, or ``folder`` where the system does not."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Mistakes in the request, the data, the tasks and the models are found before the first step runs."""
+"""Checks the request, the data, the tasks and the models before the first step runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.ablation.identity import asked_of
+from composer.ablation.identity import tasks_of
 from composer.ablation.plan import Chain, Request, Variant
 from composer.ablation.steps import found
 from composer.api import resolve_spec
@@ -42,7 +42,7 @@ def check_request(request: Request) -> None:
 
 
 def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
-    """Reads the data and makes the tasks' samples as the steps that are not done yet will. Raises ComposerError."""
+    """Reads the data and makes the tasks' samples, for all steps that are not done yet. Raises ComposerError."""
     missing = {step.kind for chain in chains for step in chain.steps if found(step, folder) is None}
     variants = {chain.variant.name: chain.variant for chain in chains}.values()
     trunks = {variant.name: _trunk(variant, request) for variant in variants}
@@ -65,7 +65,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
             both_sides(tokenizer, vocabulary, longest, Recipe(sequence=sequence, rows=rows), options)
     if "evaluate" in missing:
         for vocabulary in {trunk.vocabulary_size for trunk in trunks.values()}:
-            check_texts(tokenizer, vocabulary, asked_of(request), read_lengths(request.lengths))
+            check_texts(tokenizer, vocabulary, tasks_of(request), read_lengths(request.lengths))
 
 
 def _check_variant(variant: Variant, trunk: Trunk, request: Request) -> None:

@@ -81,7 +81,7 @@ class _Cluster:
         step = self._waiting.pop(done)
         try:
             return step, self._ray.get(done)
-        except self._ray.exceptions.RayTaskError:  # the step itself has raised it
+        except self._ray.exceptions.RayTaskError:  # an error of the step itself
             raise
         except self._ray.exceptions.RayError as error:
             return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}

@@ -23,7 +23,7 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """What all variants share, as JSON holds it. Raises ComposerError where something of it cannot be read.
+    """The inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
 
     Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
     """
@@ -35,7 +35,7 @@ def common_to_all(request: Request) -> dict[str, Any]:
         "tokenizer": None if request.tokenizer is None else _tokenizer(tokenizer_folder(request.tokenizer)),
         "data": [data_identity(said) for said in request.data],
         "held_out": [data_identity(said) for said in request.held_out],
-        "tasks": [task_facts(one).model_dump(mode="json") for one in asked_of(request)],
+        "tasks": [task_facts(one).model_dump(mode="json") for one in tasks_of(request)],
     }
 
 
@@ -56,7 +56,7 @@ def data_identity(said: str) -> dict[str, Any]:
     return {"said": said, "files": {name: sha256(path) for name, path in files.items()}}
 
 
-def asked_of(request: Request) -> tuple[NamedTask, ...]:
+def tasks_of(request: Request) -> tuple[NamedTask, ...]:
     """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
     if not request.tasks:
         return ()

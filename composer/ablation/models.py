@@ -16,13 +16,13 @@ from composer.weights.sources import describe_model
 
 VARIANTS = "variants"
 LENGTH = 1024
-"""Tokens after which a state is compared where neither samples nor rows say how many there are."""
+"""Tokens after which states are compared, where neither samples nor rows have a length."""
 
 
 def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request: Request, out: Path) -> dict[str, dict[int, str]]:
-    """Puts each variant's model to ``variants/NAME``, or, of several seeds, to ``variants/NAME-seed0`` and so on.
+    """Links each variant's model as ``variants/NAME`` or, with several seeds, ``variants/NAME-seed0`` and so on.
 
-    Gives their paths in ``out``, by variant and seed, without those whose training has failed. Raises BuildError.
+    Returns the paths in ``out``, by variant and seed, without models whose training has failed. Raises BuildError.
     """
     found: dict[str, dict[int, str]] = {}
     for chain in chains:
@@ -37,7 +37,7 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
 
 
 def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
-    """What each variant costs at the longest length that it is scored or trained on, in its source's dtype; by name."""
+    """The costs of each variant, by name, at the longest length that it is scored or trained on, in its source's dtype."""
     trunk = None if request.source is None else describe_model(request.source).trunk
     dtype, windows = ("float32", None) if trunk is None else (trunk.dtype, trunk.windows)
 

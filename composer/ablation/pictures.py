@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from composer.ablation.table import cut, number, said, value_in_a_line
+from composer.ablation.table import cut, figure_text, number, value_in_a_line
 from composer.plotting import MAP, TEACHER, WIDTH, colour, marker, plotting, save, titled, within_shares
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
@@ -26,8 +26,8 @@ LOG_FROM = 20
 
 
 def draw_all(report: AblationReport, folder: Path) -> None:
-    """Writes each picture that the report has data for, whole or not at all; removes those of earlier calls that it has none for.
-    Raises OSError."""
+    """Writes each picture that the report has data for, whole or not at all, and removes other pictures of earlier calls. Raises
+    OSError."""
     draw(report, folder / PLOT)
     for name, picture in ((GRID, _grid), (STATE, _over_state)):
         if not picture(report, folder / name):
@@ -35,7 +35,7 @@ def draw_all(report: AblationReport, folder: Path) -> None:
 
 
 def draw(report: AblationReport, target: Path) -> None:
-    """Each column as a row of bars, a variant each, with its spread, and the teacher as a line; nothing where nothing was found."""
+    """Each column as a row of bars, a variant each, with its spread, and the teacher as a line. Draws nothing without figures."""
     if not report.columns:
         return
     names = [variant.name for variant in report.variants]
@@ -54,7 +54,7 @@ def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -
     found = [variant.figures.get(column.title) for variant in report.variants]
     means = [0.0 if one is None else one.mean for one in found]
     axis.barh(names, means, xerr=list(zip(*(_spread(column, one) for one in found), strict=True)), color=colour(0), alpha=0.8)
-    axis.bar_label(axis.containers[-1], [said(one) for one in found], padding=3, fontsize=8)
+    axis.bar_label(axis.containers[-1], [figure_text(one) for one in found], padding=3, fontsize=8)
     axis.set_title(_titled(column))
     axis.invert_yaxis()
     axis.margins(x=0.2)
@@ -71,7 +71,7 @@ def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -
 
 
 def _spread(column: Column, one: Figure | None) -> tuple[float, float]:
-    """How far a figure's spread goes down and up."""
+    """The lengths of the error bar of a figure, down and up."""
     if one is None or one.spread is None:
         return 0.0, 0.0
     return within_shares(one.mean, one.spread) if column.kind == "score" else (one.spread, one.spread)
@@ -98,7 +98,7 @@ def grid_of(report: AblationReport) -> tuple[tuple[str, str], list[str], list[st
 
 
 def _grid(report: AblationReport, target: Path) -> bool:
-    """A heat map of each column. Gives whether there was a grid to draw."""
+    """A heat map of each column. Returns whether the variants are a grid."""
     grid = grid_of(report)
     if grid is None or not report.columns:
         return False
@@ -125,7 +125,7 @@ def _grid(report: AblationReport, target: Path) -> bool:
             for row, figures in enumerate(found):
                 for cell, one in enumerate(figures):
                     ink = "white" if one is not None and image.norm(means[row, cell]) < 0.5 else "black"
-                    words = said(one) if roomy or one is None else number(one.mean)
+                    words = figure_text(one) if roomy or one is None else number(one.mean)
                     axis.text(cell, row, words, ha="center", va="center", color=ink, fontsize=8)
             axis.set_xticks(range(len(second)), [_label(value) for value in second], rotation=0 if roomy else 90)
             axis.set_yticks(range(len(first)), [_label(value) for value in first])
@@ -139,8 +139,8 @@ def _grid(report: AblationReport, target: Path) -> bool:
 
 
 def _over_state(report: AblationReport, target: Path) -> bool:
-    """Each column over the bytes of a row's state, a point a variant, with the teacher's cache as a line. Gives whether there was
-    something to draw: variants whose states differ."""
+    """Each column over the bytes of a row's state, a point a variant, with the teacher's cache as a line. Returns whether the
+    variants' states differ: otherwise there is no picture."""
     sizes = {variant.state_bytes for variant in report.variants if variant.state_bytes}
     columns = [column for column in report.columns if column.kind not in ("mse", "divergence", "before")]
     if len(sizes) < 2 or not columns:

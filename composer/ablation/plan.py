@@ -183,7 +183,7 @@ def _first(request: Request) -> str:
 def _steps(
     variant: Variant, seed: int, request: Request, stages: Mapping[str, Stage], meaning: str, common: Mapping[str, Any]
 ) -> Iterator[AblationStep]:
-    """Each after the step whose model it takes: the second stage does not wait for the comparison, which makes none."""
+    """The steps, each after the step whose model it takes. The second stage does not wait for the comparison, which makes none."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
     last: AblationStep | None = None
 
@@ -212,7 +212,7 @@ def _steps(
 
 
 def average_of(recipe: Recipe) -> Literal["tokens", "rows"]:
-    """What its losses are means over."""
+    """The tokens or rows that a recipe's losses are means over."""
     return "tokens" if recipe.finetune is None else recipe.finetune.average
 
 

@@ -42,7 +42,7 @@ class Column(Closed):
 
     @property
     def title(self) -> str:
-        """As a table has it."""
+        """The column's title in tables."""
         if self.length is None:
             return TITLES[self.kind]
         return f"{self.task} {self.length:,}" + (" perplexity" if self.kind == "perplexity" else "")
@@ -70,11 +70,11 @@ class VariantReport(Closed):
     failures: dict[int, str]
     seconds: float
     models: dict[int, str] = Field(default_factory=dict)
-    """Where its models are in the folder, by seed; those whose training has failed are left out. Earlier reports have none."""
+    """The paths of its models in the folder, by seed, without failed ones. Reports of earlier versions have none."""
     state_bytes: int | None = None
     """Of one text, after ``state_length`` tokens."""
     kv_cache_bytes: int | None = None
-    """What softmax attention would keep in its place."""
+    """Bytes of softmax attention's cache for the same text."""
 
 
 class AblationReport(Readable, Closed):
@@ -86,7 +86,7 @@ class AblationReport(Readable, Closed):
     variants: tuple[VariantReport, ...]
     versions: dict[str, str]
     state_length: int | None = None
-    """Tokens of the texts whose state is told: as many as the longest that the variants are scored on; None where they differ."""
+    """Tokens of the text of ``state_bytes``: the longest that the variants are scored on; None where they differ in that."""
 
     def view(self) -> View:
         from composer.ablation.table import cells, figures_in, remarks
@@ -98,7 +98,7 @@ class AblationReport(Readable, Closed):
     teacher: dict[str, float] = Field(default_factory=dict)
     """The teacher's own scores, by the titles of columns. Earlier reports have none."""
     teacher_failure: str | None = None
-    """Why the teacher has none, or not all."""
+    """Why scores of the teacher are missing."""
 
     @property
     def failed(self) -> bool:
@@ -114,7 +114,7 @@ def make_report(
     models: Mapping[str, Mapping[int, str]] | None = None,
     costs: Mapping[str, Explanation] | None = None,
 ) -> AblationReport:
-    """From what the steps found, by their names. models: where they are, by variant and seed. costs: by variant."""
+    """The report of all steps' figures. results: by the steps' names. models: paths by variant and seed. costs: by variant."""
     costs = costs or {}
     lengths = {cost.sequence for cost in costs.values()}
     found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
@@ -135,7 +135,7 @@ def make_report(
 
 
 def _placed(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
-    """With where its models are, and what they hold."""
+    """The variant with the paths of its models and the bytes of their state."""
     held = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
     return variant.model_copy(update={"models": dict(models), **held})
 
@@ -168,7 +168,7 @@ def _variant(
 
 
 def figures_of(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
-    """The figures of one variant and seed, from what its steps found, by their names."""
+    """The figures of one variant and seed. results: the figures of all steps, by the steps' names."""
     found: dict[Column, float] = {}
     learns = any(step.kind in ("finetune", "train") for step in chain.steps)
     for step in chain.steps:
@@ -204,7 +204,7 @@ def _likeness(figures: Figures) -> dict[Column, float]:
 
 
 def scores_in(figures: Figures) -> dict[Column, float]:
-    """Those that there are: where one cell fails, the others stand."""
+    """The scores of a step, without those of failed cells."""
     found: dict[Column, float] = {}
     for cell in figures.get("cells", ()):
         if cell["mean"] is not None and cell["scored"] == "loss":

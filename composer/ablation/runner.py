@@ -25,19 +25,19 @@ LIBRARIES = (
     "composer.evaluation",
     "composer.model.classes",
 )
-"""The modules that steps import, which takes seconds."""
+"""Modules that steps need, and whose import takes seconds."""
 
 
 class Workers(Protocol):
-    """Workers, which run steps that do not depend on each other."""
+    """Run steps that do not depend on each other."""
 
     @property
     def at_once(self) -> float:
-        """The number of steps that it takes before one of them has ended."""
+        """The most steps that may be started before one of them has ended."""
         ...
 
     def start(self, step: AblationStep, folder: Path) -> None:
-        """Run it now or later."""
+        """Start a step, or queue it."""
         ...
 
     def ended(self) -> tuple[AblationStep, Figures]:
@@ -47,13 +47,13 @@ class Workers(Protocol):
 
 Start = Callable[[], AbstractContextManager[Workers]]
 OnStep = Callable[[AblationStep | None, Figures, int, int], None]
-"""Called with a step that has ended (None at the start) and its figures, and how many steps of how many are done."""
+"""Called with a step that has ended (None at the start), its figures, the number of steps that are done, and of all steps."""
 
 
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
     """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason.
 
-    Of the steps that can run, those of the first chain go first: where it is stopped, whole chains are done.
+    Of the steps that can run, those of the first chain go first, so that a stopped ablation has whole chains.
     """
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     order = {name: rank for rank, name in enumerate(dict.fromkeys(step.name for chain in chains for step in chain.steps))}
@@ -139,7 +139,7 @@ def _run_there(step: AblationStep, folder: Path) -> Figures:
 
 
 def processes(count: int) -> Start:
-    """So many steps at a time, in processes of one thread each, which end with this one, however it ends."""
+    """``count`` steps at a time, in processes of one thread each. They end when this process ends, even where it is killed."""
 
     @contextmanager
     def start() -> Iterator[Workers]:
@@ -158,7 +158,7 @@ def processes(count: int) -> Start:
 
 
 def _context() -> Any:
-    """How they are started: on Linux as copies of a process that has read the libraries once, elsewhere each anew."""
+    """The context that starts processes: on Linux as forks of a process that has imported the libraries, elsewhere as new ones."""
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -167,7 +167,7 @@ def _context() -> Any:
 
 
 def _begin(stop: Any) -> None:
-    """One thread, since several in each process would compete for the cores; and the process ends with the one that started it."""
+    """Set up a process: with one thread, as more would compete for the cores, and so that it ends when its parent does."""
     import torch
     from transformers.utils import logging
 

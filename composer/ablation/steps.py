@@ -45,10 +45,9 @@ def found(step: AblationStep, folder: Path) -> Figures | None:
 
 
 def run_step(step: AblationStep, folder: Path) -> Figures:
-    """The figures of a step, which is run, or continued where it was stopped, unless it is done. A user's mistake is the figure
-    ``failure``.
+    """The figures of a step. It is run, or continued, unless it is done. A user's mistake becomes the figure ``failure``.
 
-    Where another ablation in the same folder runs it, this waits. Raises OSError where the folder cannot be written to.
+    Where another ablation in the same folder runs the step, this waits. Raises OSError where the folder cannot be written to.
     """
     results = folder / f"{step.name}.json"
     with alone(beside(results), None):
@@ -100,9 +99,9 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     from composer.training.student import read_student
 
     out, whole = folder / step.name, step.variant.recipe
-    # Only what decides the step: variants that share it differ in the rest, and any of them may continue its run.
+    # Only the part of the recipe that the step depends on: variants that share the step differ in the rest, and may continue it.
     recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
-    if out.exists():  # a kill between the result and its figures
+    if out.exists():  # a step that was killed before it wrote its figures
         shutil.rmtree(out)
     options = _options(step, resume=(folder / f"{step.name}.run" / "run.json").is_file())
     student = read_student(model_of(step.after, folder), (), recipe)

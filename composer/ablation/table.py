@@ -14,7 +14,7 @@ LONGEST = 40
 
 
 def cells(report: AblationReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headers, and a row for each variant: its name, what the sweep says of it, its figures, and where its models are."""
+    """Headers, and a row for each variant: its name, its values of the sweep, its figures, and the paths of its models."""
     paths = list(dict.fromkeys(path for variant in report.variants for path in variant.values))
     headers = ("variant", *paths, *(column.title for column in report.columns))
     rows = [_row(variant, paths, report.columns) for variant in report.variants]
@@ -31,7 +31,7 @@ def figures_in(report: AblationReport) -> range:
 
 
 def markdown(report: AblationReport) -> str:
-    """The table, what failed, and what the teacher reaches."""
+    """The table, the failures, and the teacher's figures."""
     headers, rows = cells(report)
     table = markdown_table(headers, rows, figures_in(report))
     return "\n".join((table, "", *remarks(report))).rstrip() + "\n"
@@ -67,14 +67,14 @@ def _on_teachers(report: AblationReport) -> list[str]:
 
 def _row(variant: VariantReport, paths: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
     values = [cut(value_in_a_line(variant.values[path])) if path in variant.values else MISSING for path in paths]
-    return (variant.name, *values, *(said(variant.figures.get(column.title)) for column in columns))
+    return (variant.name, *values, *(figure_text(variant.figures.get(column.title)) for column in columns))
 
 
 def cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def said(figure: Figure | None) -> str:
+def figure_text(figure: Figure | None) -> str:
     if figure is None:
         return MISSING
     return number(figure.mean) + ("" if figure.spread is None else f" ± {number(figure.spread)}")

@@ -21,8 +21,8 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers")
 
 
 def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str | None]:
-    """Its figures by the titles of columns, and why there are none, where that is. They are kept in ``steps``, and taken from there
-    by later calls."""
+    """The teacher's scores by the titles of columns, and the reason where scores are missing. They are kept in ``steps`` for later
+    calls."""
     reference = request.teacher or request.source
     if reference is None or not request.tasks:
         return {}, None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["BenchOptions", "BenchReport", "bench"]
 _ROOMS = {"BenchOptions": "options", "BenchReport": "report", "bench": "runner"}
 _EARLIER = {"Options": "BenchOptions", "Report": "BenchReport"}
-"""What these were called before."""
+"""Earlier names of these classes, with the names that they have now."""
 
 
 def __getattr__(name: str) -> Any:

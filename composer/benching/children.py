@@ -25,7 +25,7 @@ Peaks = dict[Workload, int | None]
 def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[Workload], None]) -> Peaks:
     """Peak bytes of a model on each workload; None where memory did not suffice.
 
-    Where the system ends the process, the workloads from there on are missing. Raises BenchError where it fails in another way.
+    Where the system kills the process, the result lacks this workload and all later ones. Raises BenchError for other failures.
     """
     asked = {
         "folder": str(folder),
@@ -62,7 +62,7 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
 
 
 def main(asked: dict[str, Any]) -> None:
-    """What the process does: prints a line of JSON for each workload."""
+    """The main function of the process: prints a line of JSON for each workload."""
     import torch
     from transformers.utils import logging
 
@@ -77,7 +77,7 @@ def main(asked: dict[str, Any]) -> None:
     (opened,) = open_models([asked["folder"]], BenchError)
     contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu", asked["backend"]))
     for parameter in contestant.model.parameters():
-        parameter.sum()  # all of it is resident from here on, and not only as it is used
+        parameter.sum()  # reads the parameter, so that all of it is resident from here on
     warm([contestant], trial)
     for workload, found in run_trial([contestant], trial, resident):
         print(json.dumps([*workload, found[contestant.label].peak_bytes]), flush=True)

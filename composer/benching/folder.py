@@ -35,7 +35,7 @@ def check_free(folder: Path, *, force: bool) -> None:
 
 
 def write_report(report: BenchReport, folder: Path) -> None:
-    """``bench.json``, ``table.md``, and a picture of each kind that was asked for. Raises BenchError."""
+    """Writes ``bench.json``, ``table.md``, and a picture of each kind of workload. Raises BenchError."""
     from composer.benching.plots import draw
     from composer.benching.table import markdown
 
@@ -44,5 +44,5 @@ def write_report(report: BenchReport, folder: Path) -> None:
         write_whole(folder / TABLE, markdown(report))
     with failing_as(BenchError, f"The pictures in {folder} cannot be written", f"{BENCH} is there."):
         for kind in PHASES:
-            (folder / f"{kind}.png").unlink(missing_ok=True)  # of the bench that stood there
+            (folder / f"{kind}.png").unlink(missing_ok=True)  # of the bench that is replaced
         draw(report, folder)

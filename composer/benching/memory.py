@@ -17,7 +17,7 @@ def unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
 
 
 def allocated(device: str) -> Gauge:
-    """The peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all that was there before but the cache."""
+    """The peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all earlier tensors except the cache."""
     import torch
 
     def gauge(run: Callable[[], Any], held: int) -> tuple[Any, int]:
@@ -32,8 +32,8 @@ def allocated(device: str) -> Gauge:
 
 
 def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
-    """The peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all that was there before but the
-    cache.
+    """The peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all memory that was resident
+    before, except the cache.
 
     Right only where the allocator returns freed tensors to the system at once: ``composer.benching.children`` starts such
     processes. Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
@@ -45,7 +45,7 @@ def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
 
 
 def bytes_of(field: str) -> int:
-    """A line of /proc/self/status that is in kB."""
+    """The bytes of a field of /proc/self/status, which has them in kB."""
     (kilobytes,) = re.findall(rf"{field}:\s+(\d+) kB", STATUS.read_text())
     return 1024 * int(kilobytes)
 

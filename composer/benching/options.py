@@ -1,4 +1,4 @@
-"""What a bench is asked for."""
+"""The options of a bench, and its workloads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from converters.trunk import Dtype
 
 REPEATS, STEPS = 5, 32
 LARGEST = 2**31
-"""Of any length or batch."""
+"""The largest length or batch."""
 
 
 @dataclass(frozen=True)
 class BenchProgress:
-    """How far a bench is: what is under way, and how many cells of how many are done."""
+    """The progress of a bench: the current cell, the number of cells that are done, and of all cells."""
 
     what: str
     done: int
@@ -60,7 +60,7 @@ class BenchOptions:
 
 
 def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
-    """Each once, the smallest first. Raises BenchError."""
+    """The numbers, each once, the smallest first. Raises BenchError."""
     return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
 
 

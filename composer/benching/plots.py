@@ -17,7 +17,7 @@ Across = Callable[[BenchCell], int]
 
 
 def draw(report: BenchReport, folder: Path) -> None:
-    """``prefill.png`` and ``decode.png``, each where it was asked for and anything came of it. Raises OSError."""
+    """Writes ``prefill.png`` and ``decode.png``, each where the report has such cells that did not fail. Raises OSError."""
     with plotting() as pyplot:
         for kind, make, says in (("prefill", _prefill, "Reading a prompt"), ("decode", _decode, "Writing, token by token")):
             if not any(cell.kind == kind and cell.median is not None for cell in report.cells):
@@ -72,7 +72,7 @@ def _decode(report: BenchReport, pyplot: Any) -> Any:
 
 
 def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Quantity) -> None:
-    """A line a model, with a mark a cell; what had no room is left out."""
+    """A line a model, with a mark a cell; cells that ran out of memory are left out."""
     for index, model in enumerate(report.setting.models):
         points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
         look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "label": model.label}

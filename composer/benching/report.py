@@ -16,20 +16,20 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 class Workload(NamedTuple):
-    """What all models are timed on together. length: tokens of the prompt, or those before the one that is decoded."""
+    """A workload of all models. length: tokens of the prompt, or tokens before the decoded one."""
 
     kind: Phase
     length: int
     batch: int
 
     @property
-    def said(self) -> str:
+    def in_words(self) -> str:
         """In words: ``prefill 1,024 × 4``."""
         return f"{self.kind} {self.length:,}" + (f" × {self.batch:,}" if self.batch > 1 else "")
 
 
 class Measurement(NamedTuple):
-    """What one model did with one workload: the seconds of each run that counts, by rounds, and bytes as ``BenchCell`` has them."""
+    """The result of one model on one workload: the seconds of each timed run, by rounds, and bytes as in ``BenchCell``."""
 
     seconds: tuple[float, ...] = ()
     state_bytes: int | None = None
@@ -45,7 +45,7 @@ class BenchCell(Closed):
     length: int
     batch: int
     seconds: tuple[float, ...]
-    """Of each run that counts: a pass over the prompt, or one token of each row. Empty where the cell failed."""
+    """The seconds of each timed run: a pass over the prompt, or one token of each row. Empty where the cell failed."""
     median: float | None
     fastest: float | None
     slowest: float | None
@@ -66,7 +66,7 @@ class BenchCell(Closed):
 
 
 class TimedModelFacts(OpenedFacts):
-    """A model, and how it was loaded. attention: what computes it, transformers' name for it or ``composed``."""
+    """A model, and how it was loaded. attention: transformers' name of the implementation, or ``composed``."""
 
     parameters: int
     weight_bytes: int
@@ -76,7 +76,7 @@ class TimedModelFacts(OpenedFacts):
 
 
 class BenchSetting(Closed):
-    """All that decides what is run. peak: how memory is measured, None where it is not."""
+    """The settings of a bench. peak: how memory is measured, None where it is not."""
 
     models: tuple[TimedModelFacts, ...]
     prefill: tuple[int, ...]
@@ -97,7 +97,7 @@ class BenchSetting(Closed):
 
 
 class BenchReport(Readable, Closed):
-    """The whole bench, as ``bench.json`` has it. remarks: what happened that no cell says."""
+    """The whole bench, as ``bench.json`` has it. remarks: on events that no cell shows."""
 
     format: Literal[1] = 1
     setting: BenchSetting

@@ -96,10 +96,10 @@ def _run(
     for one in opened if measured_apart else ():
 
         def heard(workload: Workload, label: str = one.label) -> None:
-            tell(f"memory of {label}, {workload.said}")
+            tell(f"memory of {label}, {workload.in_words}")
 
         peaks[one.label] = found = peaks_of(one.source.folder, options, trial, heard)
-        missing = [workload.said for workload in workloads if workload not in found]
+        missing = [workload.in_words for workload in workloads if workload not in found]
         if missing:
             remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
@@ -117,7 +117,7 @@ def _run(
         ) from error
     cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
-    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.said)):
+    for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.in_words)):
         cells += make_cells(workload, measured, {label: own.get(workload) for label, own in peaks.items()})
     setting = BenchSetting(
         models=tuple(facts),
@@ -139,7 +139,7 @@ def _run(
 
 
 def device_name(device: str) -> str:
-    """What the GPU or the processor calls itself."""
+    """The name of the GPU or the processor."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     try:
@@ -170,7 +170,7 @@ def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Seq
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads of the CPU, and as many as before afterwards."""
+    """For the block, torch uses ``count`` threads of the CPU."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

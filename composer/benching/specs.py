@@ -1,4 +1,4 @@
-"""Specs in the place of models: each is built for the bench, and its heads are random, on which no time depends."""
+"""Builds specs that are named in place of models, for the bench alone. Their heads are random, which changes no time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from composer.spec.loading import load_spec, names_a_spec
 
 @contextmanager
 def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, str]]]:
-    """The folders and models to time, specs built in a folder that is gone afterwards: on the first model that is named beside
-    them, or, where none is, on a trunk of their own. And what each folder that was built is, in words, by its path.
+    """The folders and models to time, and a description of each built folder, by its path. Specs are built on the first model among
+    ``named`` or, where there is none, on their own trunk, in a temporary folder that is removed after the block.
 
-    Raises BenchError where there is nothing to build one on, and SpecError, SourceError and BuildError.
+    Raises BenchError for a spec without a model or trunk to build it on, and SpecError, SourceError and BuildError.
     """
     specs = [one for one in named if names_a_spec(one)]
     if not specs:

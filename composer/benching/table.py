@@ -41,7 +41,7 @@ def tables(report: BenchReport) -> Iterator[Table]:
 
 
 def remarks(report: BenchReport) -> list[str]:
-    """What the tables do not say."""
+    """Remarks below the tables."""
     setting = report.setting
     said = []
     if len(setting.models) > 1:
@@ -74,18 +74,18 @@ def seconds(count: float) -> str:
 def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     found = {
         "model": cell.model,
-        "speed": _said(cell.speed, lambda speed: f"{speed:.2f}×"),
-        "median": cell.failure or _said(cell.median, seconds),
-        "fastest": _said(cell.fastest, seconds),
-        "slowest": _said(cell.slowest, seconds),
-        "tokens/s": _said(cell.tokens_per_second, lambda rate: f"{rate:,.0f}" if rate >= 100 else _three(rate)),
-        "state": _said(cell.state_bytes, size),
-        "peak": _said(cell.peak_bytes, size),
+        "speed": _or_missing(cell.speed, lambda speed: f"{speed:.2f}×"),
+        "median": cell.failure or _or_missing(cell.median, seconds),
+        "fastest": _or_missing(cell.fastest, seconds),
+        "slowest": _or_missing(cell.slowest, seconds),
+        "tokens/s": _or_missing(cell.tokens_per_second, lambda rate: f"{rate:,.0f}" if rate >= 100 else _three(rate)),
+        "state": _or_missing(cell.state_bytes, size),
+        "peak": _or_missing(cell.peak_bytes, size),
     }
     return (f"{cell.length:,}", *(found[name] for name in headers))
 
 
-def _said(value: Number | None, say: Callable[[Number], str]) -> str:
+def _or_missing(value: Number | None, say: Callable[[Number], str]) -> str:
     return MISSING if value is None else say(value)
 
 

@@ -18,11 +18,11 @@ from composer.model.cache import ComposedCache
 from composer.model.cuda_graph import may_record
 
 TOKENS, ROW = 8192, 1024
-"""What a cache is filled with in one call, at most: tokens of all rows, and of one."""
+"""The most tokens of one call that fills a cache: of all rows, and of one row."""
 RECORDED = 2
-"""Steps by which one is recorded, before any is timed."""
+"""Steps before the first timed one: a warm-up, and the step that is recorded."""
 WARM = 8
-"""Tokens that a model sees before anything is measured, so that what is set up at a first call is set up."""
+"""Tokens of the calls before the first measurement, in which kernels and buffers are set up."""
 
 
 class Trial(Closed):
@@ -38,7 +38,7 @@ class Trial(Closed):
     device: str
 
     def workloads(self) -> Iterator[Workload]:
-        """In the order in which they are run."""
+        """The workloads, in the order in which they run."""
         for batch in self.batches:
             yield from (Workload("prefill", length, batch) for length in self.prefill)
             yield from (Workload("decode", position, batch) for position in self.decode)
@@ -69,7 +69,7 @@ class Contestant:
         self.forget()
 
     def record(self, ids: Tensor) -> None:
-        """Have the steps of the cache replayed from here on, where they can be."""
+        """Record a step of the cache, so that all later ones are replayed, where that is possible."""
         if not self.graph or not isinstance(self.cache, ComposedCache) or not may_record(self.model):
             return
         if self.model.recorder is None or self.model.recorder.cache is not self.cache:
@@ -121,7 +121,7 @@ def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
 def run_workload(
     contestants: Sequence[Contestant], workload: Workload, trial: Trial, gauge: Gauge = unmeasured
 ) -> dict[str, Measurement]:
-    """What each model does with one workload, by label. The first run of each measures memory, and its time does not count."""
+    """The measurements of all models on one workload, by label. The first run of each measures memory, and is not timed."""
     settle = torch.cuda.synchronize if trial.device.startswith("cuda") else lambda: None
     try:
         with room():
@@ -148,7 +148,7 @@ def run_workload(
 
 
 def _first(one: Contestant, run: Callable[[], Any], ids: Tensor, workload: Workload, trial: Trial, gauge: Gauge) -> Measurement:
-    """State and peak memory, or why there are none."""
+    """A measurement of state and peak memory, or of the failure."""
     if one.full:
         return Measurement(failure=NO_ROOM)
     try:
@@ -179,7 +179,7 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
 def run_trial(
     contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Workload], object] = lambda _: None
 ) -> Iterator[tuple[Workload, dict[str, Measurement]]]:
-    """Every workload, and what each model did with it, by label. tell: called with each workload as it begins."""
+    """Every workload, with the measurements of all models by label. tell: called with each workload as it begins."""
     batch = None
     for workload in trial.workloads():
         tell(workload)

@@ -54,5 +54,5 @@ def in_turn(
             except NoRoom:
                 seconds[name] = None
             if seconds[name] is None:
-                gc.collect()  # the error is gone, and with it the frames that held what there was no room beside
+                gc.collect()  # the error has been dropped, and with it the frames that held the run's tensors
     return seconds

@@ -13,7 +13,7 @@ from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, Text
 from composer.cli.screen import heading, print_json, print_table
-from composer.commands.ablation import bar_of, said_of
+from composer.commands.ablation import bar_of, outcome_in_words
 from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
@@ -126,6 +126,6 @@ def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
 
 def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
-        typer.echo(f"{done}/{total}  {said_of(step, figures)}", err=True)
+        typer.echo(f"{done}/{total}  {outcome_in_words(step, figures)}", err=True)
     elif done:
         typer.echo(f"{done}/{total}  found done", err=True)

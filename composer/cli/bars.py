@@ -20,7 +20,7 @@ LINES_A_STAGE = 10
 
 
 def at_once(what: str, *, quiet: bool) -> None:
-    """A line on the screen before all that takes seconds to import; a file of what is told needs none."""
+    """Print a line to the terminal before imports that take seconds; nothing where stderr is a file."""
     if not quiet and on_terminal():
         typer.echo(f"{what} …", err=True)
 

@@ -47,7 +47,7 @@ def check(
 
 
 def without_source(found: CheckReport, error: ComposerError) -> CheckReport:
-    """What is known of specs whose source cannot be read: none can be used, for that reason beside its own."""
+    """The report on specs whose source cannot be read: each has that mistake, beside its own."""
     return found.model_copy(
         update={
             "answers": tuple(

@@ -1,4 +1,4 @@
-"""Where the command starts: Ctrl-C while the rest is still being imported ends it as quietly as later."""
+"""The entry point of the command: Ctrl-C during the imports ends it as quietly as later."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def evaluate(
 
 
 def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -> None:
-    """The tables, and where the rest is told."""
+    """Print the tables, and the folder with the results."""
     from composer.evaluation.table import tables
 
     if as_json:

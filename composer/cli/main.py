@@ -1,4 +1,4 @@
-"""``compose``: the commands together, and what becomes of errors."""
+"""``compose``: all commands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from composer.errors import ComposerError, Mistake, Stopped, mistakes_of
 from converters.errors import ConverterError
 
 JSON = "composer as JSON"
-"""Whether JSON is asked for, in a context's own notes."""
+"""The key in a context's ``meta`` for whether the output is JSON."""
 
 
 class Commands(TyperGroup):
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
                 print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
-            refusal = getattr(error, "format_message", None)  # of arguments, by the command line itself
+            refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
             _say_where_sources_stand(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
@@ -72,7 +72,7 @@ class Commands(TyperGroup):
 
 
 def _say_where_sources_stand(error: Any) -> None:
-    """Completes the refusal of an argument too many, where a source may have been meant."""
+    """Extends the message about a surplus argument, which may have been meant as the source."""
     words, context = getattr(error, "message", ""), getattr(error, "ctx", None)
     options = () if context is None else [said for one in context.command.params for said in one.opts]
     if "unexpected extra argument" in words and "--from" in options:

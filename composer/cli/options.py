@@ -17,7 +17,7 @@ SPEC = (
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """The shipped specs that begin so; files are the shell's own affair."""
+    """The shipped specs that begin with ``incomplete``; the shell completes files."""
     return [name for name in shipped_specs() if name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""What the commands print with: plain tables that fit 80 columns, and sizes in words."""
+"""Output of the commands: plain tables that fit 80 columns, JSON, and notices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTH = 80
 WIDEST = 120
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
-HEARD = 10.0
+PATIENCE = 10.0
 """Seconds that one of several processes waits for the others before it exits."""
 
 
@@ -56,7 +56,7 @@ class _OnStderr(logging.Handler):
 
 @contextmanager
 def notices_shown() -> Iterator[None]:
-    """For the block, notices, and what is asked of the Hub, are printed to stderr; afterwards logs are as they were."""
+    """For the block, notices and the Hub's log are printed to stderr."""
     shown, logs = _OnStderr(), (LOG, logging.getLogger(hub.__name__))
     before = [(log.level, log.propagate) for log in logs]
     for log in logs:
@@ -101,7 +101,7 @@ def print_table(
 
 
 def print_view(view: View, *, wrap: bool = True) -> None:
-    """What a notebook shows of an object, too. Last columns wrap where ``wrap``."""
+    """Print the view of an object, which a notebook shows, too. Last columns wrap where ``wrap``."""
     screen = console()
     if not wrap:
         screen.width = UNBOUNDED
@@ -125,7 +125,7 @@ def one_voice() -> Iterator[bool]:
         except ComposerError as error:
             if is_first():
                 typer.echo(str(error), err=True)
-            if not meet(HEARD) and not is_first():  # a mistake of this process alone
+            if not meet(PATIENCE) and not is_first():  # an error that only this process has
                 typer.echo(str(error), err=True)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:

@@ -10,7 +10,7 @@ import typer
 import composer
 from composer.cli.options import Json
 from composer.cli.screen import heading, print_json, print_table
-from composer.evaluation.arguments import FILES, SAID_FOR_ALL
+from composer.evaluation.arguments import FILES, SHARED_OPTIONS
 
 if TYPE_CHECKING:
     from composer.commands.tasks import TaskFacts
@@ -37,7 +37,7 @@ def tasks(
         (table,) = report.view().tables
         print_table(table.rows, headers=table.headers)
         typer.echo("\nOptions, defaults and source of one: compose tasks TASK")
-        typer.echo(f"The same for all tasks: {', '.join(SAID_FOR_ALL.values())}; files that several take: --{', --'.join(FILES)}")
+        typer.echo(f"The same for all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several take: --{', --'.join(FILES)}")
     else:
         _print(report.tasks[0])
 

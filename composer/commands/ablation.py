@@ -116,10 +116,10 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
 
 def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> BarUpdate:
     """The progress of an ablation, as a bar shows it."""
-    return BarUpdate("steps", done, total, None if step is None else said_of(step, figures))
+    return BarUpdate("steps", done, total, None if step is None else outcome_in_words(step, figures))
 
 
-def said_of(step: AblationStep, figures: Figures) -> str:
+def outcome_in_words(step: AblationStep, figures: Figures) -> str:
     """Which step has ended, and how."""
     how = "failed" if "failure" in figures else f"{figures['seconds']:.0f} s"
     return f"{step.kind}  {step.variant.name}  seed {step.seed}  {how}"

@@ -78,7 +78,7 @@ def bench(
             force=force,
             watch=watch,
         )
-        read_workloads(lengths, positions, options)  # a mistake is told before all that takes seconds to import
+        read_workloads(lengths, positions, options)  # report mistakes before imports that take seconds
         with built(named, seed) as (folders, said):
             timed = folders if labels is None else dict(zip(labels, folders, strict=True))
             open_models(timed, BenchError)

@@ -1,4 +1,4 @@
-"""Whether a spec can be used: every variant of a sweep, on a source, on its own trunk, or each head by itself."""
+"""Checks specs: every variant of a sweep, on a source, on its own trunk, or each head by itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
 from composer.spec.loading import locate, variants_of
 from composer.spec.overrides import Overrides
-from composer.spec.problems import heads_said, problems
+from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.target import target_of
 
 
 class SpecCheck(Closed):
-    """The result of checking one spec. hash: of what it means on its source or trunk, where there is one."""
+    """The result of checking one spec. hash: of the resolved document, where there is a source or a trunk to resolve it on."""
 
     spec: str
     ok: bool
@@ -31,7 +31,7 @@ class SpecCheck(Closed):
 
 
 def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Iterator[SpecCheck]:
-    """One, or of a sweep one a variant. size: of the source; None where there is none. overrides: of each."""
+    """The check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each."""
     named = str(said) if isinstance(said, str | File) else None
     try:
         vary, specs = variants_of(said, overrides)
@@ -49,7 +49,7 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = (
                 error = together([(variant, error)], vary, told_apart=True)
             yield _wrong(source, error)
             continue
-        yield SpecCheck(spec=source, ok=True, says=_said(one), hash=resolved.hash if resolved else None, mistakes=())
+        yield SpecCheck(spec=source, ok=True, says=_heads_in_words(one), hash=resolved.hash if resolved else None, mistakes=())
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:
@@ -66,12 +66,12 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
         raise locate(error, spec) from error
 
 
-def _said(spec: Spec) -> str:
-    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_said(spec))
+def _heads_in_words(spec: Spec) -> str:
+    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_with_paths(spec))
 
 
 def _flow(head: HeadSpec) -> str:
-    """Where pairs go: down, to all memories, or along edges; what no edge reaches sees the tokens themselves."""
+    """The flow of pairs in words: down, to all memories, or along edges; memories without edges read the tokens themselves."""
     names = memory_names(head)
     if head.graph is None:
         return (" → " if head.flow == "cascade" else " + ").join(names)

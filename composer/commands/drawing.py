@@ -68,7 +68,7 @@ def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str |
 
 
 def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
-    """Whether a picture may be written there. Raises ComposerError."""
+    """Raises ComposerError where a picture may not be written there."""
     if out is None:
         if force:
             raise ComposerError("--force replaces a file, and none is named to write the picture to")

@@ -82,7 +82,7 @@ def evaluate(
             force=force,
             watch=watch,
         )
-        options.check()  # a mistake is told before all that takes seconds to import
+        options.check()  # report mistakes before imports that take seconds
         if read_tasks(asked, options):
             read_lengths(sizes)
         open_models({name: str(one) for name, one in named.items()} if isinstance(named, Mapping) else named, EvaluationError)

@@ -72,7 +72,7 @@ def inspect(
         out=path_of(out),
         force=force,
     )
-    options.check()  # a mistake is told before all that takes seconds to import
+    options.check()  # report mistakes before imports that take seconds
     with progress_callback(progress, lambda said: BarUpdate("looking", 0, 1, said), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run
 

@@ -32,7 +32,7 @@ class PartFacts(Readable, Closed):
 
 
 class PartsReport(Readable, Closed):
-    """Parts that were asked for."""
+    """The named parts, or all."""
 
     parts: tuple[PartFacts, ...]
 
@@ -78,6 +78,6 @@ def _chosen(name: str | None) -> list[type[Part]]:
 
 
 def _gates(part: type[Part]) -> str:
-    """Of all gates, those that this memory can forget by."""
+    """The gates that a memory can forget by, in words."""
     assert issubclass(part, Memory)
     return " | ".join(gates_of(part.decay_ranks))

@@ -13,7 +13,7 @@ from composer.commands.training import distil
 from composer.data.loading import SHARE
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
-from composer.notices import doubt, inform
+from composer.notices import inform, warn_user
 from composer.numbers import Tokens, check_count, check_seed, tokens_of
 from composer.progress import without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
@@ -88,7 +88,7 @@ def select(
     if not several(held_out) and not share:
         raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
     loaded, folder = load_spec(spec, overrides), Path(out).expanduser()
-    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # a mistake is told before seconds of imports
+    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that take seconds
     check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
@@ -106,7 +106,7 @@ def select(
         device=device,
         backend=backend,
         tell=tell or inform,
-        warn=tell or doubt,
+        warn=tell or warn_user,
     )
     with selection_folder(folder, force=force), without_theirs():
         if given is None:

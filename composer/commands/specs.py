@@ -45,7 +45,7 @@ class ShownSpec(Readable, Closed):
 
     @property
     def yaml(self) -> str:
-        """As text that reads back as itself; its hash in a comment above it."""
+        """The document as YAML that reads back as itself, below a comment with its hash."""
         heading = f"# {self.name} on {self.on}, resolved. Hash of what it means: {self.hash}\n" if self.hash else ""
         return heading + to_yaml(locked(self.document) if self.hash else self.document)
 
@@ -107,7 +107,7 @@ def code(
 
 
 class CheckReport(Readable, Closed):
-    """What became of each spec, and of each variant of a sweep."""
+    """The checks of all specs, and of all variants of sweeps."""
 
     answers: tuple[SpecCheck, ...]
 
@@ -117,18 +117,18 @@ class CheckReport(Readable, Closed):
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """Of all of them, a line each, with file, line and column."""
+        """The mistakes of all specs, a line each, with file, line and column."""
         return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Of those that are right."""
+        """A row for each spec without a mistake."""
         hashes = [answer.hash for answer in self.answers if answer.ok]
         return tuple(
             ("ok", one.spec, *([short_hashes(one.hash or "")] if any(hashes) else []), one.says) for one in self.answers if one.ok
         )
 
     def summary(self) -> tuple[str, ...]:
-        """What is not in the rows."""
+        """Remarks below the rows: the mistakes, or that specs were checked without a source."""
         wrong = sum(not answer.ok for answer in self.answers)
         if wrong:
             return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
@@ -168,7 +168,7 @@ class SpecDifferences(Readable, Closed):
 
     @property
     def same(self) -> bool:
-        """Whether they mean the same."""
+        """Whether the specs mean the same."""
         return not self.differences
 
     @property
@@ -177,11 +177,11 @@ class SpecDifferences(Readable, Closed):
         return f"{first} → {second}" + (f" on {self.on}" if self.on else "")
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Where they differ, and how."""
+        """A row for each difference: its place, and both values."""
         return tuple((*_where(row), f"{said(row.first)} → {said(row.second)}") for row in self.differences)
 
     def summary(self) -> tuple[str, ...]:
-        """What is not in the rows."""
+        """Remarks below the rows: how the specs were compared, or that they mean the same."""
         if self.differences:
             alone = self.on is None and self.hashes is None
             return ("Compared head by head, as for any source; layer by layer: --from SOURCE",) if alone else ()

@@ -7,7 +7,7 @@ import inspect
 from blocks.part import Closed
 from composer.commands.fields import FieldFacts, field_facts, plain
 from composer.errors import ComposerError
-from composer.evaluation.arguments import KINDS, SAID_FOR_ALL, no_task
+from composer.evaluation.arguments import KINDS, SHARED_OPTIONS, no_task
 from composer.tables import Readable, Table, View
 
 
@@ -22,7 +22,7 @@ class TaskFacts(Closed):
 
 
 class TasksReport(Readable, Closed):
-    """Tasks that were asked for."""
+    """The named tasks, or all."""
 
     tasks: tuple[TaskFacts, ...]
 
@@ -43,7 +43,7 @@ def known_tasks(name: str | None = None) -> TasksReport:
 
 def _described(name: str) -> TaskFacts:
     kind = KINDS[name]
-    own = [key for key in kind.model_fields if key not in ("kind", "learn", *SAID_FOR_ALL)]
+    own = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
     return TaskFacts(
         name=name,
         scored=kind.scored,

@@ -18,7 +18,7 @@ from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.explain import explain_resolved
@@ -51,7 +51,7 @@ class Generated(Readable, Closed):
         return View("", notes=(f"{self.prompt_tokens:,} + {self.new_tokens:,} tokens, {self.seconds:.2f} s",), verbatim=self.text)
 
     def _repr_html_(self) -> str:
-        """What is new stands out."""
+        """The text, with the generated part emphasised."""
         known = self.text.removesuffix(self.new_text)
         written = f"{escape(known)}<b>{escape(self.text.removeprefix(known))}</b>"
         return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape(self.view().notes[0])}</p>'
@@ -87,7 +87,7 @@ def generate(
     check_seed(seed, least=LEAST_SEED)
     if top_p < 1 and temperature == 0:
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
-    built = describe_model(model).is_composed  # a mistake is told before all that takes seconds to import
+    built = describe_model(model).is_composed  # report mistakes before imports that take seconds
     check_device(device)
     with without_theirs():
         from composer.model.generation import keep_tokens_alone
@@ -100,12 +100,12 @@ def generate(
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
-            doubt(said)
+            warn_user(said)
         keep_tokens_alone(loaded)
         loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
-        with _room_for(loaded, count + most), _said_by(folder / GENERATION_CONFIG), seeded(seed, device):
+        with _room_for(loaded, count + most), _settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
@@ -172,7 +172,7 @@ def sample(
     if target.is_dir():
         raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")
     _check_free(target, force=force)
-    describe_model(model)  # a mistake is told before all that takes seconds to import
+    describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
     first: list[str] = []
     with without_theirs():
@@ -222,8 +222,8 @@ def _tokenizer(folder: Path) -> Any:
 
 
 @contextmanager
-def _said_by(settings: Path) -> Iterator[None]:
-    """Errors of transformers about generation settings that it, or a composed model, does not have, as ComposerErrors."""
+def _settings_refused(settings: Path) -> Iterator[None]:
+    """For the block, raises ComposerError for generation settings that transformers, or a composed model, does not support."""
     try:
         yield
     except ValueError as error:
@@ -232,10 +232,10 @@ def _said_by(settings: Path) -> Iterator[None]:
 
 @contextmanager
 def _room_for(model: Any, tokens: int) -> Iterator[None]:
-    """Running out of memory, as a ComposerError that says what the state takes, and what to lower."""
+    """For the block, raises ComposerError where memory runs out, with the bytes of the state and a remedy."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch's own is one of the latter
+    except (MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
         if not ran_out_of_memory(error):
             raise
         if not hasattr(model.config, "resolved"):
@@ -260,7 +260,7 @@ def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with alone(beside(out), busy):
-                _check_free(out, force=force)  # it may have come to be while the model was loaded
+                _check_free(out, force=force)  # again: another process may have written it while the model was loaded
                 with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
                     yield stream
         except FileExistsError:

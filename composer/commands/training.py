@@ -11,7 +11,7 @@ from composer.arguments import Reference, check_known, path_of, several
 from composer.data.loading import SHARE, check_references
 from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
-from composer.notices import doubt, inform
+from composer.notices import inform, warn_user
 from composer.numbers import check_count, check_range, check_seed
 from composer.progress import BarUpdate, progress_callback, without_theirs
 from composer.spec.inherit import shown
@@ -74,7 +74,7 @@ def distil(
     """
     check_known("--stage", stage, get_args(Which))
     _check_numbers(seed, held_out_rows, checkpoint_seconds)
-    student = read_student(model, overrides)  # a mistake is told before all that takes seconds to import
+    student = read_student(model, overrides)  # report mistakes before imports that take seconds
     stages_of(student.record, student.recipe, stage)
     check_references((*several(data), *several(held_out)))
     with progress_callback(progress, bar_of) as watch, without_theirs():
@@ -99,7 +99,7 @@ def distil(
             merge=merge,
             watch=watch,
             tell=tell or inform,
-            warn=tell or doubt,
+            warn=tell or warn_user,
         )
         return run(student, _out(model, out, "distilled"), options, which=stage)
 
@@ -155,7 +155,7 @@ def train(
             strict=strict,
             watch=watch,
             tell=tell or inform,
-            warn=tell or doubt,
+            warn=tell or warn_user,
         )
         return run(student, _out(model, out, "trained"), options)
 
@@ -179,7 +179,7 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
 
         composer.merge("lawcat-mine-distilled", "lawcat-whole")
     """
-    open_model(model)  # a mistake is told before all that takes seconds to import
+    open_model(model)  # report mistakes before imports that take seconds
     target = _out(model, out, "merged")
     with without_theirs():
         from composer.training.merge import merge_adapters
@@ -194,7 +194,7 @@ def bar_of(step: StepProgress) -> BarUpdate:
 
 
 def figures_of(step: StepProgress) -> str:
-    """In words."""
+    """The figures of a step in words."""
     left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
     share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"

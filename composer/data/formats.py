@@ -1,4 +1,4 @@
-"""From a record's columns to a document: which text the model is given, and which it learns."""
+"""From a record's columns to a document: the texts that a model reads, and those that it learns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
 DAY = "26 Jul 2024"
-"""The date for chat templates that write one: the default of Llama's, of those that do not ask the clock."""
+"""The date for chat templates that write one, which is the default of Llama's templates."""
 
 
 class TextPiece(NamedTuple):
@@ -62,7 +62,7 @@ def draft(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedToken
 
 
 def form_of(record: DataRecord, options: RecordOptions) -> Form:
-    """How the record is to be read. Raises DataError where its columns do not say, or are not those that were asked for."""
+    """The form of a record. Raises DataError where the columns have no known form, or not the one that the options ask for."""
     found = list(record.fields)
     if options.column is not None:
         if options.format not in (None, "text"):
@@ -157,11 +157,11 @@ def _turns(record: DataRecord) -> list[dict[str, str]]:
 
 
 def _rendered(record: DataRecord, turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, asking: bool) -> str:
-    """asking: with what the template puts before the assistant's next turn."""
+    """The turns in the chat template. asking: with the prompt for the assistant's next turn."""
     try:
-        # Templates that write the date ask the clock for it: the same data must be the same tokens tomorrow.
+        # Some templates write today's date, and the same data must be the same tokens tomorrow.
         text: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asking, date_string=DAY)
-    except Exception as error:  # templates are programs, and refuse conversations with errors of their own
+    except Exception as error:  # templates are programs, which raise errors of any class
         raise DataError(f"{record.place}: the chat template refuses these messages: {error}") from error
     return text
 

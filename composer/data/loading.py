@@ -42,7 +42,7 @@ class _Count:
 
 
 def check_references(references: Sequence[str]) -> None:
-    """Whether each is a file that is there, a data set's name or a task with its options. Nothing is read. Raises DataError."""
+    """Raises DataError for a reference that is no existing file, no name of a data set, and no task with options. Reads nothing."""
     for said in references:
         reference = parse_reference(said)
         if isinstance(reference, FileData):
@@ -134,7 +134,7 @@ def held_out(index: int, share: float) -> bool:
 
 @cache
 def _ratio(share: float) -> tuple[int, int]:
-    """As whole numbers, which have no rounding: 3 and 10 for 0.3."""
+    """A share as two whole numbers, 3 and 10 for 0.3, to compute without rounding."""
     return Fraction(share).limit_denominator(10_000).as_integer_ratio()
 
 

@@ -1,4 +1,4 @@
-"""Which rows a step takes: it depends on the seed and the step alone, so that a continued run takes the same ones."""
+"""The rows of each step. They depend on the seed and the step alone, so that a continued run takes the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_DOCUMENTS = 2**64 - 1
 @lru_cache(maxsize=4)
 def permutation(count: int, seed: int, stream: int) -> np.ndarray:
     """``count`` int64, the numbers 0 … count - 1 in the order of this seed and stream; read-only."""
-    # numpy promises the bits of its generators from version to version, and not what it makes of them: so no `Generator` here.
+    # numpy keeps the bits of its bit generators from version to version, but not the numbers of a `Generator`.
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], dtype=np.uint64)).random_raw(count)
     order = np.argsort(np.asarray(bits), kind="stable")
     order.setflags(write=False)
@@ -41,7 +41,7 @@ def rows_of_step(step: int, batch: int, count: int, seed: int) -> list[int]:
 def steps_of(epochs: float, count: int, batch: int) -> int:
     """The fewest steps of ``batch`` rows after which ``count`` rows have been seen ``epochs`` times. Raises DataError."""
     _needs(count, batch)
-    # A float is taken as it is written: 0.1 epochs of 30 rows are 3 rows, not a little more.
+    # By the decimal digits of the float: 0.1 epochs of 30 rows are 3 rows, not a little more.
     return math.ceil(Fraction(str(epochs)) * count / batch)
 
 

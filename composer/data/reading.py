@@ -117,7 +117,7 @@ def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]
 
 
 def _why(file: Path, error: Exception) -> str:
-    """What is wrong with the file: in JSON lines, in which line."""
+    """The problem with a file; for JSON lines, with the number of the line."""
     if file.suffix == ".jsonl":
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
@@ -156,7 +156,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _silent() -> Iterator[Any]:
-    """``datasets``, without its log: errors are reported once, by this module."""
+    """The package ``datasets``, whose log is off for the block: this module reports its errors."""
     import datasets
     from datasets.utils import logging
 

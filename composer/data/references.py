@@ -143,7 +143,7 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _checked(model: type[Model], given: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()) -> Model:
-    """The model with the options. also: further ones that the message may name. Raises DataError."""
+    """The model with the options. also: further options for the message to list. Raises DataError."""
     known = [key for key in model.model_fields if key not in ("kind", *given)]
     unknown = [key for key in options if key not in known]
     if unknown:

@@ -12,8 +12,8 @@ Kind = tuple[str, int]
 
 
 def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence: int = 4096, dtype: str = "float32") -> Picture:
-    """Both pictures as one. Marked are the parts of a head that the other spec's has not, or has otherwise, and all of a head that
-    the other has not; heads are the same by their names, or where each spec has but one."""
+    """Both pictures as one. Parts of a head are marked where the other spec's head lacks or changes them; all of a head is marked
+    where the other spec lacks it. Heads are compared by name, or where each spec has but one."""
     marks = _marks(first, second)
     one, other = (
         picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
@@ -30,19 +30,19 @@ def _marks(first: Resolved, second: Resolved) -> tuple[dict[Kind, frozenset[str]
 
 
 def _marked(graphs: dict[Kind, HeadGraph], others: dict[Kind, HeadGraph]) -> dict[Kind, frozenset[str]]:
-    """Nodes of the first that the others have not, by head and number of its heads; all of a head that has no counterpart."""
+    """Nodes that the other spec's graphs lack, by head and number of its heads; all nodes of a head without a counterpart."""
     found = {}
     for kind, graph in graphs.items():
         alike = [other for (name, _), other in others.items() if name == kind[0]]
         if len(graphs) == len(others) == 1:
             alike = list(others.values())
-        known = set(_said(alike[0])) if alike else set()
-        found[kind] = frozenset(name for name, means in _said(graph) if (name, means) not in known)
+        known = set(_contents_of(alike[0])) if alike else set()
+        found[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
     return found
 
 
-def _said(graph: HeadGraph) -> Iterator[tuple[str, str]]:
-    """Each part's node, with what it means and what it is fed, as text."""
+def _contents_of(graph: HeadGraph) -> Iterator[tuple[str, str]]:
+    """The name of each part's node, and a text of its meaning and inputs, to compare."""
     for node in graph.parts:
         fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))
         said = meaning(node.part) if node.main else getattr(node.part, "weight", None)

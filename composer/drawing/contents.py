@@ -1,4 +1,4 @@
-"""What a picture says of each part: parts answer for themselves, so that a new one appears by itself."""
+"""The contents of a picture's boxes. They follow from each part's declarations, so that new parts need no code here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer.words import plural, size
 
 TITLE, DETAIL = 13, 11
 WIDEST = 210.0
-"""Of a line in a box."""
+"""The widest line in a box."""
 LEADING = {TITLE: 17.0, DETAIL: 15.0}
 PADDING, INSET = 7.0, 10.0
 WORDS = {
@@ -34,7 +34,7 @@ WORDS = {
     Kind.SINKS: "sinks",
     Kind.OUTPUT: "output",
 }
-"""What flows, as labels have it."""
+"""The labels of edges, by kind."""
 LOOKS = {
     Kind.PARTIAL: "memory",
     Kind.FEATURES: "features",
@@ -42,9 +42,9 @@ LOOKS = {
     Kind.PAIRS: "pairs",
     Kind.OUTPUT: "after",
 }
-"""How a part looks that gives this; any other looks like one that mixes tokens."""
+"""The look of a part by the kind of its output; any other part looks like one that mixes tokens."""
 ENOUGH = 40
-"""Characters of a value that is shown as it is."""
+"""The most characters of a value that is shown in full."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Box:
-    """One node as it is drawn. look: what decides its shape and colour. title: what a pointer that rests on it is told."""
+    """One node as it is drawn. look: the name of its shape and colour. title: the text of its tooltip."""
 
     name: str
     look: str
@@ -73,9 +73,9 @@ class Box:
 
 
 def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str, Box], list[Link]]:
-    """What of a head's graph is drawn: nodes that something flows through, in the order of the flow, and what flows.
+    """The boxes and links of a head's graph, in the order of the flow, without nodes that nothing flows through.
 
-    tokens: after how many the state is counted that grows. dtype: that the model computes in.
+    tokens: at which a growing state is counted. dtype: that the model computes in.
     """
     passed = {node.name: edge for node in graph.parts if (edge := _passes(graph, node))}
     joined: dict[tuple[str, str, str, str], list[Edge]] = {}
@@ -96,7 +96,7 @@ def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str
 
 
 def _passes(graph: HeadGraph, node: Node) -> Edge | None:
-    """What flows into a node that no spec says and that hands on the only thing it is given: it is drawn as a line."""
+    """The only input of a node that is drawn as a line: no spec names it, and it has one input, one output and no state."""
     entering = graph.into(node.name)
     alone = node.path is None and node.main and len(entering) == 1 and len(graph.out_of(node.name)) == 1
     return entering[0] if alone and not node.operation.slots else None
@@ -116,7 +116,7 @@ def _link(edge: Edge, count: int) -> Link:
 
 
 def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
-    """Of each node, for one row of a batch."""
+    """The bytes of each node's state, for one row of a batch."""
     found: dict[str, dict[str, Slot]] = {}
     for name, slot in state_size(graph, tokens).items():
         node, _, tensor = name.rpartition(".")
@@ -130,7 +130,7 @@ def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:
     lines.append(Text(fitted(title, WIDEST, TITLE, bold=True), TITLE, "title"))
     shown = {id(other.part) for other in graph.parts if other is not node}
     if node.part is not None and node.main:
-        details = [*details, *_said(node.part, shown)]
+        details = [*details, *_fields_in_words(node.part, shown)]
     lines += [Text(line, DETAIL, "detail") for line in lines_of(details, WIDEST, DETAIL)]
     if held:
         grows = isinstance(node.part, Memory) and node.part.grows
@@ -165,15 +165,15 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
     return (role if node.main else f"{role}, way out"), node.kind, details
 
 
-def _said(part: Part, shown: set[int]) -> Iterator[str]:
-    """Its fields, in words: sizes always, others where they are not at their defaults. shown: parts with a box of their own."""
+def _fields_in_words(part: Part, shown: set[int]) -> Iterator[str]:
+    """A part's fields in words: sizes always, others where they are not at their defaults. shown: parts with boxes of their own."""
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if name in ("kind", "name", "weight") or id(value) in shown:
             continue
         if isinstance(value, Part):
             kind = getattr(value, "kind", "none")
-            inner = ", ".join(_said(value, shown))
+            inner = ", ".join(_fields_in_words(value, shown))
             if kind != "none":
                 yield f"{name} {kind}" + (f" ({inner})" if inner else "")
         elif (isinstance(value, int) and not isinstance(value, bool)) or value != field.get_default(call_default_factory=True):
@@ -195,7 +195,7 @@ def _value(value: Any) -> str:
 
 
 def _look(node: Node) -> str:
-    """What decides shape and colour: what the node reads and gives."""
+    """The name of a node's shape and colour, which follow from the kinds of its ports."""
     if node.part is None:
         return "input" if node.operation.gives else "result"
     gives = {port.kind for port in node.operation.gives}

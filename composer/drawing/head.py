@@ -11,11 +11,11 @@ from composer.graph.graph import HeadGraph
 
 ARROW, HALF = 7.0, 3.5
 CUT = 8.0
-"""What the shapes take off their corners."""
+"""The size of cut corners."""
 
 
 def drawn(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = frozenset()) -> tuple[list[str], float, float]:
-    """Elements, width, height. marked: nodes that another spec has not, or has otherwise."""
+    """Elements, width, height. marked: nodes that another spec lacks or changes."""
     boxes, links = boxes_and_links(graph, tokens, dtype)
     top = frozenset(node.name for node in graph.order if node.part is None and node.operation.gives)
     layout = placed({name: box.size for name, box in boxes.items()}, links, top)
@@ -72,7 +72,7 @@ def _box(box: Box, size: Size, x: float, y: float, *, marked: bool) -> Iterator[
 
 
 def _shape(look: str, x: float, y: float, wide: float, high: float) -> str:
-    """An outline of straight pieces: each kind of part has its own, so that colours alone tell nothing."""
+    """An outline of straight pieces. Each kind of part has its own, so that no reader depends on colours."""
     right, foot, c = x + wide, y + high, CUT
     middle = y + high / 2
     corners = {

@@ -19,11 +19,11 @@ LABEL_SIZE = 11
 STRIP = 24.0
 """Height of the straight pieces above boxes, with their labels."""
 GAP, LANE = 22.0, 18.0
-"""Between two boxes of a layer; of a line that passes one."""
+"""The gap between two boxes of a layer, and the width of a line that passes a layer."""
 BEFORE_LABEL, AFTER_LABEL = 6.0, 12.0
 SWEEPS, SETTLINGS = 12, 16
 Key = tuple[str, str, int]
-"""A box as ("", name, 0), or where a line passes a layer: what it leaves, by name and output, and the layer."""
+"""A box as ("", name, 0), or the place of a line in a layer that it passes: its box, its output, and the layer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Size:
-    """Of a box; lines enter and leave it ``inset`` from its corners at the nearest."""
+    """The size of a box. Lines enter and leave it at least ``inset`` from its corners."""
 
     width: float
     height: float
@@ -55,7 +55,7 @@ class Route:
     link: Link
     points: tuple[tuple[float, float], ...]
     arrives: bool
-    """It ends at the head of a box, with its arrow and its label."""
+    """Whether it ends at the head of a box, with an arrow and a label."""
 
 
 @dataclass
@@ -69,13 +69,13 @@ class Placed:
 
 
 def widened(size: Size, links: Sequence[Link]) -> Size:
-    """The box, as wide as the labels that stand on its head."""
+    """The box, at least as wide as the labels above it."""
     needed = sum(BEFORE_LABEL + link.label_width + AFTER_LABEL for link in links) + 2 * size.inset
     return Size(max(size.width, needed), size.height, size.inset)
 
 
 def placed(sizes: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> Placed:
-    """Where all stands. sizes: of every box, in the order of the flow. top: what stands in the first layer if nothing feeds it."""
+    """The layout. sizes: of every box, in the order of the flow. top: boxes of the first layer, if nothing feeds them."""
     return _Layout(sizes, links, top).done()
 
 
@@ -103,7 +103,7 @@ class _Layout:
         self.x = self._settle()
 
     def _cut_into_pieces(self) -> None:
-        """From layer to layer, through a place in each that lies between; one place for all that leaves one output."""
+        """Cut links into pieces from layer to layer, with a place in each layer between; links of one output share their places."""
         passes: set[Key] = set()
         pieces: dict[tuple[Key, Key, str], Link] = {}
         for link in self.links:
@@ -119,7 +119,7 @@ class _Layout:
         self.pieces = [(start, end, link) for (start, end, _), link in pieces.items()]
 
     def _order(self) -> None:
-        """The order of each layer with the fewest crossings that sweeping down and up finds."""
+        """Order each layer: the best result of several sweeps down and up, by the number of crossings."""
         best, fewest = [list(row) for row in self.rows], self._crossings()
         for sweep in range(SWEEPS):
             if fewest == 0:
@@ -150,7 +150,7 @@ class _Layout:
         return count
 
     def _ports(self) -> tuple[dict[tuple[str, Link], float], dict[tuple[str, str], float]]:
-        """Where lines enter and leave boxes, from their left side: in the order of what they come from, or go to."""
+        """Where lines enter and leave boxes, from the boxes' left sides, in the order of the boxes at their other ends."""
         place = {key: index for row in self.rows for index, key in enumerate(row)}
         heads: dict[tuple[str, Link], float] = {}
         feet: dict[tuple[str, str], float] = {}
@@ -184,7 +184,7 @@ class _Layout:
         return LANE / 2 if end[0] else self.heads[end[1], link]
 
     def _settle(self) -> dict[Key, float]:
-        """The left side of everything: each as near as its layer lets it to where its lines would be straight."""
+        """The left sides of boxes and places: each as near as its layer allows to the position at which its lines are straight."""
         x: dict[Key, float] = {}
         for row in self.rows:
             at = 0.0
@@ -250,7 +250,7 @@ class _Layout:
 
 
 def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> dict[str, int]:
-    """Each below all that feeds it, and, but for ``top``, as near as may be to what it feeds first."""
+    """The layer of each box: below all that feed it and, except for ``top``, as near as possible to the first box that it feeds."""
     graph: networkx.DiGraph = networkx.DiGraph()
     graph.add_nodes_from(names)
     graph.add_edges_from((link.start, link.end) for link in links)
@@ -266,7 +266,7 @@ def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str
 
 
 def _pull(one: Key, other: Key) -> float:
-    """How much a line wants to be straight: most where it passes layers."""
+    """The weight of a line in the layout, by which it is kept straight: largest where it passes layers."""
     return 8.0 if one[0] and other[0] else 2.0 if one[0] or other[0] else 1.0
 
 
@@ -275,7 +275,7 @@ def _mean(places: Sequence[int], otherwise: int) -> float:
 
 
 def _rising(wishes: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The values that do not fall, nearest to the wishes in weighted squares: neighbours that would are pooled."""
+    """Isotonic regression: the non-decreasing values nearest to the wishes in weighted squares, by pooling adjacent violators."""
     pools: list[list[float]] = []
     for wish, weight in zip(wishes, weights, strict=True):
         pools.append([wish, weight, 1])

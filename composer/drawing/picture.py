@@ -26,10 +26,10 @@ from converters.shard import BYTES
 
 TYPICAL = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
 TYPICAL_OF = "the sizes of Llama-3.2-1B"
-"""What a spec is drawn on where nobody names a source."""
+"""The sizes that a spec is drawn on where no source is named, in words."""
 MARGIN, BETWEEN = 20.0, 28.0
 NARROWEST, WIDEST = 440.0, 820.0
-"""Of a picture, where its content lets it: what a README shows without making it smaller is the wider one."""
+"""The least and the most width of a picture, where its contents allow: a README shows the latter without scaling it."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def picture(
     dtype: str = "float32",
     marked: Mapping[tuple[str, int], frozenset[str]] | None = None,
 ) -> Picture:
-    """The spec, drawn. on: what its sizes are those of. sequence: tokens at which a growing state is counted, and the source's
-    cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
+    """The picture of a spec. on: the origin of its sizes in words. sequence: tokens at which a growing state is counted, and the
+    source's cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
     kinds = resolved.kinds()
     graphs = {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds.items()}
     sheet = _Sheet([], NARROWEST, MARGIN)
@@ -106,7 +106,7 @@ def _figures(
     dtype: str,
     most: float,
 ) -> None:
-    """What it takes to go on with a text, for one row of a batch, beside the source's cache."""
+    """The bytes of the state for one row of a batch, beside the source's cache."""
     if resolved.direction != "causal":
         _text(sheet, "Every token sees those after it, too: no state is kept.", 12, "said", 17)
         sheet.y += 8
@@ -124,7 +124,7 @@ def _figures(
 
 
 def _lines(sheet: _Sheet, pieces: list[str], most: float) -> None:
-    """What stands below a heading, in as many lines as it takes."""
+    """Write the pieces below a heading, in as many lines as they need."""
     for line in lines_of(pieces, most, 12):
         _text(sheet, line, 12, "said", 17)
 
@@ -152,7 +152,7 @@ def _where(numbers: Sequence[int]) -> str:
 def _panels(
     sheet: _Sheet, panels: Mapping[tuple[str, int], tuple[list[str], float, float]], says: Mapping[tuple[str, int], str]
 ) -> None:
-    """The heads' graphs, beside each other as long as there is room."""
+    """Place the heads' graphs side by side, in as many rows as they need."""
     x, lowest = 0.0, sheet.y
     for kind, (elements, wide, high) in panels.items():
         said = fitted(says[kind], max(wide, NARROWEST), 13, bold=True)
@@ -179,7 +179,7 @@ def _whole(sheet: _Sheet, name: str) -> Picture:
 
 
 def svg(inside: str, wide: float, high: float) -> str:
-    """The whole of a picture."""
+    """A complete SVG document."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cd-picture" role="img" width="{wide:.0f}" height="{high:.0f}" '
         f'viewBox="0 0 {wide:.0f} {high:.0f}">\n{inside}</svg>\n'

@@ -36,15 +36,15 @@ _FLOWS = {
     "output": ("#24292f", "#e6edf3", ""),
 }
 _GROUND = {False: ("#ffffff", "#d0d7de", "#1f2328", "#57606a"), True: ("#0d1117", "#30363d", "#e6edf3", "#9da7b3")}
-"""Of the card, its rim, its text, and text that steps back."""
+"""Colours of the card, its rim, its text, and fainter text; by whether they are dark."""
 HEADS = (("#dcecf8", "#10304a"), ("#fdf3d7", "#3a2f10"), ("#d9f1e8", "#0f352a"), ("#fbe6f1", "#3d2233"), ("#fde5d6", "#40230f"))
-"""Of the heads in the map of layers, which also bear letters."""
+"""Colours of the heads in the map of layers, which also have letters."""
 
 
 def style(used: str) -> str:
-    """The style sheet of what is used; all its names begin with ``cd-``, so that a page may hold the picture itself.
+    """The style sheet for the elements of a picture. All its names begin with ``cd-``, so that a page may embed the picture.
 
-    used: the elements that it is for.
+    used: the elements, as text.
     """
     always = (
         f".cd-picture text{{font-family:{FAMILY}}}"

@@ -33,7 +33,7 @@ CUT = "…"
 
 
 def width(text: str, size: float, *, bold: bool = False) -> float:
-    """Of one line of text, in the units of ``size``."""
+    """The width of one line of text, in the units of ``size``."""
     return sum(_of(character, _TABLES[bold]) for character in text) * size / 1000
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["EvaluationOptions", "EvaluationReport", "evaluate", "score_cell"]
 _ROOMS = {"EvaluationOptions": "options", "EvaluationReport": "report", "evaluate": "runner", "score_cell": "scoring"}
 _EARLIER = {"Options": "EvaluationOptions", "Report": "EvaluationReport"}
-"""What these were called before."""
+"""Earlier names of these classes, with the names that they have now."""
 
 
 def __getattr__(name: str) -> Any:

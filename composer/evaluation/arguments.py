@@ -18,10 +18,10 @@ from composer.tasks.catalogue import TASKS
 
 KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perplexity}
 """The tasks that a model can be scored on, by name."""
-SAID_FOR_ALL = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
-"""Options that all tasks of an evaluation share, and what the command line calls them."""
+SHARED_OPTIONS = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
+"""Options that all tasks of an evaluation share, with their names on the command line."""
 FILES = ("text", "haystack", "babi")
-"""Options of tasks that name files; the command has one of the same name, for all tasks that take it."""
+"""Options of tasks that name files. The command has an option of the same name, for all tasks that take it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
         if not isinstance(one, str):
             asked.append(NamedTask(one.name, one))
             continue
-        for name, own in _parted(one):
+        for name, own in _tasks_with_options(one):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared(name, own, options)
             taken |= shared.keys()
@@ -58,18 +58,18 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
 
 
 def no_task(name: str) -> str:
-    """Say that there is no such task, which come near, and where all are listed."""
+    """The message that there is no task of this name, with similar names and the command that lists all."""
     return f"No task {brief(name)}{near_and_all(name, KINDS, 'tasks')}"
 
 
 def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
-    """Each once, in ascending order. Raises EvaluationError."""
+    """The lengths, each once, in ascending order. Raises EvaluationError."""
     if not said:
         raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
     return tuple(sorted(set(numbers_of(said, "--lengths", EvaluationError, least=SHORTEST))))
 
 
-def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
+def _tasks_with_options(said: str) -> list[tuple[str, dict[str, str]]]:
     parted: list[tuple[str, dict[str, str]]] = []
     for word in (part.strip() for part in said.split(",")):
         key, found, value = (part.strip() for part in word.partition("="))
@@ -88,7 +88,7 @@ def _parted(said: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
-    """The options that all tasks share, those of them that this task takes and does not set itself."""
+    """The shared options that this task takes and does not set itself."""
     known = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
     return {key: value for key, value in every.items() if key in known and key not in own and value is not None}
@@ -96,10 +96,10 @@ def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> di
 
 def _validated(label: str, name: str, own: Mapping[str, str], shared: Mapping[str, Any]) -> Task | Perplexity:
     kind = KINDS[name]
-    known = [key for key in kind.model_fields if key not in ("kind", "learn", *SAID_FOR_ALL)]
+    known = [key for key in kind.model_fields if key not in ("kind", "learn", *SHARED_OPTIONS)]
     for key in own:
-        if key in SAID_FOR_ALL:
-            raise EvaluationError(f"{label}: {key} is the same for all tasks: {SAID_FOR_ALL[key]}.")
+        if key in SHARED_OPTIONS:
+            raise EvaluationError(f"{label}: {key} is the same for all tasks: {SHARED_OPTIONS[key]}.")
         if key not in known:
             listed = f"Options: {', '.join(known)}." if known else "It has none."
             raise EvaluationError(f'{label}: unknown option "{key}"{nearest(key, known) or "."} {listed}')

@@ -23,7 +23,7 @@ RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-
 class ScoreLog:
     """The samples that have been scored so far, by this call and those before it.
 
-    folder: where they are logged; None keeps them in memory alone. setting: of all of these calls together.
+    folder: where they are logged; None keeps them in memory alone. setting: of the evaluation, over all of its calls.
     """
 
     def __init__(self, folder: Path | None, setting: EvaluationSetting) -> None:
@@ -46,7 +46,7 @@ class ScoreLog:
 
     @property
     def logged(self) -> Mapping[CellKey, Mapping[int, SampleResult]]:
-        """All of them, by cell and index."""
+        """All samples that have been scored, by cell and index."""
         return self._results
 
     def add(self, key: CellKey, judged: SampleResult) -> None:
@@ -73,8 +73,8 @@ class ScoreLog:
 def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
     """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
 
-    It may have other models, tasks and lengths than are asked for now: both stay. force: replace the evaluation that is there.
-    Raises EvaluationError where the folder holds one with other settings, or other files.
+    Models, tasks and lengths of earlier calls stay beside those of this one. force: replace the evaluation in the folder. Raises
+    EvaluationError where the folder holds one with other settings, or other files.
     """
     if folder is None:
         yield ScoreLog(None, setting)
@@ -93,7 +93,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
 
 
 def _joined(folder: Path, setting: EvaluationSetting) -> EvaluationSetting:
-    """What the evaluation in a folder has, and what is asked for now. Raises EvaluationError where that is of other settings."""
+    """The settings of the evaluation in a folder, joined with those of this call. Raises EvaluationError where they contradict."""
     path = folder / RUN
     try:
         return joined(read_json(path, MOST_CONFIG), setting, earlier_report(folder))
@@ -118,20 +118,20 @@ def earlier_report(folder: Path | None) -> EvaluationReport | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there as a whole or not at all. Raises EvaluationError."""
+    """Writes a file, whole or not at all. Raises EvaluationError."""
     with _writable(path.parent):
         files.write_whole(path, text)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """As ``composer.files`` has it. Raises EvaluationError."""
+    """``whole`` of ``composer.files``, whose OSError is raised as EvaluationError."""
     with _writable(path.parent), files.whole(path) as partial:
         yield partial
 
 
 def _remove(folder: Path) -> None:
-    """Remove what an evaluation wrote, and nothing else."""
+    """Remove the files of an evaluation, and no others."""
     with _writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)

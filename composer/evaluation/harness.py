@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 QUESTION = 1024
 """Assumed tokens of a question: lm-eval takes a number of questions for its batches, not of tokens."""
 ERROR_OF = "_stderr"
-"""What lm-eval puts behind a metric's name for its standard error."""
+"""The suffix of a metric's name with which lm-eval has its standard error."""
 
 
 def open_harness(options: EvaluationOptions) -> Any:
     """lm-eval's task manager, which has loaded the tasks that the options name, and their data. Raises EvaluationError.
 
-    Where the folder of the options has all of them, lm-eval's own tasks, more than ten thousand, are not read.
+    lm-eval's own tasks are more than ten thousand. They are only read where ``include_path`` lacks one of the named tasks.
     """
     folder, asked = options.include_path, list(options.harness)
     if folder is not None and not folder.is_dir():
@@ -37,7 +37,7 @@ def open_harness(options: EvaluationOptions) -> Any:
 
         if folder is not None:
             manager = TaskManager(include_path=str(folder), include_defaults=False)
-            with suppress(Exception):  # tasks that build on lm-eval's own are loaded with them below
+            with suppress(Exception):  # a task that extends one of lm-eval's own is loaded below
                 manager.load(asked)
                 return manager
         manager = TaskManager(include_path=None if folder is None else str(folder))
@@ -68,7 +68,7 @@ def run_harness(
         from lm_eval import evaluator
         from lm_eval.models import huggingface
 
-        ask: Any = evaluator.simple_evaluate  # Any: its decorators hide what it takes
+        ask: Any = evaluator.simple_evaluate  # Any: its decorators hide its parameters
         of_ours: Any = huggingface.HFLM
         answer = ask(
             model=of_ours(

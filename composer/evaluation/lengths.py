@@ -10,25 +10,25 @@ from composer.evaluation.arguments import NamedTask
 from composer.evaluation.report import CellKey
 from composer.evaluation.scoring import MORE, check_tokens, drawn
 from composer.evaluation.subjects import Subject
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.tasks.base import Sample
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
 
 OnMade = Callable[[CellKey, int, int], None]
-"""Called as samples are made to be looked at: of which cell, how many, of how many."""
+"""Called for each sample that is made for the check: with its cell, the number made so far, and the number to make."""
 MadeSamples = dict[CellKey, dict[int, Sample]]
-"""Of a cell, samples by their index."""
+"""The samples of each cell, by index."""
 MOST_KEPT = 2**21
-"""Tokens of samples that are kept from the look at them until they are scored: about 100 MiB. Those beyond are made again."""
+"""Tokens of the samples that are kept from this check until they are scored: about 100 MiB. More samples are made again."""
 OnSample = Callable[[int, int, int, Sample], None]
 
 
 def impossible_cells(
     subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], on_made: OnMade | None = None
 ) -> tuple[dict[CellKey, str], MadeSamples]:
-    """The cells that cannot be, and why; and the samples that were made of the others. Texts that a tokenizer cannot write are
-    told. Raises EvaluationError and TaskError for a task that can be done at no length."""
+    """The cells that cannot be scored, each with its reason, and the samples that were made of the others. Logs a warning for texts
+    that a tokenizer cannot write. Raises EvaluationError and TaskError for a task that can be done at no length."""
     found: dict[CellKey, str] = {}
     made: MadeSamples = {}
     room = MOST_KEPT
@@ -54,7 +54,7 @@ def impossible_cells(
             if said := hardly_written(f"the texts of {one.label}", tokens, unknown_token(subject.tokenizer)):
                 doubts.setdefault(said, []).append(subject.label)
     for said, labels in doubts.items():
-        doubt(f"{', '.join(labels)}: {said}")
+        warn_user(f"{', '.join(labels)}: {said}")
     return found, {key: samples for key, samples in made.items() if key not in found}
 
 
@@ -74,7 +74,8 @@ def _impossible(
     reference: str,
     made: OnSample = lambda *_: None,
 ) -> Iterator[tuple[int, str]]:
-    """All samples are made at the shortest length that can be, since what fits there fits into more, and one at each other."""
+    """The lengths at which a task cannot be done, each with its reason. At the shortest possible length all samples are made, at
+    longer ones only the first: all others fit there, too."""
     writer, problems, seen = Writer(tokenizer), {}, False
     for length in lengths:
         try:

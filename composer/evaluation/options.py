@@ -1,4 +1,4 @@
-"""How an evaluation is run."""
+"""The options of an evaluation, and its progress."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """The progress of an evaluation: samples that are scored, of those of all models, and the seconds since it began. making:
-    samples are made first, to check them; done and total are then those of one model, task and length."""
+    """The progress of an evaluation: the samples scored so far, the samples of all models, and the seconds since it began. making:
+    samples are being made for the check before the first score; done and total are then those of one model, task and length."""
 
     model: str
     task: str

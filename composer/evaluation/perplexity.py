@@ -19,7 +19,7 @@ from composer.tasks.writer import Writer
 
 @dataclass(frozen=True)
 class LazySamples:
-    """The samples of a task at one length, each made when it is needed. draw: makes the one of an index from 0, below ``count``."""
+    """The samples of a task at one length, each made when it is needed. draw: makes the sample of an index below ``count``."""
 
     count: int
     draw: Callable[[int], Sample]

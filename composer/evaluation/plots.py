@@ -13,7 +13,7 @@ from composer.plotting import MAP, RESOLUTION, WIDTH, colour, legend, line, mark
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 ACROSS = 3
-"""Maps side by side at most."""
+"""The most maps side by side."""
 
 
 def draw(report: EvaluationReport, folder: Path) -> list[Path]:
@@ -68,7 +68,7 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
 
 
 def _error(cell: EvaluationCell) -> tuple[float, float]:
-    """How far the interval goes down and up from the mean; not at all where there is none."""
+    """The distances from the mean down and up to the ends of its interval; 0 where there is no interval."""
     assert cell.mean is not None
     ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
     return (cell.mean - ends[0], ends[1] - cell.mean) if ends else (0.0, 0.0)

@@ -15,7 +15,7 @@ from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
 BUCKETS = 64
-"""Parts of a window whose losses are reported apart, where it has that many tokens."""
+"""The number of parts of a window whose losses are reported apart; fewer where it has fewer tokens."""
 Z = 1.959964
 """Standard deviations of a normal variable on either side of its mean that hold 95 % of it."""
 DEPTHS = 10
@@ -31,13 +31,13 @@ class CellKey(NamedTuple):
 
 
 class SampleResult(Closed):
-    """One sample and how the model did. index: which one of the task's, from 0."""
+    """The result of one sample. index: of the sample in its task, from 0."""
 
     index: int
     score: float
     """0 to 1, the higher the better; of a task that is scored by loss, nats per token."""
     tokens: int
-    """Of the whole sample, BOS and answer included."""
+    """Tokens of the whole sample, BOS and answer included."""
     depth: float | None = None
     """Share of the haystack before the needle."""
     answers: tuple[str, ...] | None = None
@@ -46,11 +46,11 @@ class SampleResult(Closed):
     nats: tuple[float | None, ...] | None = None
     """Mean nats per token in each part of the window; None where nothing in it is predicted."""
     seconds: float
-    """Its share of the time that its batch took."""
+    """The sample's share of its batch's time."""
 
     @model_validator(mode="before")
     @classmethod
-    def _of_before(cls, said: Any) -> Any:
+    def _from_earlier_versions(cls, said: Any) -> Any:
         """Earlier versions called the nats losses."""
         if isinstance(said, Mapping) and "losses" in said:
             return {"nats" if key == "losses" else key: value for key, value in said.items()}
@@ -82,14 +82,14 @@ class EvaluationCell(Closed):
     length: int
     scored: Scored
     mean: float | None
-    """Of the samples' scores, each sample counting the same. None where the cell failed."""
+    """The mean of the samples' scores, each sample counting the same. None where the cell failed."""
     standard_error: float | None
     """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
     to. None for a single sample."""
     interval: tuple[float, float] | None = None
-    """Where the mean of all samples that there are lies, at 95 %: as ``interval_of`` has it. None where it failed."""
+    """The 95 % interval of the mean over all samples that the task could draw, from ``interval_of``. None where the cell failed."""
     nats: float | None = None
-    """Per token: the mean, for a task that is scored by loss."""
+    """Mean nats per token, for a task that is scored by loss."""
     perplexity: float | None = None
     """exp(nats)."""
     samples: int
@@ -182,7 +182,7 @@ class EvaluationReport(Readable, Closed):
 
 
 def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
-    """A cell out of its samples; where it failed, it has no figures but their number."""
+    """The cell of some samples; a failed one has their number, and no other figures."""
     seconds = round(sum(one.seconds for one in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:
@@ -204,10 +204,11 @@ def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], fail
 
 
 def interval_of(scored: Scored, mean: float, error: float | None, samples: int) -> tuple[float, float] | None:
-    """Where the mean of all samples that there are lies, at 95 %; None where nothing says so. error: its standard error.
+    """The 95 % interval of the mean over all samples that the task could draw; None where it is unknown. error: the mean's standard
+    error.
 
-    Of shares it is Wilson's, for as many samples of right or wrong as would have this standard error: all of them, where they are
-    right or wrong, and more where they are partly right; so of 0 right in 10 it goes up to 0.278. Of a loss: mean ± 1.96 errors.
+    For shares: Wilson's interval, for as many samples with scores of 0 or 1 as would have this standard error. Where all scores are
+    0 or 1, that is all samples, else more. For 0 right in 10 it is 0 to 0.278. For a loss: mean ± 1.96 errors.
     """
     if scored == "loss":
         return None if error is None else (mean - Z * error, mean + Z * error)
@@ -224,12 +225,12 @@ def bucket_size(length: int) -> int:
 
 
 def _exp(nats: float) -> float | None:
-    """None where it is beyond all numbers."""
+    """exp; None where it overflows."""
     return math.exp(nats) if nats < 700 else None
 
 
 def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
-    """The parts of the haystack in which there is a needle at all."""
+    """A bin for each part of the haystack that has a needle in any sample."""
     bins: dict[int, list[float]] = {}
     for one in judged:
         if one.depth is not None:

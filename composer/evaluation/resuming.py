@@ -1,4 +1,4 @@
-"""An evaluation that goes on: with the same settings, and with models, tasks and lengths that may be new to it."""
+"""Continues an evaluation: with the same settings, and with the same or more models, tasks and lengths."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ UNFINISHED = "not finished: ask for it again"
 
 
 def joined(begun: Mapping[str, Any], setting: EvaluationSetting, earlier: EvaluationReport | None) -> EvaluationSetting:
-    """The union of the earlier settings and those of this call. Raises EvaluationError where the two contradict each other,
-    with the settings that do, and other errors where ``begun`` holds no settings.
+    """The union of the earlier settings and those of this call. Raises EvaluationError with the settings that contradict each
+    other, and other errors where ``begun`` holds no settings.
 
-    begun: as ``run.json`` has it. earlier: the report, if there is one: it says where the models were.
+    begun: the contents of ``run.json``. earlier: the report, if there is one, for the models' folders.
     """
-    begun = {"backend": AUTO, **begun}  # evaluations of earlier versions had this one, and did not store it
+    begun = {"backend": AUTO, **begun}  # earlier versions used this backend, and did not store it
     now = json.loads(json.dumps(setting.identity()))
     then, asked = dict(begun), dict(now)
     whole = {**begun, "lengths": sorted({*begun["lengths"], *now["lengths"]})}
@@ -50,9 +50,9 @@ def all_cells(
     earlier: EvaluationReport | None,
     logged: Mapping[CellKey, Mapping[int, SampleResult]],
 ) -> Iterator[EvaluationCell]:
-    """The cells of this call and those of earlier ones, in the order of the setting; what nobody has asked for is none.
+    """The cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
 
-    logged: samples that have been scored, of calls that did not come to their report, too.
+    logged: all scored samples, those of interrupted calls included.
     """
     found = {cell.key: cell for cell in (*(earlier.cells if earlier else ()), *fresh)}
     for model in setting.models:
@@ -75,10 +75,10 @@ def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
             label = one.get("label", place) if isinstance(one, dict) else place
             yield from differences(one, other, f"{path} {label}")
     elif then != now:
-        yield f"{path}: {_brief(then)} then, {_brief(now)} now"
+        yield f"{path}: {_in_words(then)} then, {_in_words(now)} now"
 
 
-def _brief(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(str(one.get("label", one)) if isinstance(one, dict) else str(one) for one in value) or "none"
     if isinstance(value, dict):

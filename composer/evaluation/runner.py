@@ -45,9 +45,9 @@ def evaluate(
     - tasks: names with options, as ``read_tasks`` has them, or objects.
     - lengths: tokens of a sample, its answer included.
 
-    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that cannot be, as
-    at a length that is too short for its task, or that fails later, says why in the report. Where the folder has an evaluation of
-    the same settings, its cells are in the report, too.
+    Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that is impossible,
+    such as a length that is too short for its task, or that fails later, has its reason in the report. Where the folder has an
+    evaluation of the same settings, the report includes its cells.
     """
     options = options or EvaluationOptions()
     check_device(options.device)
@@ -103,8 +103,8 @@ class _Evaluation:
         impossible: Mapping[CellKey, str],
         made: MadeSamples,
     ) -> None:
-        """manager: lm-eval's, or None where it does not run. impossible: cells that cannot be, and why. made: samples that are
-        there; each is let go of as its cell begins."""
+        """manager: lm-eval's, or None where it does not run. impossible: the reason for each cell that cannot be scored. made:
+        samples that have been made already; those of a cell are removed as it begins."""
         self.options, self.log, self.manager = options, log, manager
         self._cells = [(one, length) for one in asked for length in lengths]
         self._counts = {
@@ -131,12 +131,12 @@ class _Evaluation:
     def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
         failure, made = self._impossible.get(key), self._made.pop(key, {})
         if self._lacks(key):
-            self._tell(key)
+            self._report_progress(key)
 
             def keep(judged: Any) -> None:
                 self.log.add(key, judged)
                 self._done += 1
-                self._tell(key)
+                self._report_progress(key)
 
             known = self.log.results(key).keys()
             try:
@@ -158,7 +158,7 @@ class _Evaluation:
     def _lacks(self, key: CellKey) -> bool:
         return key in self._counts and len(self.log.results(key)) < self._counts[key]
 
-    def _tell(self, key: CellKey) -> None:
+    def _report_progress(self, key: CellKey) -> None:
         if self.options.watch is not None:
             seconds = time.perf_counter() - self._began
             self.options.watch(EvaluationProgress(*key, done=self._done, total=sum(self._counts.values()), seconds=seconds))
@@ -175,7 +175,7 @@ def _making(options: EvaluationOptions) -> OnMade | None:
 
 @contextmanager
 def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[None]:
-    """Ctrl-C says what is kept, and how to go on."""
+    """For the block, Ctrl-C prints what is kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -210,7 +210,7 @@ def _setting(
 
 
 def task_facts(asked: NamedTask) -> TaskIdentity:
-    """All that decides the samples of a task."""
+    """The options, files and texts that decide the samples of a task."""
     task = asked.task
     return TaskIdentity(
         label=asked.label,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MORE = 8
 """Tokens that a model may write beyond those of the answer."""
 PADDING = 0
-"""The token of padding: any, as nothing sees it."""
+"""The token of padding. It may be any, as no token attends to it."""
 LOGITS = 2**24
 """Logits that are held at a time."""
 
@@ -68,9 +68,9 @@ def score_cell(
 
     - model: a causal one, in evaluation mode.
     - batch_tokens: tokens of the samples of a batch.
-    - known: indices of samples that were scored before, which are not returned. Batches are made of all samples all the same, so
-      that a continued evaluation computes the same numbers: known samples are computed again where their batch has others.
-    - made: samples that are there already, by index.
+    - known: indices of samples that were scored before, which are not returned. Batches are still made of all samples, so that a
+      continued evaluation computes the same numbers: known samples are computed again where their batch has unknown ones.
+    - made: samples that have been made already, by index.
     - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
@@ -121,7 +121,7 @@ def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples:
             raise
         if len(samples) == 1:
             raise CellFailed("out of memory") from error
-    # Here, as what the failed attempt held is only free once its error is gone.
+    # After the except clause: the error keeps the memory of the failed attempt alive.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     middle = len(samples) // 2
@@ -149,7 +149,7 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
 
 
 def ends_of(model: Any, writer: Writer) -> frozenset[int]:
-    """The tokens that end what a model writes: the tokenizer's, and those that the model's generation config has."""
+    """The tokens that end a generated text: the tokenizer's, and those of the model's generation config."""
     said = getattr(model.generation_config, "eos_token_id", None)
     return frozenset([*writer.end, *(said if isinstance(said, list) else [] if said is None else [said])])
 
@@ -185,9 +185,8 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
 
 @torch.inference_mode()
 def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
-    """For each text, of its tokens that are ``asked``: whether each is the likeliest after those before it, and its loss in nats.
-
-    The first token of a text is never among them. Logits of a limited number of tokens are held at a time.
+    """For each text, two tensors over its tokens that are ``asked``: whether each is the likeliest after those before it, and its
+    loss in nats. The first token of a text is never one of them. Logits of a limited number of tokens are held at a time.
     """
     width = max(map(len, texts))
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
@@ -207,7 +206,7 @@ def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Seq
 
 
 def _logits(model: Any, outputs: Any) -> Tensor:
-    """The logits that the class of a model makes of its base's outputs, with what the family scales, caps or adds there."""
+    """The logits that a model's own class computes from its base's outputs, with the scaling, caps and biases of its family."""
     base = model.base_model
     with mock.patch.object(base, "forward", return_value=outputs):
         places = torch.zeros(outputs.last_hidden_state.shape[:2], dtype=torch.long, device=model.device)
@@ -224,7 +223,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _in_buckets(nats: Sequence[float], asked: Sequence[bool], size: int) -> tuple[float | None, ...]:
-    """The mean loss in each part of a text. nats: of the tokens that are ``asked``, but its first."""
+    """The mean loss in each part of a text. nats: of the tokens that are ``asked``, without the text's first."""
     counts = list(accumulate((place > 0 and one for place, one in enumerate(asked)), initial=0))
     bounds = [*range(0, len(asked), size), len(asked)]
     parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]

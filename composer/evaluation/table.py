@@ -19,9 +19,9 @@ NOT_ASKED = "–"
 
 
 def tables(report: EvaluationReport) -> Iterator[Table]:
-    """One for each task, for one that is scored by loss another of its perplexity, and one for lm-eval's figures."""
+    """A table for each task, another with the perplexity for each that is scored by loss, and one for lm-eval's figures."""
     for task in report.setting.tasks:
-        yield _table(report, task.label, MEANING[task.scored], said)
+        yield _table(report, task.label, MEANING[task.scored], cell_text)
         if task.scored == "loss":
             yield _table(report, task.label, PERPLEXITY, perplexity)
     if report.harness:
@@ -69,7 +69,7 @@ def note(report: EvaluationReport) -> Iterator[str]:
         yield f"Mean {' or '.join(forms)} of {counts} samples, seed {report.setting.seed}."
 
 
-def said(cell: EvaluationCell) -> str:
+def cell_text(cell: EvaluationCell) -> str:
     """A cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
     if cell.mean is None:
         return cell.failure or ""

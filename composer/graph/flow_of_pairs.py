@@ -1,4 +1,4 @@
-"""Which memory gets its pairs from which, as a spec says it: a cascade, all side by side, or the edges of its ``graph``."""
+"""The source of each memory's pairs in a spec: the memory above in a cascade, the call, or the edges of its ``graph``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ ALL = "pairs"
 
 
 def memory_names(head: HeadSpec) -> list[str]:
-    """What the memories are called, top to bottom."""
+    """The names of the memories, top to bottom."""
     return [memory.called for memory in head.memory]
 
 
 def features_of(name: str) -> str:
-    """What the map of a memory's features is called in the graph."""
+    """The name of the node for a memory's feature map."""
     return f"{name}_features"
 
 
 def gate_of(name: str) -> str:
-    """What a memory's gate is called in the graph."""
+    """The name of the node for a memory's gate."""
     return f"{name}_gate"
 
 
@@ -31,7 +31,7 @@ def edges(head: HeadSpec) -> list[tuple[str, str]]:
 
 
 def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
-    """For each memory by name, the memory above that feeds it, or ``pairs``. Side by side without those that take none."""
+    """For each memory by name, the memory above that feeds it, or ``pairs``. Parallel memories that take no pairs are left out."""
     names = memory_names(head)
     if head.graph is not None:
         return {end: start for start, end in edges(head)}

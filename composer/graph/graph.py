@@ -24,7 +24,7 @@ from composer.graph.composition import HeadSpec
 
 INPUTS = ("hidden", "query", "key", "value")
 SINKS = "host_sinks"
-"""Another input of heads in a model that brings attention sinks."""
+"""The name of the further input of heads in a model with attention sinks."""
 OUTPUT = "output"
 Made = TypeVar("Made")
 
@@ -33,9 +33,9 @@ Made = TypeVar("Made")
 class Node:
     """One operation in a head. part: None for the head's own inputs and output.
 
-    module: what holds its parameters; several operations of one part share it. path: where the spec says it, within the head;
-    None for what no spec says. main: it is what the part is for, not another of its operations. options: further arguments of its
-    forms, which its place in the head decides.
+    module: the name of the module with its parameters; several operations of one part share it. path: its place in the head's spec;
+    None for a node that no spec names. main: whether it is the part's main operation. options: further arguments of its forms,
+    which follow from its place in the head.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The part's kind, as a spec has it; of what no spec names, the class."""
+        """The part's kind, as a spec has it; the name of its class where no spec names it."""
         return getattr(self.part, "kind", type(self.part).__name__.lower())
 
 
 @dataclass(frozen=True)
 class Edge:
-    """From a port that gives to a port that reads. heads, dim: the sizes of what flows. label: which of several it is there.
+    """From an output port to an input port. heads, dim: the sizes of what flows. label: its name among several edges into one port.
 
-    path: where the spec says it, within the head, if it does.
+    path: its place in the head's spec; None where no spec names it.
     """
 
     start: str
@@ -80,7 +80,7 @@ class HeadGraph:
 
     @cached_property
     def found(self) -> dict[int, tuple[Pattern, tuple[Mapping[str, str], ...]]]:
-        """Where each pattern that has been looked for lies, by the pattern's id, with the pattern; ``matching`` fills it in."""
+        """The cache of ``matching``: by a pattern's id, the pattern, and its places in this graph."""
         return {}
 
     @cached_property
@@ -93,7 +93,7 @@ class HeadGraph:
 
     @cached_property
     def order(self) -> tuple[Node, ...]:
-        """All nodes, each after those that it reads from; of those that may come next, the one that was added first."""
+        """All nodes in topological order; among nodes that may come next, the one that was added first."""
         place = {name: index for index, name in enumerate(self.nodes)}
         names = networkx.lexicographical_topological_sort(networkx.DiGraph(self.network), key=place.__getitem__)
         return tuple(self.nodes[name] for name in names)
@@ -134,7 +134,7 @@ class HeadGraph:
 
 
 def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
-    """The function, called once for each head and shape: what it made before is given again. Frozen schemas are their own keys."""
+    """The function with a cache over heads and shapes. Frozen schemas are their own keys."""
     return cast("Callable[[HeadSpec, Shape], Made]", lru_cache(maxsize=512)(function))
 
 
@@ -181,7 +181,7 @@ class Draft:
     ) -> None:
         """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``.
 
-        Pairs are drawn out of what gives none, too, and into what reads none: that is for the rules to tell.
+        Edges of pairs are drawn also from nodes that give none, and into nodes that read none: the rules report them.
         """
         gives = self._nodes[start].operation.gives
         port = gives[0] if output is None else next((port for port in gives if port.name == output), Port(output, Kind.PAIRS))
@@ -195,12 +195,12 @@ class Draft:
             raise GraphError(message, next(paths, ())[:2])
 
     def done(self) -> HeadGraph:
-        """The graph, which nobody changes any more."""
+        """The finished graph."""
         return HeadGraph(MappingProxyType(self._nodes), tuple(self._edges))
 
 
 def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
-    """What takes this memory's answer, the read and what stands before it."""
+    """The parts that take this memory's answer: the read, and any part before it."""
     ends = [edge.end for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL]
     found = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
     return [part for part in found if isinstance(part, TakesPartials)]
@@ -213,7 +213,7 @@ def falls_together(graph: HeadGraph, name: str) -> bool:
 
 
 def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:
-    """How pairs come to this memory, as a ``Setting`` has it."""
+    """The fields of ``Setting`` that say how pairs come to this memory."""
     starts, above = [edge.start for edge in graph.into(name, "pairs")], list[str]()
     while starts:
         above += starts

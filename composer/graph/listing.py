@@ -1,7 +1,7 @@
 """A program as text: a line a step, as a reader of transformers' modeling code knows it, with shapes and forms behind.
 
-``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. Where several edges
-go into one input, an argument is the bare name of what flows where that is what the edge says, and has a keyword otherwise.
+``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. Where an input takes
+several edges, an argument has its edge's label as a keyword, unless the value has that name already.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ SHAPES = {
     Kind.NUMBERS: "{heads}",
     Kind.WEIGHT: "{heads}",
 }
-"""Of a token, what is not heads, numbers of a head."""
+"""Shapes of a token, for kinds that do not have ``heads dim`` numbers."""
 FARTHEST = 56
-"""Where comments stand at the latest; a longer line has its own behind it."""
+"""The largest column of the comments. The comment of a longer line follows the line."""
 DECODE = "# In decode, a token at a time, otherwise:"
 Row = tuple[str, str, str]
 """A line: the code, the shape of the first thing that it gives, and the form."""
 
 
 def listing(program: Program) -> list[str]:
-    """One line an operation; those of a step that covers several are joined at the side."""
+    """A line for each operation; lines of a step that covers several are joined at the side."""
     return [*_lines(_rows(program)), f"return {OUTPUT}"]
 
 
 def inputs_of(program: Program) -> tuple[str, ...]:
-    """What the listing begins with: hidden states alone, where it has the projections, too."""
+    """The arguments of the listing: the hidden states alone where it includes the projections, else the projected ones."""
     return INPUTS[:1] if program.before else INPUTS
 
 
@@ -84,7 +84,7 @@ def _size(one: CoveredOperation) -> str:
 
 
 def _names(program: Program) -> dict[Value, str]:
-    """What each value is called: as its node, with the port behind it where a node gives several."""
+    """The name of each value: its node's, with the port behind it where a node has several outputs."""
     nodes = {one.node.name for step in program.steps for one in step.covers}
     names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
     for one in (one for step in program.steps for one in step.covers):

@@ -27,13 +27,13 @@ AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
 """The backends that are built in; auto takes the fastest form that fits."""
 PREFERRED = {"cuda": (TRITON, FLA, TORCH, REFERENCE)}
-"""What auto tries in turn, by device."""
+"""The backends that auto tries in turn, by device."""
 ANYWHERE = (TORCH, REFERENCE)
-"""What auto tries in turn on other devices, and whoever falls back on any."""
+"""The backends that auto tries in turn on other devices, and that any backend falls back to."""
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
-    """The same name. Raises BuildError where it is neither built in nor that of a form of these heads, their patterns' included."""
+    """The same name. Raises BuildError where it is not built in, and no form of these heads or their patterns is on it."""
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
@@ -45,8 +45,8 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
 
 
 class Lowered(Closed):
-    """What one part of a head was lowered to. decode: the form of a call with one token, where it is another one; with its backend,
-    and why none is faster there."""
+    """The form that one part of a head was lowered to. decode: the form for a call with one token, where it is another one, with
+    its backend, and why no faster form fits there."""
 
     part: str
     kind: str
@@ -59,7 +59,7 @@ class Lowered(Closed):
 
 
 class Compiled:
-    """A completed head on a group of heads of one shape, and its programs, each made when it is first asked for."""
+    """A completed head on a group of heads of one shape, with a cache of its programs."""
 
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
@@ -67,7 +67,7 @@ class Compiled:
         self._running: dict[tuple[Any, ...], Program] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
-        """What runs on this backend in this setting."""
+        """The program for this backend and setting."""
         key = backend, setting
         if key not in self._programs:
             self._programs[key] = lower(self.graph, backend, setting)
@@ -76,7 +76,7 @@ class Compiled:
     def running(
         self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
     ) -> Program:
-        """The same for a call with such tokens, by plain things, which are quicker to look up. dtype: torch's own."""
+        """The same for a call with such tokens. Plain arguments are faster to look up than a setting. dtype: torch's own."""
         key = backend, device, dtype, one_token, documents, padded, gradients
         if key not in self._running:
             said = dtype_name(dtype)
@@ -87,7 +87,7 @@ class Compiled:
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
-        """What runs there, and what runs where it is one token."""
+        """The programs for this setting, and for the same with one token."""
         return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
 
     def __deepcopy__(self, memo: object) -> Compiled:
@@ -99,12 +99,12 @@ class Compiled:
 
 @once
 def compiled(head: HeadSpec, shape: Shape) -> Compiled:
-    """One for all layers that have this head."""
+    """The compiled head, which all layers with this head share."""
     return Compiled(head, shape)
 
 
 def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
-    """The graph as steps. Raises GraphError where an operation has no form at all. without: patterns to leave alone."""
+    """The graph as steps. Raises GraphError where an operation has no form at all. without: patterns that are not used."""
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
@@ -143,7 +143,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
 
 
 def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
-    """What each part that a spec says was lowered to, in the order of the program."""
+    """The forms of all parts that the spec names, in the order of the program."""
     whole = _by_node(lower(graph, backend, setting))
     one = _by_node(lower(graph, backend, replace(setting, one_token=True)))
     return tuple(
@@ -152,7 +152,7 @@ def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, 
 
 
 def _lowered(node: Node, step: Step, one: Step, backend: str) -> Lowered:
-    """one: what runs where it is one token."""
+    """one: the step for calls with one token."""
 
     def of(form: Form) -> str:
         return backend if form.backend == EVERY else form.backend
@@ -175,7 +175,7 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 
 def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: tuple[str, ...] = ()) -> Step:
-    """What computes one operation by itself. above: why no form of several operations does."""
+    """The step that computes one operation by itself. above: the reasons why no form of several operations computes it."""
     choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), above)
     if not choices:
         raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
@@ -185,7 +185,7 @@ def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: 
 def _step(
     graph: HeadGraph, nodes: tuple[Node, ...], names: tuple[str, ...], choices: list[Choice], alone: tuple[Step, ...] = ()
 ) -> Step:
-    """alone: what runs where the last form refuses."""
+    """alone: the steps that run where the last form refuses."""
     step = frozenset(node.name for node in nodes)
     covers = (covered(node, graph.into(node.name), step, mass_asked=_mass_asked(graph, node)) for node in nodes)
     first, *others = choices
@@ -218,7 +218,7 @@ def _parts(graph: HeadGraph, found: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A form that fits, why none is faster, and what is not installed of those that are."""
+    """A form that fits. why: the reasons against faster forms. missing: packages of faster forms that are not installed."""
 
     form: Form
     why: str
@@ -228,15 +228,15 @@ class Choice:
 def _choices(
     forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
-    """The first form that fits, on the wanted backend or on one to fall back to, and why none is faster; behind one that may
-    refuse, the next. With them, why others do not fit. above: what has been said before. several: the forms are of several
-    operations, of which a backend need have none."""
+    """The first form that fits, on the wanted backend or on one to fall back to; after a form that may refuse, the next one, too.
+    The second result has the reasons against all others. above: reasons to begin with. several: the forms compute several
+    operations, and a backend need not have any."""
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(above)
     wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
     for place, one in enumerate(wanted):
-        # What computes an operation everywhere is as good as PyTorch's kernels, and what a backend of that name has of it.
+        # A form of EVERY counts as one of the wanted backend, of PyTorch and of the reference.
         own = (one, EVERY) if one in ANYWHERE or backend != AUTO else (one,)
         found = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
         for form in found:

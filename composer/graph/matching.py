@@ -1,4 +1,4 @@
-"""Where the patterns of the catalogue lie in a head's graph."""
+"""Finds the patterns of the catalogue in a head's graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from composer.graph.graph import HeadGraph, Node
 
 
 def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
-    """Where patterns lie in the graph: the node behind each of a pattern's names, in the pattern's order. A graph is searched once:
-    no backend and no setting changes what is found."""
+    """The places of patterns in the graph: the node for each of a pattern's names, in the pattern's order. A graph is searched
+    once, as places depend on no backend and no setting."""
     for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
         if id(pattern) not in graph.found:
             graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
@@ -36,7 +36,7 @@ def _places(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
 
 
 def _whole(graph: HeadGraph, names: list[str]) -> bool:
-    """Whether what these nodes give, the last apart, goes to each other alone, and no other partial goes into them."""
+    """Whether the outputs of these nodes, except the last node's, go only to each other, and no other partial enters them."""
     given = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
     return given and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 

@@ -19,30 +19,30 @@ from composer.graph.graph import Edge, Node
 
 
 class FallsBack(RuntimeWarning):
-    """Something runs on another form than it would, and the same comes of it, later."""
+    """An operation runs on a slower form than the wanted one, with the same result."""
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def tell(why: str, instead: str = "") -> None:
-    """Warn, once a process for each reason, that something runs otherwise than it would. instead: what runs, in a sentence."""
-    if why not in _told:
-        _told.add(why)
+    """Warn, once a process for each reason, that a slower form runs. instead: the form that runs, in a sentence."""
+    if why not in _warned:
+        _warned.add(why)
         warnings.warn(f"{why}. {instead}" if instead else why, FallsBack, stacklevel=2)
 
 
 Value = tuple[str, str]
-"""What a node gives at a port."""
+"""The output of a node at a port, by the names of both."""
 Modules = Mapping[str, Any]
-"""By name, what holds each part's parameters: called with a function and its inputs, it calls the function with the parameters
-before them."""
+"""The modules with the parts' parameters, by name. Called with a function and its inputs, a module calls the function with its
+parameters before them."""
 
 
 @dataclass(slots=True)  # one a call of a head, and not frozen, which would take three times as long to make
-class Around:
-    """What one call of a head hands to all of its steps. place: the layer, and the first of these heads in it. in_place: nobody
-    else holds the state. turned: the queries as its steps have turned them."""
+class CallContext:
+    """The arguments of a call of a head that all of its steps share. place: the layer, and the first of these heads in it.
+    in_place: the state may be written over. turned: a cache of turned queries."""
 
     tokens: Tokens
     state: State
@@ -53,14 +53,14 @@ class Around:
 
 @dataclass(frozen=True)
 class CoveredOperation:
-    """One operation within a step: where its inputs come from, what it gives, and its state's tensors, by their own names and by
-    those that they have in the head."""
+    """One operation within a step: the sources of its inputs, its outputs, and the tensors of its state, by their own names and by
+    their names in the head's state."""
 
     node: Node
     single: tuple[tuple[str, Value], ...]
     many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
     inside: tuple[tuple[str, Value], ...]
-    """What comes from another operation of its step, which the step's form passes on by itself."""
+    """Inputs from another operation of the step, which the step's form passes on by itself."""
     options: tuple[tuple[str, Any], ...]
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
@@ -75,13 +75,13 @@ class CoveredOperation:
             given[port] = {label: values[source] for label, source in sources} if sources else {}
         return given
 
-    def call(self, around: Around) -> Call:
-        """What the operation knows beside its inputs."""
-        state = {name: around.state[full] for name, full in self.slots} if self.slots else {}
-        return Call(around.tokens, state, self.node.shape, around.place, around.in_place, self.mass_asked, around.turned)
+    def call(self, context: CallContext) -> Call:
+        """The call that the operation's form takes beside its inputs."""
+        state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
+        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.mass_asked, context.turned)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
-        """Write what the operation has given, and its new state."""
+        """Write the operation's outputs to ``values``, and its new state to ``carried``."""
         outputs, state = given
         for value, output in zip(self.gives, outputs, strict=True):
             values[value] = output
@@ -91,8 +91,8 @@ class CoveredOperation:
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes. names: what the form calls them; why: why no faster form was taken; missing:
-    what is not installed that faster ones take; instead: what runs where the form refuses."""
+    """One form, and the operations that it computes. names: the form's names of them; why: why no faster form was taken; missing:
+    packages of faster forms that are not installed; instead: the steps that run where the form refuses."""
 
     covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]
@@ -101,33 +101,33 @@ class Step:
     missing: tuple[str, ...] = ()
     instead: tuple[Step, ...] = ()
 
-    def run(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
-        """Compute, and write what comes of it to ``values`` and ``carried``."""
+    def run(self, modules: Modules, values: dict[Value, Any], context: CallContext, carried: State) -> None:
+        """Compute the outputs, and write them to ``values``, and the new state to ``carried``."""
         if not self.instead:
-            self._compute(modules, values, around, carried)
+            self._compute(modules, values, context, carried)
             return
         try:
-            self._compute(modules, values, around, carried)
+            self._compute(modules, values, context, carried)
         except Refused as refusal:
             following = ", ".join(f"{step.form.says} ({step.form.backend})" for step in self.instead)
             tell(str(refusal), f"In its place: {following}")
             for step in self.instead:
-                step.run(modules, values, around, carried)
+                step.run(modules, values, context, carried)
 
     def given(self, kind: Kind) -> Iterator[Value]:
-        """What it gives of a kind."""
+        """The step's outputs of a kind."""
         for one in self.covers:
             yield from ((one.node.name, port.name) for port in one.node.operation.gives if port.kind is kind)
 
-    def _compute(self, modules: Modules, values: dict[Value, Any], around: Around, carried: State) -> None:
+    def _compute(self, modules: Modules, values: dict[Value, Any], context: CallContext, carried: State) -> None:
         if len(self.covers) == 1:
             (only,) = self.covers
-            only.keep(modules[only.node.module](self.form.run, only.call(around), **only.inputs(values)), values, carried)
+            only.keep(modules[only.node.module](self.form.run, only.call(context), **only.inputs(values)), values, carried)
             return
         bound, inputs = {}, {}
         for name, one in zip(self.names, self.covers, strict=True):
             assert one.node.part is not None
-            bound[name] = Bound(one.node.part, one.call(around), modules[one.node.module])
+            bound[name] = Bound(one.node.part, one.call(context), modules[one.node.module])
             inputs[name] = one.inputs(values)
         for one, given in zip(self.covers, self.form.run(bound, inputs), strict=True):
             one.keep(given, values, carried)
@@ -140,28 +140,28 @@ class Program:
     before: tuple[Step, ...]
     after: tuple[Step, ...]
     mixed: Value
-    """What queries and keys are projected from."""
+    """The value that queries and keys are projected from."""
     output: Value
 
     @property
     def steps(self) -> tuple[Step, ...]:
         return (*self.before, *self.after)
 
-    def mix(self, modules: Modules, hidden: Any, around: Around) -> tuple[Any, State]:
-        """What queries and keys are projected from, and the new state of what gave it."""
+    def mix(self, modules: Modules, hidden: Any, context: CallContext) -> tuple[Any, State]:
+        """The hidden states that queries and keys are projected from, and the new state of the steps before."""
         values: dict[Value, Any] = {("hidden", "hidden"): hidden}
         carried: State = {}
         for step in self.before:
-            step.run(modules, values, around, carried)
+            step.run(modules, values, context, carried)
         return values[self.mixed], carried
 
-    def run(self, modules: Modules, inputs: Mapping[str, Any], around: Around, *, entering: Any = None) -> tuple[Any, State]:
-        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering:
-        values that memories are given, in place of what a step makes of the head's own, and for as many heads."""
+    def run(self, modules: Modules, inputs: Mapping[str, Any], context: CallContext, *, entering: Any = None) -> tuple[Any, State]:
+        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering: the
+        values that enter the memories, in place of those that a step computes, with as many heads."""
         values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
         carried: State = {}
         for step in self.after:
-            step.run(modules, values, around, carried)
+            step.run(modules, values, context, carried)
             if entering is not None:
                 values |= {one: repeat_heads(entering, values[one].shape[2]) for one in step.given(Kind.VALUE)}
         return values[self.output], carried
@@ -170,8 +170,8 @@ class Program:
 def covered(
     node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, mass_asked: bool = True
 ) -> CoveredOperation:
-    """An operation with these edges into it; an input that takes several and has none is handed an empty mapping. step: the
-    names of the operations that are computed with it. mass_asked: of a memory, that a read asks for its lse."""
+    """An operation with these edges into it; an input that takes several edges and has none gets an empty mapping. step: the names
+    of the operations in the same step. mass_asked: whether a read needs a memory's lse."""
     inside = tuple((edge.input, (edge.start, edge.output)) for edge in edges if edge.start in step)
     edges = tuple(edge for edge in edges if edge.start not in step)
     single, many = [], []

@@ -1,4 +1,4 @@
-"""What a head may not be. Each rule looks at the graph, and says where the spec has it, why, and what to do instead."""
+"""Rules that refuse heads without a meaning. Each checks the graph; a problem has a place in the spec, a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MISSING: Mapping[str, str] = {
     Kind.FEATURES: "a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
     Kind.PAIRS: "no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above",
 }
-"""What to do where nothing gives a node what it needs, by the kind of that."""
+"""The remedy where nothing gives a node one of its inputs, by the input's kind."""
 Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
     """The head's graph, or a GraphError at ``path`` for the first rule that it breaks.
 
-    sizes: whether the shape is that of a model; otherwise it stands in for any, and nothing is said of sizes. idle: weights without
-    an effect pass, which models may have that were built before such weights were refused.
+    sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect, which models have that
+    were built before such weights were refused.
     """
     for message, where in chain(names(head), lines(head), numbers(head)):
         raise GraphError(message, path + where)
@@ -42,20 +42,20 @@ def checked_graph(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = Tru
 
 
 def problems_of(graph: HeadGraph, *, sizes: bool = True, idle: bool = False) -> Iterator[Problem]:
-    """All that is wrong with it, and where in the head."""
+    """All problems of a graph, each with its place in the head."""
     for rule in (*RULES, *([_sizes] if sizes else []), *([] if idle else IDLE)):
         yield from rule(graph)
 
 
 def _parts(graph: HeadGraph) -> Iterator[Problem]:
-    """What each part says of the head that it stands in."""
+    """Each part means something in this head."""
     for node, part in _main(graph):
         if problem := part.problem(node.shape):
             yield problem[0], (*_path(node), *problem[1])
 
 
 def _sizes(graph: HeadGraph) -> Iterator[Problem]:
-    """What each part says of its sizes."""
+    """Each part accepts its sizes."""
     for node, part in _main(graph):
         if misfit := part.misfit(node.shape):
             yield misfit[0], (*_path(node), *misfit[1])
@@ -74,7 +74,7 @@ def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _ports(graph: HeadGraph) -> Iterator[Problem]:
-    """Every edge joins ports of one kind and size, every input that is needed has one, and only where it takes many, several."""
+    """Every edge joins ports of one kind and size; every required input has an edge, and several only where it takes many."""
     for node in graph.nodes.values():
         ports = {port.name: port for port in node.operation.reads}
         for edge in graph.into(node.name):
@@ -104,14 +104,14 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _no_pairs(graph: HeadGraph, edge: Edge) -> str:
-    """Of an edge that brings pairs to what takes none: what to do about it."""
+    """The remedy for an edge that brings pairs to a memory that takes none."""
     if edge.path is None:
         return "no pairs that fall; set `flow: parallel`"
     return "no pairs; " + ("leave this edge out" if sum(bool(one.path) for one in graph.edges) > 1 else "remove `graph`")
 
 
 def _reached(graph: HeadGraph) -> Iterator[Problem]:
-    """The text has an effect, and whatever the spec names: all that it is there for leads to the head's output."""
+    """The text, and every part that the spec names, has an effect: a path leads from it to the head's output."""
     ahead = _ahead_of_output(graph)
     if "value" not in ahead:
         yield "no memory of this head sees the text; add one, such as `full`", ("memory",)
@@ -122,8 +122,7 @@ def _reached(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _ahead_of_output(graph: HeadGraph) -> set[str]:
-    """The nodes that the output depends on, itself among them. What hands its pairs on, and answers without them, depends on them
-    where a memory below gets them."""
+    """The output, and all nodes that it depends on. A memory whose answer does not come from its pairs only hands them on."""
     network = networkx.DiGraph(graph.network)
     for node, memory in graph.memories:
         if not memory.answers_from_pairs and not _pairs(graph.out_of(node.name)):
@@ -132,7 +131,7 @@ def _ahead_of_output(graph: HeadGraph) -> set[str]:
 
 
 def _projections(graph: HeadGraph) -> Iterator[Problem]:
-    """Keys that a part projects itself are of the same states as those that it is given."""
+    """A part that projects keys itself does so from the same states as the keys of its input."""
     for edge in graph.out_of("hidden"):
         keys = any(port.kind is Kind.KEY and port.needed for port in graph.nodes[edge.end].operation.gives)
         if keys and graph.before_projections():
@@ -144,7 +143,7 @@ def _projections(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _below(graph: HeadGraph) -> Iterator[Problem]:
-    """What stands below a memory gets pairs from it."""
+    """A memory below another one gets pairs from it."""
     for node, memory in graph.memories:
         below = _pairs(graph.out_of(node.name))
         if below and memory.drops:
@@ -160,7 +159,7 @@ def _below(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
-    """What falls out of a memory falls into another one, or is dropped by name."""
+    """Pairs that fall out of a memory fall into another one, unless the spec says that they are dropped."""
     for node, memory in graph.memories:
         if not memory.bounded or memory.drops or _pairs(graph.out_of(node.name)) or node.shape.both_ways:
             continue
@@ -172,7 +171,7 @@ def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
-    """Memories suit those that they get pairs from, and those that they give pairs to."""
+    """A memory fits the memories above and below it."""
     memories = {node.name: memory for node, memory in graph.memories}
     for node, memory in graph.memories:
         below = {edge.end: edge for edge in _pairs(graph.out_of(node.name))}
@@ -211,7 +210,7 @@ def _read(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _masses(graph: HeadGraph) -> Iterator[Problem]:
-    """What shares a denominator has a mass, and shares of latents share none."""
+    """Memories that share a denominator have a mass."""
     read = graph.read
     if read.leaves_masses_out:
         return
@@ -230,7 +229,7 @@ def _masses(graph: HeadGraph) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     _parts, _both_ways, _ports, _reached, _projections, _below, _into_nothing, _neighbours, _read, _masses,
 )  # fmt: skip
-"""All but those of sizes, which only a model has, and of what has no effect."""
+"""The rules that hold for every head, whatever its sizes."""
 IDLE: tuple[Rule, ...] = (_weights,)
 
 
@@ -241,12 +240,12 @@ def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:
 
 
 def _main(graph: HeadGraph) -> tuple[tuple[Node, Part], ...]:
-    """Each part, where it does what it is for."""
+    """Each part with the node of its main operation."""
     return tuple((node, node.part) for node in graph.nodes.values() if node.part and node.main)
 
 
 def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
-    """Those that bring pairs to a memory."""
+    """The edges that bring pairs to a memory."""
     return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
 
 

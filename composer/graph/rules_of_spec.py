@@ -1,6 +1,6 @@
-"""What a graph cannot be drawn without: names, edges that lead from one memory down to another, and numbers that mean something.
+"""Checks of a spec before its graph is drawn: names, edges that lead from one memory down to another, and numbers.
 
-What is said twice, or to no effect, is seen here, too: nothing in the graph tells of it.
+Repeated and useless entries are refused here, too, as the graph does not show them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, edges, memory_names
 from converters.config import LARGEST
 
-# What ``torch.nn.ModuleDict`` calls its own methods and settings: no parameter can stand under such a name.
+# Names of attributes of ``torch.nn.ModuleDict`` and of composed heads, under which no module can be registered.
 RESERVED = frozenset(
     """
     add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches empty_state eval
@@ -26,11 +26,11 @@ RESERVED = frozenset(
 )
 
 SMALLEST = 1e-30
-"""The least number but 0 that a part takes, and one over the largest: float32 holds its square root, and products with it."""
+"""The least magnitude of a number but 0; the greatest is one over it. Both, and small multiples of them, are numbers of float32."""
 
 
 def names(head: HeadSpec) -> Iterator[Problem]:
-    """Of memories."""
+    """The problems of the names of memories."""
     called: set[str] = set()
     for index, name in enumerate(memory_names(head)):
         if name in RESERVED:
@@ -46,7 +46,7 @@ def names(head: HeadSpec) -> Iterator[Problem]:
 
 
 def lines(head: HeadSpec) -> Iterator[Problem]:
-    """Of ``flow`` and ``graph``."""
+    """The problems of ``flow`` and ``graph``."""
     if head.graph is not None and head.flow != "cascade":
         yield "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them", ("flow",)
     if len(head.memory) == 1 and head.flow == "parallel":
@@ -68,7 +68,7 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
 
 
 def numbers(part: Closed, path: Path = ()) -> Iterator[Problem]:
-    """Of a part, and of those inside it; a seed may be any number."""
+    """Problems with the numbers of a part, and of parts inside it; a seed may be any number."""
     for name, said in part:
         for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
             where = (*path, name, index) if isinstance(said, tuple) else (*path, name)

@@ -1,6 +1,6 @@
 """Draws the graph of a head from its spec: a node for each operation, an edge for all that flows from one to another.
 
-It draws what the spec says, also where that means nothing; ``composer.graph.rules`` judges what it drew.
+It draws every spec, also one without a meaning: ``composer.graph.rules`` refuses such graphs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Wiring:
             self.value = ("value_position", "value")
 
     def _entry(self) -> None:
-        """The pairs of the call, with what each memory wants to travel with them; none where no memory takes pairs."""
+        """The pairs of the call, with the numbers that memories need of each; no node where no memory takes pairs."""
         if not self.feeds:
             return
         self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
@@ -131,7 +131,7 @@ class _Wiring:
             self.draft.connect(self.inputs if memory.weight == "token" else "hidden", f"{name}.weight", "hidden")
 
     def _state(self, name: str, memory: Memory) -> None:
-        """A memory that reads features, with what stands above it: the map of its features and, where it has one, its gate."""
+        """A memory that reads features, with its feature map and, where it has one, its gate above it."""
         mapping, shape = self.head.feature_map, self._state_shape(name)
         if mapping:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
@@ -147,7 +147,7 @@ class _Wiring:
             self.draft.connect("hidden", name, "hidden")
 
     def _gate(self, name: str, shape: Shape) -> None:
-        """How fast a memory forgets, where it does."""
+        """The gate of a memory that forgets."""
         gate = self.memory[name].gates
         if gate is None or gate.rank_of_decay == "none":
             return
@@ -200,13 +200,13 @@ class _Wiring:
         return found
 
     def _numbers(self, name: str, below: list[str]) -> tuple[Number, ...]:
-        """What travels with the pairs that a memory holds: what those below want, and what it or those next below sum up."""
+        """The numbers of each pair in a memory: rates of the memories below, and sums of this memory and of those next below."""
         rates = (item for one in self.names if one in below for item in self.memory[one].rates().items())
         sums = (number for one in (name, *fed_by(self.head, name)) for number in self.memory[one].sums(self.shape))
         return (*(Number(number, rate.heads(self.shape)) for number, rate in rates), *sums)
 
     def _sums(self, name: str) -> None:
-        """What a memory wants summed up is the window's above it to do, with the features of the state below."""
+        """Connect the features of the state below to the window above, which computes the sums of this memory."""
         window, below = self._above(name), fed_by(self.head, name)
         for number in self.memory[name].sums(self.shape):
             sums = window and any(port.name == "features" and port.many for port in window.inputs(self.shape))
@@ -238,7 +238,7 @@ class _Wiring:
         self.draft.connect(answer, OUTPUT, "output")
 
     def _sinking(self) -> str | None:
-        """The memory that the model's attention sinks are added to, where it brings some: an exact one before all others."""
+        """The memory that the model's attention sinks, if any, are added to: an exact one if there is one."""
         masses = [name for name in self.names if self.memory[name].has_mass()]
         if not self.shape.sinks or not masses:
             return None

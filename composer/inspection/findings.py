@@ -1,4 +1,4 @@
-"""What was found in a model, as plain numbers: everything that pictures are drawn from, and what stands in the JSON files."""
+"""The findings of an inspection as plain numbers: the contents of the JSON files, which pictures are drawn from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer.tables import Readable, View
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: numbers to four digits, and null where there is none."""
+    """The value as JSON: numbers to four digits, and null for those that are not finite."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, np.ndarray):
@@ -38,12 +38,12 @@ class Found(Closed):
 
 
 class Recalled(Found):
-    """How well a state gives stored values back when it is asked by their own keys, v̂ for v."""
+    """How well a state recalls stored values v, by its answers v̂ to their own keys."""
 
     columns: tuple[int, ...]
-    """After how many tokens."""
+    """The numbers of tokens after which the state was read."""
     stored: tuple[Figure, ...]
-    """Pairs in it then, a mean over heads."""
+    """Pairs in the state then, a mean over heads."""
     error: Numbers
     """Columns × heads: ‖v̂ - v‖ / ‖v‖, a mean over what is stored."""
     cosine: Numbers
@@ -77,11 +77,11 @@ class HeadLikeness(Found):
 
 
 class ShownNumbers(Found):
-    """What a part shows of itself."""
+    """Numbers that a part shows of itself."""
 
     axes: tuple[str, ...]
     says: str
-    """What the numbers are."""
+    """The meaning of the numbers."""
     numbers: Numbers
     """By axes; those of tokens are means over bins."""
     entropy: Numbers | None = None
@@ -89,7 +89,7 @@ class ShownNumbers(Found):
 
 
 class Weighed(Found):
-    """What one group of heads of a layer weighs."""
+    """The attention weights of one group of heads of a layer."""
 
     layer: int
     name: str
@@ -99,7 +99,7 @@ class Weighed(Found):
     memories: tuple[str, ...]
     """Their names."""
     kinds: tuple[str, ...]
-    """What they are, in the same order."""
+    """The kinds of the memories, in the same order."""
     weights: dict[str, Numbers]
     """By memory, the weight of each bin of tokens in the answers: heads × queries × bins."""
     shares: dict[str, Numbers]
@@ -107,9 +107,9 @@ class Weighed(Found):
     stands: dict[str, tuple[tuple[tuple[tuple[int, int], ...], ...], ...]]
     """By memory, of each head and query, the stretches of columns that it weighs: first and last."""
     error: Figure
-    """How far the weighed values are from the answer, over the largest number of either."""
+    """The largest difference between the weighed values and the answer, over the largest number of either."""
     found: Numbers
-    """Heads × answers: the weight on where the answers stand in the text."""
+    """Heads × answers: the weight on the columns where the answer stands in the text."""
 
 
 class HeadFindings(Weighed):
@@ -120,7 +120,7 @@ class HeadFindings(Weighed):
     recalled: dict[str, Recalled]
     """By memory."""
     spectra: dict[str, Spectrum]
-    """By what the vectors are."""
+    """Spectra by the names of the vectors, such as ``key after conv``."""
     norm_columns: tuple[int, ...]
     """After how many tokens norms are taken."""
     norms: dict[str, Numbers]
@@ -135,7 +135,7 @@ class HeadFindings(Weighed):
 
 
 class Answered(Found):
-    """Of each token of an answer, after the true text before it."""
+    """A model's predictions of the answers' tokens, each after the true text before it."""
 
     right: tuple[bool, ...]
     """Whether a model's first choice is right."""
@@ -153,7 +153,7 @@ class Stream(Found):
 
 
 class Findings(Readable, Found):
-    """All that was found on one text. It shows itself as a line a head."""
+    """All findings on one text. They show themselves as a line a head."""
 
     model: str
     teacher: str | None
@@ -161,11 +161,11 @@ class Findings(Readable, Found):
     text: str
     tokens: tuple[str, ...]
     answers: tuple[int, ...]
-    """Their columns."""
+    """The columns of the answers."""
     found_at: tuple[tuple[int, ...], ...]
-    """Of each answer, where it stands in the text before."""
+    """For each answer, the earlier columns where it stands in the text."""
     queries: tuple[int, ...]
-    """The columns that were asked about; the one before an answer predicts it."""
+    """The columns whose weights were computed; the column before an answer predicts it."""
     bin: int
     """Columns of a bin."""
     heads: tuple[HeadFindings, ...]

@@ -15,7 +15,7 @@ from converters.bounded import MOST_CONFIG, read_json
 
 SUMMARY, PAGE = "inspection.json", "report.html"
 OF_A_HEAD = ("layer", "name", "first", "heads", "memories", "error", "found", "teacher_found")
-"""What the summary has of a group of heads: everything else stands beside its picture."""
+"""Fields of a group of heads in the summary; all others are in the JSON files beside the pictures."""
 RESOLUTION = 110
 """Dots an inch: of pictures 8.8 inches wide, 968 columns."""
 
@@ -33,7 +33,7 @@ def check_place(folder: Path, *, force: bool) -> None:
 
 
 def write(found: Findings, folder: Path) -> list[Path]:
-    """All of it: what was there of an earlier report goes, and the page comes last. Raises InspectionError."""
+    """Write the report. Files of an earlier one are removed, and the page is written last. Raises InspectionError."""
     folder = folder.expanduser()
     failed = f"{folder} cannot be written to"
     with working_in(folder, InspectionError, "Another inspection writes to"), files.failing_as(InspectionError, failed):
@@ -62,7 +62,7 @@ def _write(found: Findings, folder: Path) -> list[Path]:
 
 
 def _written_before(folder: Path) -> list[str]:
-    """The files of the report that is there, and of nobody else."""
+    """The names of the files that an earlier report wrote in the folder."""
     try:
         pictures = read_json(folder / SUMMARY, MOST_CONFIG).get("pictures", [])
     except (OSError, ValueError, AttributeError):

@@ -17,7 +17,7 @@ from composer.model.implicit_attention import ImplicitAttention, implicit_attent
 from composer.model.stepwise import HeadCall, Piece, pieces
 
 MOMENTS = 12
-"""How often a state is looked at in a text, at most."""
+"""The most times that a state is read in a text."""
 
 
 def head_findings(
@@ -31,8 +31,8 @@ def head_findings(
     size: int,
     backend: str,
 ) -> HeadFindings:
-    """All that is found in a group of heads on one text. queries: the columns to ask about. found_at: of a query that predicts an
-    answer, the columns where that answer stands. size: columns of a bin."""
+    """The findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query that
+    predicts an answer, the columns where that answer stands. size: columns of a bin."""
     implied = implicit_attention(head, given, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
@@ -50,19 +50,19 @@ def head_findings(
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        return _watched(head, given.detached(), implied, weighed, size, backend)
+        return _traced(head, given.detached(), implied, weighed, size, backend)
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> Numbers:
-    """The weight on where each answer stands in the text, heads × answers."""
+    """The weight on the columns where each answer stands in the text, heads × answers."""
     total = implied.total()[0].double()
     rows = {query: row for row, query in enumerate(implied.queries)}
     columns = [total[rows[query]][:, list(places)].sum(-1) for query, places in found_at.items()]
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _watched(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
-    """What flows, and what the states hold, a piece after the other, beside what is weighed."""
+def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+    """The weights, with findings on the values that flow and on the states, from a run piece by piece."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
@@ -100,7 +100,7 @@ def _watched(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: W
 
 
 class Flow:
-    """What went by: sums of log decays, queries and keys, and what parts showed of each token, by node."""
+    """Collects from all pieces, by node: sums of log decays, queries and keys, and the numbers that parts show of each token."""
 
     def __init__(self) -> None:
         self.decays: dict[str, Tensor] = {}
@@ -108,7 +108,7 @@ class Flow:
         self.shown: dict[tuple[str, str], list[Tensor]] = {}
 
     def take(self, head: Head, piece: Piece) -> None:
-        """What goes by in a piece."""
+        """Add the values of a piece."""
         for node, log_decay in piece.given(Kind.DECAY, anatomy(head).graph).items():
             if log_decay is not None:
                 sums = log_decay[0].double().sum(0).cpu()
@@ -131,7 +131,7 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
 
 
 def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
-    """Of the matrices that memories sum up, a head each."""
+    """The norms of the matrices that memories sum up, by memory, a number a head."""
     found = {}
     for node, memory in anatomy(head).graph.memories:
         matrix = memory.matrix({slot: piece.state[f"{node.name}.{slot}"] for slot in node.operation.slots})

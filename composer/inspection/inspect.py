@@ -1,4 +1,4 @@
-"""Looks into a model: the text is chosen, the model and its teacher go over it, and what is found is written down and drawn."""
+"""Inspects a model: chooses the text, runs the model and its teacher on it, and writes the findings and their pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from composer.training.teacher import Teacher
 
 BINS = 1024
-"""Bins of columns at most: in a text of so many tokens or fewer each token is one."""
+"""The most bins of columns: in a text of so many tokens or fewer, each token is a bin."""
 MOST_WEIGHTS = 2**28
-"""Numbers that the weights of one layer may be."""
+"""The most attention weights of a layer, in numbers."""
 
 
 def inspect(
@@ -32,18 +32,18 @@ def inspect(
     tokenizer: Any = None,
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
-    """What is found in a model, by the head; with ``out``, as a folder with JSON, pictures and a page.
+    """The findings on a model, by the head; with ``out``, also as a folder with JSON, pictures and a page.
 
-    model: the folder of a built or distilled model, what one can be built from (it is looked at with softmax in all of its heads),
-    or a composed model in memory, which brings its ``tokenizer`` along. options: as they have been checked. Raises
-    InspectionError, and what opening a model, a task or a teacher raises.
+    model: the folder of a built or distilled model, a source (which is run with softmax in all of its heads), or a composed model
+    in memory, which needs its ``tokenizer``. options: checked already. Raises InspectionError, and the errors of opening a model,
+    a task or a teacher.
     """
     check_device(options.device)
     if options.out is not None:
         from composer.inspection.folder import check_place
 
         check_place(options.out, force=options.force)
-    opened = _opened(model, tokenizer, options)
+    opened = _opened_models(model, tokenizer, options)
     text = looked_text(opened.tokenizer, options)
     found = look(opened.model, opened.teacher, text, options, label=opened.label, teacher_label=opened.teacher_label, tell=tell)
     if options.out is not None:
@@ -63,7 +63,7 @@ def look(
     teacher_label: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
-    """The same of models in memory, on a text."""
+    """The findings on a model in memory, and its teacher if there is one, on a text."""
     from composer.inspection.models import TextRun, stream_likeness
 
     resolved = student.config.resolved()
@@ -104,7 +104,7 @@ def look(
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Without dropout; afterwards each module is in the mode that it was in."""
+    """For the block, the model is in evaluation mode; then each module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -128,8 +128,8 @@ class _Opened(NamedTuple):
     teacher_label: str | None
 
 
-def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
-    """The model and what it is compared with, in float32. Raises what opening them raises."""
+def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
+    """The model and the teacher that it is compared with, in float32. Raises the errors of opening them."""
     if not isinstance(model, (str, os.PathLike)):
         from composer.model.modeling import ComposedForCausalLM
 
@@ -158,9 +158,9 @@ def _opened(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
 
 
 def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | None]:
-    """What a model is compared with, and its name: what is named, or a student's source; None where there is neither.
+    """The teacher and its name: the one that the options name, or the student's source; None where there is neither.
 
-    folder: a student's.
+    folder: of the student.
     """
     from composer.training.teacher import open_teacher
     from composer.weights.record import read_record
@@ -179,7 +179,7 @@ def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | N
 
 
 def _named(reference: str) -> str:
-    """A folder by its own name: a report may be read elsewhere."""
+    """The name of a folder without its path, which means nothing to a reader of the report elsewhere."""
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 

@@ -15,14 +15,14 @@ from blocks.part import State
 from composer.inspection.findings import Numbers, Recalled, Spectrum
 
 CUT = 1e-12
-"""Of the largest eigenvalue: smaller ones are rounding."""
+"""The share of the largest eigenvalue below which others are rounding errors."""
 BINS_OF_AGE = 12
-"""At most, each so many times as wide as the one before."""
+"""The most bins of ages. Their widths grow by a constant factor."""
 
 
 @runtime_checkable
 class Recalls(Protocol):
-    """A memory that says what its state, as it stands, answers where a pair's own key asks."""
+    """A memory that can predict the value of a stored pair from the pair's key and the current state."""
 
     def predict(self, key: Tensor, state: State) -> Tensor:
         """key: B E N F, features as the memory takes them; the answer is B E N D."""
@@ -31,7 +31,7 @@ class Recalls(Protocol):
 
 @dataclass(frozen=True)
 class Moment:
-    """After ``column`` tokens, of what is stored: its age E, whether each head has it E N, the value and what comes back, E N D."""
+    """The stored pairs after ``column`` tokens: ages E, whether each head has a pair, E N, true and recalled values, E N D."""
 
     column: int
     age: Tensor
@@ -41,13 +41,13 @@ class Moment:
 
     @property
     def scores(self) -> tuple[Tensor, Tensor]:
-        """Relative error and cosine of each, E N."""
+        """Relative error and cosine of each pair's value, E N."""
         error = (self.back - self.value).norm(dim=-1) / self.value.norm(dim=-1).clamp(min=1e-12)
         return error, torch.nn.functional.cosine_similarity(self.value, self.back, dim=-1)
 
 
 def recalled(moments: Sequence[Moment]) -> Recalled:
-    """How well what is stored comes back, over how much there is and over its age."""
+    """The recall of stored values, over the number of stored pairs and over their age."""
     last = moments[-1]
     there = last.age[last.there.any(1)] + 1
     bounds = np.unique(np.geomspace(int(there.min()), int(there.max()), BINS_OF_AGE).round().astype(int)).tolist()
@@ -69,12 +69,12 @@ def recalled(moments: Sequence[Moment]) -> Recalled:
 
 
 def mean_of(scores: Tensor, chosen: Tensor) -> Numbers:
-    """Over the chosen ones, E N to N; NaN where a head has none."""
+    """The mean over the chosen pairs, E N to N; NaN where a head has none."""
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
 
 def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
-    """Of vectors E N F, or of their logarithms."""
+    """The spectrum of vectors E N F, or of their logarithms."""
     wide = vectors.double()
     if logarithm:
         wide = (wide - wide.amax((0, 2), keepdim=True)).exp()
@@ -90,13 +90,13 @@ def half_lives(log_decay: Tensor) -> Numbers:
 
 
 def norm(vectors: Tensor) -> Tensor:
-    """Of the last dimension, also where squares would be too large."""
+    """The norm over the last dimension, also where squares would overflow."""
     largest = vectors.abs().amax(-1, keepdim=True)
     return (vectors / largest.masked_fill(largest == 0, 1.0)).norm(dim=-1) * largest[..., 0]
 
 
 def entropy(shares: Tensor) -> Tensor:
-    """Of the last dimension, in nats."""
+    """The entropy over the last dimension, in nats."""
     return -(shares * shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).sum(-1)
 
 

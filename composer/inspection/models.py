@@ -1,4 +1,4 @@
-"""Runs a model, and the teacher beside it, over one text, and has every group of heads looked into."""
+"""Runs a model and its teacher on one text, and computes the findings on every group of heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Told = Callable[[str], None]
 
 
 class TextRun:
-    """One text, and what to ask about it. size: columns of a bin. layers: those to look at."""
+    """The runs on one text. queries: columns to compute weights of. size: columns of a bin. layers: those to inspect."""
 
     def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Told) -> None:
         self.text, self.queries, self.layers, self.size, self._tell = text, tuple(queries), set(layers), size, tell
@@ -37,11 +37,11 @@ class TextRun:
 
     @property
     def heads(self) -> tuple[HeadFindings, ...]:
-        """What has been found, layer by layer and head by head."""
+        """The findings so far, layer by layer and head by head."""
         return tuple(sorted(self._heads.values(), key=lambda one: (one.layer, one.first)))
 
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
-        """Look into all heads of the model in a run of its own: its answers, and its hidden states."""
+        """Run the model, and inspect its heads. Returns its answers, and its hidden states."""
 
         def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
             if layer in self.layers:
@@ -53,7 +53,8 @@ class TextRun:
             return self._through(model)
 
     def teacher(self, model: ComposedForCausalLM, student: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
-        """What the teacher's heads attend to, and how like them the student's are on the same hidden states; after ``student``."""
+        """Run the teacher, after ``student``: compute its weights, and compare the student's heads on the teacher's hidden states.
+        Returns its answers, and its hidden states."""
         own = {attention.layer: attention for _, attention in attentions(student)}
 
         def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
@@ -115,7 +116,7 @@ class TextRun:
 
     @torch.no_grad()
     def _through(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
-        """A run over the text; logits of answers alone."""
+        """Run a model on the text, with logits for the answers only."""
         ids = torch.tensor([self.text.ids], device=model.device)
         asked = torch.tensor([answer - 1 for answer in self.text.answers] or [len(self.text.ids) - 1], device=model.device)
         output = model(ids, use_cache=False, output_hidden_states=True, logits_to_keep=asked)
@@ -129,7 +130,7 @@ class TextRun:
 
 
 def stream_likeness(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Stream:
-    """Of hidden states T C, layer by layer."""
+    """The likeness of hidden states T C, layer by layer."""
     cosine, error = [], []
     for mine, theirs in zip(student, teacher, strict=True):
         cosine.append(float(torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean()))

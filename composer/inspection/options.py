@@ -1,4 +1,4 @@
-"""What to look at, and how."""
+"""The options of an inspection."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InspectOptions:
         return named[0].label, task
 
     def check(self) -> None:
-        """Raises InspectionError for what cannot be."""
+        """Raises InspectionError for impossible options."""
         if self.tasks and self.text is not None:
             raise InspectionError("A task brings its own text, and a text (--text) is given, too: say one of them.")
         if self.teacher is not None and self.alone:

@@ -1,4 +1,4 @@
-"""One page with all pictures inside it: nothing else has to be there, or fetched, to read it."""
+"""One HTML page with all pictures in it, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shot:
 
 
 def page(found: Findings, shots: Sequence[Shot]) -> str:
-    """HTML."""
+    """The page as HTML."""
     title = f"Inside {found.model}"
     links = " ".join(f'<a href="#{escape(shot.name)}">{escape(shot.title)}</a>' for shot in shots)
     return "\n".join(
@@ -69,7 +69,7 @@ def _about(found: Findings) -> Iterator[str]:
         ("heads", found.spec),
         ("beside", found.teacher or "nothing"),
         ("text", f"{found.text}, {len(found.tokens):,} tokens; {len(found.queries):,} were asked what they attend to"),
-        *((f"{who} answers", _said(answered)) for who, answered in whose if answered is not None),
+        *((f"{who} answers", _answers_in_words(answered)) for who, answered in whose if answered is not None),
         (
             "weights times values",
             f"at most {max(head.error for head in found.heads):.1e} of the largest number from the heads' answers",
@@ -87,7 +87,7 @@ def _about(found: Findings) -> Iterator[str]:
     yield f'<div class="text">{" ".join(words)}</div>'
 
 
-def _said(answered: Answered) -> str:
+def _answers_in_words(answered: Answered) -> str:
     right, loss = sum(answered.right), sum(answered.loss) / len(answered.loss)
     return f"{right} of {len(answered.right)} tokens right, {loss:.3f} nats a token"
 

@@ -1,4 +1,4 @@
-"""What is in a state, and how much of it the state gives back."""
+"""The pairs in a state, and how well the state recalls their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.model.stepwise import Piece
 
 
 class Store:
-    """One memory of features beside all pairs of the text: it has those that weigh anything in its answer."""
+    """One memory of features, with all pairs of the text. A pair is in the memory if its weight in the answer is not 0."""
 
     def __init__(self, head: Head, node: Node, implied: ImplicitAttention) -> None:
         self._node, self._heads, self.name = node, node.shape.state_heads, node.name
@@ -30,7 +30,7 @@ class Store:
         self._moments: list[Moment] = []
 
     def take(self, piece: Piece) -> None:
-        """The pairs of this piece as the memory sees them, whenever they fall in."""
+        """Add the pairs of a piece, with the features that the memory takes, whenever they fall into it."""
         mapped: Mapped = piece.values[self._features]
         pairs: Pairs = piece.values[ALL, ALL]
         self._logarithm = mapped.logarithm
@@ -39,10 +39,10 @@ class Store:
         self._values.append(repeat_heads(pairs.value, self._heads)[0].cpu())
 
     def ask(self, piece: Piece) -> None:
-        """Ask the state, as it stands behind this piece, for all that is in it; the last token is one that was asked about."""
+        """Read all stored values from the state after this piece, whose last token is one of the queries."""
         memory, end = self._node.part, piece.columns.stop
         assert isinstance(memory, Recalls)
-        # Query heads that share a state have the same pairs in it; one may weigh a pair by 0 by chance.
+        # Query heads with a common state have the same pairs in it. One of them may give a pair the weight 0 by chance.
         there = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
         if not there.any():
             return
@@ -53,11 +53,11 @@ class Store:
         self._moments.append(Moment(end, age, there, torch.cat(self._values).to(back.dtype), back))
 
     def spectra(self) -> dict[str, Spectrum]:
-        """Of all that was seen."""
+        """The spectra of all queries and keys of the text."""
         seen = {"query": self._queries, "key": self._keys}
         made = {kind: spectrum(torch.cat(features), logarithm=self._logarithm) for kind, features in seen.items()}
         return {f"{kind} features of {self.name}": one for kind, one in made.items()}
 
     def recalled(self) -> Recalled | None:
-        """None where nothing has ever been in it."""
+        """The recall at all moments; None where no pair has ever been in the memory."""
         return recalled(self._moments) if self._moments else None

@@ -1,4 +1,4 @@
-"""What was found, in a line a head."""
+"""The findings as a table, a line a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text that a model is looked at on: its tokens, what has to be answered, and where the answers can be found in it."""
+"""The text of an inspection: its tokens, the answers, and the columns where the answers stand earlier in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from composer.errors import InspectionError
 from composer.inspection.options import InspectOptions
-from composer.notices import doubt
+from composer.notices import warn_user
 from composer.tasks.base import rng_of
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
@@ -16,8 +16,8 @@ from composer.tasks.writer import Writer
 
 @dataclass(frozen=True)
 class LookedText:
-    """ids: the tokens. tokens: as people read them. answers: the columns of what a model has to answer; none in a text that asks
-    nothing. found_at: of each answer, the earlier columns where the same stands, among the same neighbours. label: what it is."""
+    """ids: the tokens. tokens: as people read them. answers: the columns of tokens that a model has to answer; none in a text
+    without a question. found_at: for each answer, the earlier columns with the same token among the same neighbours."""
 
     label: str
     ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class LookedText:
     found_at: tuple[tuple[int, ...], ...]
 
     def queries(self, count: int) -> tuple[int, ...]:
-        """Columns to ask about: those that predict the answers, and others, evenly spread up to the last, ``count`` of all."""
+        """Columns to compute weights of: those before an answer, and others, evenly spread up to the last, ``count`` in all."""
         asked = {answer - 1 for answer in self.answers}
         length, left = len(self.ids), max(0, count - len(asked))
         if left >= length:
@@ -56,7 +56,7 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
 
 def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
     if said := hardly_written(what, ids, unknown_token(tokenizer)):
-        doubt(said)
+        warn_user(said)
 
 
 def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:
 
 
 def _earlier(ids: Sequence[int], run: Sequence[int]) -> list[tuple[int, ...]]:
-    """Of each token of an answer, where it stands before, in the longest stretch of the answer that does: an answer may begin with
-    a token that is another where it stands in the text."""
+    """For each token of an answer, its earlier columns, as part of the longest stretch of the answer that stands there. The first
+    token of an answer may be another one than in the text."""
     wanted = [ids[column] for column in run]
     for skipped in range(len(wanted)):
         part = wanted[skipped:]

@@ -1,4 +1,4 @@
-"""Where the adapters stand that belong to a model's weights."""
+"""Finds the adapters that belong to a model's weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WHERE = ("revision", "token", "cache_dir", "local_files_only")
 
 
 def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those among the options of ``from_pretrained``."""
+    """The options of ``from_pretrained`` that ``WHERE`` lists."""
     return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
 def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
     """The folder on this machine with a model's adapters, which are safetensors.
 
-    Raises OSError where they lack, and ValueError where they are of a kind that has something imported.
+    Raises OSError where there are none, and ValueError for a kind of adapter whose code would have to be imported.
     """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for

@@ -1,8 +1,8 @@
 """Composed heads behind the attention of a host: a transformers decoder, or this project's own.
 
 A host's attention keeps its own forward: its projections, its norms of queries and keys, its gates, its output projection. In
-between it asks transformers' attention interface for what the heads answer, and there the composed heads stand. They are handed
-queries and keys that are not turned: each part turns them as it needs.
+between it calls transformers' attention interface, and there the composed heads run. They take queries and keys before rotation:
+each part turns them as it needs.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.part import State
 from composer.model.cache import ComposedCache, StateLayer
-from composer.model.heads import Asked, ComposedHeads
+from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
 CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""What hosts call the cache that they hand to an attention."""
+"""Names that hosts give the cache, as an argument of their attention."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What a model hands to each of its layers in the place of a mask."""
+    """The tokens and the backend of a call, which every layer takes in place of a mask."""
 
     tokens: Tokens
     backend: str
 
     def to(self, *_: Any, **__: Any) -> Passed:
-        """For device maps, which move what layers are called with: tables are made where they are asked for."""
+        """Device maps call this on a layer's arguments. Nothing moves: tables are made on the device that uses them."""
         return self
 
 
 PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
 
 
-class Heard(Exception):
-    """Raised where nobody reads what a host computes behind the answer of its heads."""
+class HeadsHaveRun(Exception):
+    """Ends the forward of a host once its heads have run, where nothing needs the rest of its computation."""
 
 
 class Unturned(tuple[Tensor, ...]):
-    """Cosine and sine of no rotation, which notice whether the host turns by them: some layers of some hosts do not."""
+    """Cosine and sine of no rotation. ``used`` says whether the host has read them: some layers of some hosts do not rotate."""
 
     used = False
 
@@ -59,10 +59,10 @@ class Unturned(tuple[Tensor, ...]):
 
 @dataclass(slots=True)
 class LayerCall:
-    """One call of a layer's heads: what they are given beside queries, keys and values, and what they answer.
+    """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
 
-    values: B T K D, as memories are given them, in place of the layer's own. alone: what the host makes of the answer is not asked
-    for. heads: the answer, B T H D. carried: the new state.
+    values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation behind the heads is left
+    out. heads: the output, B T H D. carried: the new state.
     """
 
     hidden: Tensor
@@ -80,21 +80,21 @@ class ComposedAttention(nn.Module):
     """Stands in front of a host's class of attention, which is the next one in the order of its bases."""
 
     composed: ComposedHeads
-    asked: Asked
+    facts: AttentionFacts
     layer: int
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
-    """Told of every call: what it asked of the heads, what else the host called it with, and what it gave back."""
+    """Called after every forward, with the call of the heads, the host's other arguments, and the layer's output B T C."""
     _mixed: list[Tensor] | None = None
-    """What each group's queries and keys are projected from, where heads mix it, while the host projects."""
-    _heeding: tuple[nn.Module, ...] = ()
+    """While the host projects: for each group, the mixed hidden states that its queries and keys are projected from."""
+    _hooked: tuple[nn.Module, ...] = ()
     _handles: tuple[Any, ...] = ()
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """As the host has it. Where a mask would be there is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
+        """The host's own forward. The mask is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
         held = self._held(options)
         state = held.tensors if held is not None else {}
         call = LayerCall(hidden_states, _passed(arguments, options), state, held is not None and not torch.is_grad_enabled())
-        answer = self._ask(call, arguments, options)
+        answer = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])
         if self.listener is not None:
@@ -102,21 +102,21 @@ class ComposedAttention(nn.Module):
         return answer
 
     def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
-        """What the layer answers from an empty state, ``B T C``. options: what the host calls it with."""
-        return _attended(self._ask(LayerCall(hidden, passed, {}), (), options))
+        """The layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
+        return _attended(self._run_host(LayerCall(hidden, passed, {}), (), options))
 
     def of_heads(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None) -> Tensor:
-        """What its heads answer from an empty state, ``B T H D``; what the host makes of it is not computed.
+        """The output of the layer's heads from an empty state, ``B T H D``; the host's computation behind them is left out.
 
-        values: ``B T K D``, as memories are given them, in place of the layer's own.
+        values: ``B T K D``, the memories' input in place of the layer's own values.
         """
         call = LayerCall(hidden, passed, {}, values=values, alone=True)
-        with suppress(Heard):
-            self._ask(call, (), options)
-        assert call.heads is not None, "the host has asked"
+        with suppress(HeadsHaveRun):
+            self._run_host(call, (), options)
+        assert call.heads is not None, "the host has called its heads"
         return call.heads
 
-    def _ask(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    def _run_host(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         hidden, passed = call.hidden, call.passed
         if not call.state:
             call.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
@@ -133,7 +133,7 @@ class ComposedAttention(nn.Module):
             given["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
         if all(one is hidden for one in inputs):
             return super().forward(hidden, *_without_mask(arguments), **given)
-        self.heed()
+        self.hook_projections()
         self._mixed = inputs
         try:
             return super().forward(hidden, *_without_mask(arguments), **given)
@@ -141,43 +141,43 @@ class ComposedAttention(nn.Module):
             self._mixed = None
 
     def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        """``B T H D``: what the heads answer to queries and keys that are not turned, ``B T H D`` and ``B T K D``.
+        """The heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
         value = value if call.values is None else call.values
         passed = call.passed
-        asked = (call.hidden, query, key, value, passed.tokens, call.state, passed.backend, call.in_place, sinks)
-        heads, carried = self.composed(*asked, entering=call.values is not None)
+        inputs = (call.hidden, query, key, value, passed.tokens, call.state, passed.backend, call.in_place, sinks)
+        heads, carried = self.composed(*inputs, entering=call.values is not None)
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
         if call.alone:
-            raise Heard
+            raise HeadsHaveRun
         return heads
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: LayerCall) -> Tensor:
-        """The same for this project's own host, which asks with ``B T H D`` at once and scales as heads do."""
+        """The same for this project's own host, whose queries have the layout ``B T H D`` and the scale of heads already."""
         return self.answer(composed, query, key, value, None)
 
-    def heed(self) -> None:
+    def hook_projections(self) -> None:
         """Hook the projections of queries and keys, which an adapter may have replaced: they project what the groups have mixed."""
         projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
-        if all(one is other for one, other in zip(projections, self._heeding, strict=False)) and self._heeding:
+        if all(one is other for one, other in zip(projections, self._hooked, strict=False)) and self._hooked:
             return
         for handle in self._handles:
             handle.remove()
-        self._heeding = projections
+        self._hooked = projections
         self._handles = tuple(one.register_forward_hook(self._projected) for one in projections)
 
     def _projected(self, projection: nn.Module, given: Any, answer: Tensor) -> Tensor:
-        """Each group's own columns of the projection of what the group mixes."""
-        mixed, self._mixed = self._mixed, None  # what is called in here is not to come back here
+        """The hook: the columns of each group, out of the projection of the group's mixed hidden states."""
+        mixed, self._mixed = self._mixed, None  # a projection that is called here must not run the hook again
         if mixed is None:
             return answer
         whole = [type(projection).forward(projection, one) for one in (mixed[:1] if _alike(mixed) else mixed)]
         self._mixed = mixed
         if len(whole) == 1:
             return whole[0]
-        wide = [states.unflatten(2, (-1, self.asked.head_dim)) for states in whole]
+        wide = [states.unflatten(2, (-1, self.facts.head_dim)) for states in whole]
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(wide)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
@@ -196,7 +196,7 @@ def _attended(answer: Any) -> Tensor:
 
 
 def _kind(hidden: Tensor) -> torch.dtype:
-    """What projections of the hidden states come in."""
+    """The dtype of the projections of these hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
@@ -234,7 +234,7 @@ def _interface(
 
 
 def _mask(*_: Any, **__: Any) -> Passed | None:
-    """What a host makes of a mask: the tokens of the call, which so reach every layer, also where it is computed anew."""
+    """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too."""
     return PASSED.get()
 
 

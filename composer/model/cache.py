@@ -25,8 +25,8 @@ class StateLayer(CacheLayerMixin):
         self.columns = 0
 
     def keep(self, state: State, columns: int) -> None:
-        """Take what a call of so many columns hands on. The smaller part of a larger tensor is copied: it would keep all of that
-        alive."""
+        """Take the new state of a call of so many columns. A view of a much larger tensor is copied, as it would keep all of that
+        tensor alive."""
         before = self.tensors
         self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
         self.columns += columns

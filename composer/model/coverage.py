@@ -1,4 +1,4 @@
-"""Whether a model's tensors are all of what its host's class wants, and nothing else: transformers is asked, with empty tensors."""
+"""Checks that a model's tensors are just those of its host's class: transformers loads them, as tensors without numbers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import torch
 
 from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
-from composer.model.joined import unspoken
+from composer.model.joined import silent
 from converters.model_types import PREFIX
 
 
 def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
-    """What is wrong, one line each; empty where nothing is. config: as it is to stand in ``config.json``. tensors: shape and type
+    """The problems, one line each; empty where there are none. config: the contents of ``config.json``. tensors: shape and type
     by the names that they have in files.
 
-    transformers loads them as it would load numbers, with all that it joins, splits and renames on the way: what it then misses
-    would start at random.
+    transformers joins, splits and renames tensors as it loads them. A parameter that is then missing would have random values.
     """
     made = configuration_of(str(config["model_type"]).removeprefix(PREFIX)).from_dict(dict(config))
     empty = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in tensors.items()}
     try:
-        with unspoken():
+        with silent():
             _, report = class_of(made).from_pretrained(
                 None, config=made, state_dict=empty, device_map={"": "meta"}, ignore_mismatched_sizes=True, output_loading_info=True
             )

@@ -1,7 +1,7 @@
 """Decode steps that are recorded once and replayed: on a GPU the hundreds of launches of a token become one, a CUDA graph.
 
-A step of decode waits for nothing on the host, and what it hands on has the size of what it was given. So the tensors of the cache,
-and those of the token and its logits, stay where they are: a step writes what it does not write over itself back to them.
+A step of decode waits for nothing on the host, and its new state has the size of the old one. So the tensors of the cache, of the
+token and of its logits keep their addresses: state that a step does not update in place is copied back into them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from composer.graph.program import tell
 from composer.model.cache import SEEN, ComposedCache
 
 Step = Callable[[], Tensor]
-"""Runs, and gives the tensor of the logits, always the same one once it is recorded."""
+"""Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""
 Recording = Callable[[Step], Step]
-"""Takes a step without running it, and gives what runs it from then on."""
+"""Records a step without running it, and returns the function that replays it."""
 ANSWERED = frozenset({"use_cache", "return_dict", "logits_to_keep", "past_key_values", "input_ids"})
-"""What a step may be called with and still be the same step."""
+"""Arguments with which a call may still be replayed."""
 FOLLOWING = frozenset({"attention_mask", "position_ids"})
-"""What generation calls it with, and what follows from the cache."""
+"""Arguments of generation that a replay leaves out, as they follow from the cache."""
 
 
 def captured(step: Step) -> Step:
-    """As a CUDA graph."""
+    """The step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on using the device.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -42,10 +42,10 @@ def captured(step: Step) -> Step:
 
 
 class Recorder:
-    """The steps of one cache: the first runs as ever, and warms up what it calls; the second is recorded, and replayed from then.
+    """Runs the steps of one cache. The first runs without a recording, as a warm-up; the second is recorded, and then replayed.
 
-    model: what runs a step, called as a model is. record: how a step is recorded, left out as a CUDA
-    graph. What cannot be recorded runs as ever.
+    model: called for each step that is not replayed. record: records a step; None: as a CUDA graph. A step that cannot be recorded
+    runs without a recording.
     """
 
     def __init__(self, model: Callable[..., Any], cache: ComposedCache, record: Recording | None = None) -> None:
@@ -69,7 +69,7 @@ class Recorder:
         return ids.shape[1] == 1 and self.cache.get_seq_length() > 0 and not more and _one(options.get("logits_to_keep"))
 
     def step(self, options: Mapping[str, Any]) -> CausalLMOutputWithPast:
-        """The call, by the step that is recorded as soon as there is one."""
+        """Run a call that ``serves`` accepts, by the recorded step as soon as there is one."""
         ids: Tensor = options["input_ids"]
         if not self._warm:
             return self._first(options)
@@ -124,7 +124,7 @@ class Recorder:
             self._settle()
 
     def _hold(self) -> None:
-        """Copy the cache's state into the tensors of the recorded step, where somebody has put other tensors into the cache."""
+        """Copy the cache's state into the tensors of the recorded step, where the cache has got other tensors meanwhile."""
         for layer, fixed in enumerate(self._fixed):
             held = self.cache.state(layer)
             for name, tensor in fixed.items():
@@ -133,7 +133,7 @@ class Recorder:
             held.tensors = dict(fixed)
 
     def _written(self) -> Tensor:
-        """The step that is recorded: what it does not write over itself is copied back."""
+        """The step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
             answer = self._model(input_ids=self._ids, past_key_values=self.cache, use_cache=True)
@@ -157,7 +157,7 @@ class Recorder:
 
 
 def _on(ids: Tensor) -> AbstractContextManager[Any]:
-    """Within, the device of the tokens is the one at hand."""
+    """For the block, the device of the tokens is the current one."""
     return torch.cuda.device(ids.device) if ids.is_cuda else nullcontext()
 
 

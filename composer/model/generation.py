@@ -1,4 +1,4 @@
-"""What a model's own settings may say of how it writes: which tokens begin, end and pad a text, and nothing else."""
+"""Reduces a model's generation settings to the tokens that begin, end and pad a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def keep_tokens_alone(model: Any) -> None:
-    """How a text is written, whoever asks for one says: beams, penalties and lengths of a source's settings go."""
+    """Remove beams, penalties and lengths from a model's generation settings: the caller of ``generate`` sets them."""
     from transformers import GenerationConfig
 
     said = model.generation_config

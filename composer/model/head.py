@@ -17,11 +17,11 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
-from composer.graph.program import Around, Program
+from composer.graph.program import CallContext, Program
 
 
 class PartModule(nn.Module):
-    """Holds one part's parameters; calling it with a function of the part calls that with them."""
+    """Holds the parameters of one part. Calling the module with a function calls that function with the parameters."""
 
     def __init__(self, part: Part, fresh: dict[str, Fresh]) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class PartModule(nn.Module):
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None) -> None:
-        """Start every parameter as its part says, but for those that transformers marks as loaded from a file."""
+        """Initialise every parameter as its part declares, except those that transformers marks as loaded from a file."""
         for name, fresh in self.fresh.items():
             parameter = self.get_parameter(name)
             if not getattr(parameter, "_is_hf_initialized", False):
                 fresh.fill(parameter, generator)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
-        """As nn.Module has it, for every way to move or to cast a model; what is precise is never made narrower than float32."""
+        """As nn.Module has it: every move and every cast of a model goes through here. Precise parameters stay at least float32."""
         precise = [parameter for name, parameter in self._parameters.items() if parameter is not None and self.fresh[name].precise]
         precise += [parameter.grad for parameter in precise if parameter.grad is not None]
 
@@ -56,7 +56,7 @@ class PartModule(nn.Module):
         return super()._apply(applied, recurse)
 
     def forward(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """What the function answers to the parameters and these inputs."""
+        """The result of the function on the parameters and these inputs."""
         return function(self._parameters, *inputs, **options)
 
 
@@ -64,12 +64,12 @@ NOTHING = nullcontext()
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Within, nothing is cast by autocast."""
+    """For the block, autocast is off."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
 
 
 def precise_parameters(model: nn.Module) -> set[str]:
-    """The full names of those that are never narrower than float32."""
+    """The full names of the parameters that are never narrower than float32."""
     return {
         f"{place}.{name}"
         for place, module in model.named_modules()
@@ -81,12 +81,12 @@ def precise_parameters(model: nn.Module) -> set[str]:
 
 @torch.compiler.assume_constant_result
 def _lower(head: Compiled, *call: Any) -> None:
-    """Make the program of such a call, if there is none yet: at once, and not as a part of what is being compiled."""
+    """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
     head.running(*call)
 
 
 class Anatomy(NamedTuple):
-    """What a head is made of. place: the layer, and the first of these heads in it. parts: what holds their parameters, by name."""
+    """The insides of a head. place: the layer, and the index of the first of these heads in it. parts: modules by name."""
 
     graph: HeadGraph
     shape: Shape
@@ -110,13 +110,13 @@ class Head(nn.Module):
         self._slots = self._compiled.graph.slots
         """The tensors of its state, for one batch row."""
         self._mixes = bool(self._compiled.graph.before_projections())
-        """Something stands before the projections of queries and keys."""
+        """Whether a part mixes the hidden states before queries and keys are projected from them."""
         for node in self._compiled.graph.parts:
             if node.part is not None and node.module not in self._modules:
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
-        """What a call with such values and tokens runs."""
+        """The program for a call with such values and tokens."""
         plain = value.shape[1] == 1, tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
@@ -124,12 +124,12 @@ class Head(nn.Module):
         return self._compiled.running(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
-        """What the projections of queries and keys look at: hidden, or what a mixer makes of it, with the mixer's new state."""
+        """The hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new state."""
         if not self._mixes:
             return hidden, {}
         program = self._program(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
-            return program.mix(self._modules, hidden, Around(tokens, state, self._place, in_place))
+            return program.mix(self._modules, hidden, CallContext(tokens, state, self._place, in_place))
 
     def forward(
         self,
@@ -147,15 +147,15 @@ class Head(nn.Module):
     ) -> tuple[Tensor, State]:
         """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in.
 
-        entering: the values are as memories are given them, and no convolution or position changes them on their way in.
+        entering: the values go to the memories as they are, without convolution or position.
         """
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         if sinks is not None:
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
-            around = Around(tokens, state, self._place, in_place)
-            output, carried = program.run(self._modules, inputs, around, entering=value if entering else None)
-        # Raw numerators, and what is made of them, stay in the accumulating dtype up to here.
+            context = CallContext(tokens, state, self._place, in_place)
+            output, carried = program.run(self._modules, inputs, context, entering=value if entering else None)
+        # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_kind(output, value.dtype), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
@@ -167,7 +167,7 @@ class Head(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The program, as it runs on a CPU in prefill, and where decode is otherwise."""
+        """The program for prefill on a CPU, and the lines that differ in decode."""
         program, decode = self._compiled.both(self._printed, Setting())
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])

@@ -17,9 +17,9 @@ from composer.spec.resolve import Resolved
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a host's layer asks of its heads. scale: of the logits. window: tokens that a query sees, its own among them; None: all.
-    softcap: c of c·tanh(logit / c). turns: whether it turns queries and keys. sinks: whether its softmax has some."""
+class AttentionFacts:
+    """A host's attention, as heads in its place have to follow it. scale: of the logits. window: tokens that a query sees, its own
+    among them; None: all. softcap: c of c·tanh(logit / c). turns: whether it turns queries and keys. sinks: whether it has any."""
 
     heads: int
     key_heads: int
@@ -44,14 +44,14 @@ def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
 class ComposedHeads(nn.Module):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
 
-    def __init__(self, resolved: Resolved, layer: int, asked: Asked, turning: Turning | None) -> None:
-        """asked, turning: what the host's layer asks of its heads, and how it turns queries and keys, if it does."""
+    def __init__(self, resolved: Resolved, layer: int, facts: AttentionFacts, turning: Turning | None) -> None:
+        """facts: of the attention that the heads replace. turning: how that attention turns queries and keys, if it does."""
         super().__init__()
         self._groups, first = resolved.layers[layer], 0
         self._names: dict[str, dict[str, str]] = {}
-        """Of each head's state, the names that its tensors have in the layer's."""
+        """For each head, the names of its state's tensors in the layer's state."""
         for group in self._groups:
-            shape = replace(resolved.shape(group.heads), window=asked.window, softcap=asked.softcap, sinks=asked.sinks)
+            shape = replace(resolved.shape(group.heads), window=facts.window, softcap=facts.softcap, sinks=facts.sinks)
             head = Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first))
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
@@ -60,7 +60,7 @@ class ComposedHeads(nn.Module):
         """Whether a head mixes the hidden states before queries and keys are projected from them."""
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
-        """What the projections of each group's queries and keys look at, hidden itself where nothing mixes it, and new states."""
+        """For each group, the hidden states that its queries and keys are projected from, mixed or as they are; and new states."""
         inputs, carried = [], {}
         for name, head in zip(self._names, self._heads(), strict=True):
             mixed, new = head.mix(hidden, tokens, self._own(name, state), backend, in_place)
@@ -84,7 +84,7 @@ class ComposedHeads(nn.Module):
     ) -> tuple[Tensor, State]:
         """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state.
 
-        sinks: the logits of the layer's attention sinks, one a head. entering: the values are as memories are given them.
+        sinks: the logits of the layer's attention sinks, one a head. entering: the values go to the memories as they are.
         """
         if len(self._names) == 1:
             (name,) = self._names
@@ -123,6 +123,6 @@ class ComposedHeads(nn.Module):
         return {part: state[full] for part, full in self._names[name].items()}
 
     def _named(self, name: str, own: State) -> State:
-        """The same, by its names in the layer's."""
+        """A head's state, by its names in the layer's state."""
         names = self._names[name]
         return {names[part]: tensor for part, tensor in own.items()}

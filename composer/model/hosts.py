@@ -1,4 +1,4 @@
-"""Where a host has its layers and their attention, what each of them asks of its heads, and how heads come to stand in it."""
+"""Finds the layers of a host and their attention, probes what each attention computes, and puts composed heads in its place."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.rotation import Turning
 from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
-from composer.model.heads import Asked, ComposedHeads
+from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.spec.resolve import Resolved
 
 PROBE = "composed-probe"
-"""The attention interface that only looks at what it is called with."""
+"""The name of an attention interface that records its arguments and computes nothing."""
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
-"""What hosts call the attention of a layer."""
+"""Names that hosts give the attention of a layer."""
 
 TURNS: Mapping[str, Callable[[Any], bool]] = {
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
@@ -32,7 +32,7 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
     "ExaoneMoeAttention": lambda attention: attention.sliding_window is None or attention.is_sliding,
 }
-"""Whether a layer turns queries and keys, of hosts that look at cosine and sine before they ask themselves."""
+"""Whether a layer turns queries and keys, for hosts that read cosine and sine in layers that do not."""
 
 HALVES = frozenset({"GptOssAttention"})
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
@@ -63,7 +63,7 @@ def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
 
 
 def compose(base: nn.Module, resolved: Resolved) -> None:
-    """Put heads into every layer of a host's base model. Raises BuildError with the layer that asks for what heads cannot do."""
+    """Put heads into every layer of a host's base model. Raises BuildError with the layer whose attention heads cannot replace."""
     name, layers = layers_of(base)
     rotary = getattr(base.get_submodule(name.rpartition(".")[0]), "rotary_emb", None)
     turnings: dict[Any, Turning] = {}
@@ -73,29 +73,29 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         attention: Any = found[1]
         host, kind = type(attention), _kind(rotary, attention, index)
         try:
-            asked = asked_by(attention, rotary)
+            facts = attention_facts(attention, rotary)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
             raise BuildError(
                 f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
             ) from error
-        if rotary is not None and asked.turns and kind not in turnings:
+        if rotary is not None and facts.turns and kind not in turnings:
             turnings[kind] = _turning(rotary, host, kind)
-        _check(base, index, asked, resolved)
-        heads = ComposedHeads(resolved, index, asked, turnings.get(kind) if asked.turns else None)
+        _check(base, index, facts, resolved)
+        heads = ComposedHeads(resolved, index, facts, turnings.get(kind) if facts.turns else None)
         if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
                 "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
-        attention.config = _asking(attention.config, INTERFACE)
-        attention.layer, attention.asked, attention.composed = index, asked, heads
+        attention.config = _with_interface(attention.config, INTERFACE)
+        attention.layer, attention.facts, attention.composed = index, facts, heads
         if heads._mixes:
-            attention.heed()  # before anything is compiled, which no hook can be set in
+            attention.hook_projections()  # before anything is compiled, which no hook can be set in
 
 
-def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
-    """What the attention asks for: its own forward is called once, with tensors that have no numbers."""
+def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
+    """The facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
     meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
     hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
     unturned = Unturned(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
@@ -104,13 +104,13 @@ def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
     if "position_ids" in inspect.signature(type(attention).forward).parameters:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     config = attention.config
-    attention.config = _asking(config, PROBE)
+    attention.config = _with_interface(config, PROBE)
     try:
         functional_call(attention, meta, (hidden,), options)
     finally:
         attention.config = config
     query, key, value, scaling = (seen[name] for name in ("query", "key", "value", "scaling"))
-    return Asked(
+    return AttentionFacts(
         heads=query.shape[1],
         key_heads=key.shape[1],
         head_dim=query.shape[-1],
@@ -123,18 +123,18 @@ def asked_by(attention: Any, rotary: nn.Module | None) -> Asked:
     )
 
 
-def _check(base: nn.Module, index: int, asked: Asked, resolved: Resolved) -> None:
-    """Whether heads can stand in a layer. Raises BuildError."""
+def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved) -> None:
+    """Raises BuildError where heads cannot replace a layer's attention."""
     size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
-    if (asked.heads, asked.key_heads, asked.head_dim) != (size.heads, size.key_heads, size.head_dim):
+    if (facts.heads, facts.key_heads, facts.head_dim) != (size.heads, size.key_heads, size.head_dim):
         raise BuildError(
-            f"{where} has {asked.heads} query heads, {asked.key_heads} key heads and {asked.head_dim} numbers in each; "
+            f"{where} has {facts.heads} query heads, {facts.key_heads} key heads and {facts.head_dim} numbers in each; "
             f"the spec was resolved for {size.heads}, {size.key_heads} and {size.head_dim}"
         )
-    if asked.value_dim != asked.head_dim:
-        raise BuildError(f"{where} has values of {asked.value_dim} numbers and keys of {asked.head_dim}: heads take equal ones")
+    if facts.value_dim != facts.head_dim:
+        raise BuildError(f"{where} has values of {facts.value_dim} numbers and keys of {facts.head_dim}: heads take equal ones")
     heads = (resolved.heads[group.head] for group in resolved.layers[index])
-    if asked.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
+    if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(
             f"{where} has attention sinks, which add to the mass of a memory, and the spec has a head there whose memories have "
             "none: put a `window` beside them, or leave such layers as they are (`use: source`)"
@@ -142,7 +142,7 @@ def _check(base: nn.Module, index: int, asked: Asked, resolved: Resolved) -> Non
 
 
 def _host(base: nn.Module) -> str:
-    """What transformers calls the model."""
+    """The name of the host's class in transformers."""
     return type(base).__name__.removeprefix("Composed")
 
 
@@ -156,17 +156,17 @@ def _probed(
     dropout: Any = 0.0,
     *,
     probed: Any,
-    **said: Any,
+    **more: Any,
 ) -> Any:
-    """transformers' attention interface, where somebody only wants to know what it is called with."""
-    probed.update(said, query=query, key=key, value=value, scaling=scaling)
+    """The attention interface ``PROBE``: it records its arguments in ``probed``, and returns a tensor without numbers."""
+    probed.update(more, query=query, key=key, value=value, scaling=scaling)
     return query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 
 
 AttentionInterface.register(PROBE, _probed)
 
 
-def _asking(config: Any, interface: str) -> Any:
+def _with_interface(config: Any, interface: str) -> Any:
     """A copy of the config, for one layer, that names an attention interface."""
     config = copy.copy(config)
     config._attn_implementation_internal = interface
@@ -174,7 +174,7 @@ def _asking(config: Any, interface: str) -> Any:
 
 
 def _width(rotary: nn.Module | None, attention: nn.Module) -> int:
-    """Of the tables that the rotation is given as."""
+    """The width of a host's tables of cosine and sine."""
     if rotary is None:
         return 0
     frequencies = next(buffer for _, buffer in rotary.named_buffers())
@@ -190,7 +190,7 @@ def _kind(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
 
 
 def _turning(rotary: nn.Module, host: type[nn.Module], kind: str | None) -> Turning:
-    """How the layers of a kind turn, by the host's own functions."""
+    """The rotation of the layers of one kind, computed by the host's own functions."""
     function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
     both = next(iter(inspect.signature(function).parameters)) == "q"
     halves = host.__name__ in HALVES

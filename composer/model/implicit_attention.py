@@ -1,8 +1,8 @@
-"""What a head attends to: the weight of every token in its answers to chosen queries, whatever its memories are.
+"""Implicit attention: the weight of every token in a head's answers to chosen queries, for any memories.
 
 A memory's answer is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
 coordinate of the answer by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
-weights that their states imply. No part has to say how; several rows are asked for at once, each by a coordinate of its own.
+weights that their states imply. No part needs code for it. Several rows are computed at once, each by a coordinate of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from composer.model.stepwise import HeadCall, Piece, ordinary, pieces
 
 @dataclass(frozen=True)
 class ImplicitAttention:
-    """queries: the columns that were asked about, in ascending order.
+    """queries: the columns whose weights were computed, in ascending order.
 
-    own: of each memory, the weights of its own answer, B Q H T. parts: what the read makes of one of that answer, B Q H: a
-    memory's part in the head. answer: B Q H D, as the read gives it: before positions of values are taken back, and before an
-    output norm. entered: B T K D, the values as memories are given them. sunk: what attention sinks take, B Q H; None where there
-    are none. brought: B Q H D, what memories answer with values of their own, which no token has; None where no memory brings any.
+    own: for each memory, the weights of its own answer, B Q H T. parts: for each memory, the factor of its answer in the read's
+    output, B Q H. answer: B Q H D, the read's output, before positions of values are undone and before an output norm. entered:
+    B T K D, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there are none. brought:
+    B Q H D, the part of the answer from values that belong to memories and to no token; None where no memory has any.
     """
 
     queries: tuple[int, ...]
@@ -49,7 +49,7 @@ class ImplicitAttention:
         return ImplicitAttention(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
 
     def weights(self) -> dict[str, Tensor]:
-        """Of each memory, the weights in the head's answer: B Q H T."""
+        """For each memory, the weights in the head's answer: B Q H T."""
         return {name: own * self.parts[name][..., None] for name, own in self.own.items()}
 
     def total(self) -> Tensor:
@@ -57,10 +57,10 @@ class ImplicitAttention:
         return torch.stack(list(self.weights().values())).sum(0)
 
     def shares(self) -> dict[str, Tensor]:
-        """Of each memory, its share of the head's weight, B Q H: they add up to 1, and are 0 where nothing has any.
+        """For each memory, its share of the head's weight, B Q H. Shares add up to 1, or are all 0 where there is no weight.
 
-        Raw weights may be negative, so sizes are added up. What memories bring themselves is no token's, and has no share. Where
-        the model brings attention sinks, `sinks` has the rest.
+        Raw weights may be negative, so absolute values are added up. Values that belong to memories have no share. Where the model
+        has attention sinks, `sinks` has the rest.
         """
         sizes = {name: weights.abs().sum(-1) for name, weights in self.weights().items()}
         if self.sunk is not None:
@@ -84,17 +84,17 @@ class ImplicitAttention:
 def implicit_attention(head: Head, given: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
     """The weights behind the answers to these columns, from an empty state.
 
-    Takes as much room as a prefill in pieces, what the states are made of, and the weights: numbers grow with the tokens, never
-    with their square. In inference mode, which knows no gradients, what is given is copied, and the mode is left for the while.
+    Memory: that of a prefill in pieces, of the states' inputs, and of the weights. It grows with the tokens, never with their
+    square. Inference mode has no gradients: it is left for the call, and the inputs are copied.
     """
     queries = tuple(sorted(set(queries)))
     with torch.inference_mode(mode=False), _at_rest(head):
-        return _asked(head, given.ordinary().detached(), queries, backend)
+        return _by_gradients(head, given.ordinary().detached(), queries, backend)
 
 
 @contextmanager
 def _at_rest(head: Head) -> Iterator[None]:
-    """For the block, the head's parameters are numbers that nobody differentiates by, whatever mode the model was made in."""
+    """For the block, the head's parameters need no gradients, and none of them is a tensor of inference mode."""
     own = {
         (module, name): ordinary(one.detach())
         for module in head.modules()
@@ -118,7 +118,7 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
             module._parameters[name] = tensor
 
 
-def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
+def _by_gradients(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
     (batch, length), heads = given.query.shape[:2], given.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
     own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
@@ -145,10 +145,10 @@ def _asked(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) 
 
 
 def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
-    """B Q H D, what values have a part in that memories bring themselves; None where no memory brings any.
+    """B Q H D, the part of the answers from values that belong to memories; None where no memory has any.
 
-    The answer is linear in tokens' values and the parameters that others come from, as long as caches keep the pairs that they
-    keep: so its derivative along these parameters, where they are, is their part. Forms that know no such derivative are left out.
+    These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
+    pairs, so its derivative along the parameters is their part. Forms without a forward derivative are left out.
     """
     own = [
         (anatomy(head).parts[node.module], name) for node, memory in anatomy(head).graph.memories for name in memory.brings_values
@@ -170,7 +170,7 @@ def _along_itself(parameter: Tensor | None) -> Tensor:
 
 
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """What the read makes of one of each memory's answer: it takes one coordinate as all others, and each token by itself."""
+    """The factor of each memory's answer in the read's output: the read treats all coordinates alike, and each token by itself."""
     leaves = [piece.values[name, "partial"].output for name in names]
     found = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
     return {

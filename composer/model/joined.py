@@ -15,8 +15,8 @@ from composer.model.hosts import layers_of
 
 
 @contextmanager
-def unspoken() -> Iterator[None]:
-    """Within, transformers does not report what it loads, and draws no bars."""
+def silent() -> Iterator[None]:
+    """For the block, transformers logs no report of a load, and draws no bars."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -29,8 +29,7 @@ def unspoken() -> Iterator[None]:
 
 
 def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """A layer's tensors by their names in it, in float32, and the names of those that are not brought. tensors: by their names in
-    files."""
+    """A layer's tensors by their names in it, in float32, and the names of missing ones. tensors: by their names in files."""
     model = class_of(config)
 
     def __init__(self: Any, config: Any) -> None:
@@ -39,10 +38,10 @@ def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict
         self.all_tied_weights_keys = {}
         _empty(self, self.place)
 
-    # transformers wants to join as for the whole model, whose other modules are not there.
+    # transformers takes this for a whole model, whose other modules are removed here.
     alone = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
     alone.get_input_embeddings = alone.get_output_embeddings = _nothing
-    with unspoken():
+    with silent():
         made, report = alone.from_pretrained(
             None, config=config, state_dict=dict(tensors), dtype=torch.float32, output_loading_info=True
         )

@@ -27,7 +27,7 @@ from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
 
 PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
-"""What transformers' own loops pass to every causal model."""
+"""Arguments that transformers' own loops pass to every causal model."""
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -35,7 +35,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
     _is_stateful = True
     _origin: Any = None
-    """What its keeper knows of where it comes from."""
+    """The record and the folder of the model, as its ``Keeper`` sets them."""
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -66,14 +66,14 @@ class ComposedPreTrainedModel(PreTrainedModel):
                 keeper.saved(self, Path(save_directory))
 
     def _upload_modified_files(self, working_dir: Any, *arguments: Any, **options: Any) -> Any:
-        """What transformers uploads to the Hub includes the record."""
+        """As transformers has it; the record is uploaded, too."""
         for keeper in KEEPERS:
             keeper.saved(self, Path(working_dir))
         return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @property
     def base(self) -> ComposedModel:
-        """The model without what it gives logits by."""
+        """The model without its output matrix."""
         return cast("ComposedModel", self.base_model)
 
     @torch.no_grad()
@@ -87,7 +87,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
 
 class ComposedModel(ComposedPreTrainedModel):
-    """Stands in front of a host's base model: what it is called with is put in order at its door."""
+    """Stands in front of a host's base model, and puts real tokens first in each row, padding behind them."""
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -95,7 +95,7 @@ class ComposedModel(ComposedPreTrainedModel):
         self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
         compose(self, resolved)
-        # What a load is not to make narrower; casts of a model that is there are PartModule's affair.
+        # A load must not make these narrower. ``PartModule`` handles casts of a loaded model.
         self._keep_in_fp32_modules_strict = precise_parameters(self)
         self.post_init()
 
@@ -196,10 +196,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     use_graph: bool = True
     recorder: Recorder | None = None
-    """Whoever takes the steps of a cache that it knows."""
+    """Runs the steps of its own cache."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """As ever, but for the steps that a recorder takes."""
+        """The host's forward, or a step of the recorder where that serves the call."""
         recorder = self.recorder
         if recorder is not None and len(arguments) < 2:
             said = {"input_ids": arguments[0], **options} if arguments else options
@@ -215,7 +215,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             self.recorder = None
 
     def recording(self, cache: ComposedCache) -> Recorder:
-        """A recorder of the steps of this cache, which takes them until there is another."""
+        """A recorder for this cache. It runs the model's steps until there is another one."""
         self.recorder = Recorder(super().__call__, cache)
         return self.recorder
 
@@ -237,7 +237,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         answer = super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)  # type: ignore[misc]
         model = answer[0] if isinstance(answer, tuple) else answer
         if not with_adapter:
-            model.config.adapter = None  # what is saved from here has none
+            model.config.adapter = None  # so that a later save names none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
             model.load_adapter(adapters_of(pretrained_model_name_or_path, where))
@@ -278,7 +278,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
 
 def new_cache(config: Any) -> ComposedCache:
-    """An empty one."""
+    """An empty cache for a model of this configuration."""
     return ComposedCache(config.get_text_config().num_hidden_layers)
 
 

@@ -1,6 +1,6 @@
 """The small host of this project's own: a decoder like Llama's, with what Latte's models have and Llama's lack.
 
-Attributes have Llama's names, so that its weights load as they are. A rotation is the heads' affair here.
+Attributes have Llama's names, so that its weights load as they are. The heads do the rotation, not the host.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Attention(nn.Module):
         return self.o_proj(heads.flatten(2))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Tensor:
-        """Queries ``B T H D``, keys and values ``B T K D`` to ``B T H D``, as transformers would have it: where heads are composed,
-        they stand in its place."""
+        """Queries ``B T H D``, keys and values ``B T K D`` to ``B T H D``, by transformers; composed heads override it."""
         answer = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         states = (states.transpose(1, 2) for states in (query, key, value))
         return answer(self, *states, attention_mask, scaling=self.head_dim**-0.5, **options)[0]
@@ -73,7 +72,7 @@ class DecoderLayer(GradientCheckpointingLayer):
 
 
 class Pretrained(PreTrainedModel):
-    """What transformers asks of a family."""
+    """The class attributes that transformers wants of a family."""
 
     config: ComposedConfig
     config_class = ComposedConfig
@@ -90,7 +89,7 @@ class Model(Pretrained):
     """Embedding, layers and the last norm."""
 
     takes_passed = True
-    """Its forward is handed a ``Passed`` where others make a mask, and that is it."""
+    """Its forward takes a ``Passed`` as its mask, where other hosts make a mask of their own."""
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)
@@ -148,7 +147,7 @@ class ForCausalLM(Pretrained, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """labels: ``B T``, -100 where nothing is asked; logits_to_keep: the last ones only."""
+        """labels: ``B T``, -100 for tokens without a loss; logits_to_keep: the last ones only."""
         outputs = self.model(input_ids=input_ids, **options)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
@@ -239,7 +238,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def make_positions(config: ComposedConfig) -> LearnedPositions | SinusoidalPositions | None:
-    """What is added to the tokens' embeddings; None for nothing."""
+    """The positions that are added to the tokens' embeddings; None for none."""
     if config.position_embedding == "learned":
         return LearnedPositions(config.max_position_embeddings, config.hidden_size)
     return SinusoidalPositions() if config.position_embedding == "sinusoidal" else None

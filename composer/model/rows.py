@@ -9,7 +9,7 @@ from blocks.flow import Tokens
 
 
 class Rows:
-    """How the columns that a user hands in stand inside: each row's real tokens in front, its padding behind them."""
+    """The order of a call's columns inside the model: each row's real tokens first, its padding behind them."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Rows:
         self.tokens = Tokens(position, segment, valid)
         real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
         self.seen = real if seen is None else seen + real
-        """``B``, real tokens in the state once these are in it."""
+        """``B``, real tokens in the state after this call."""
 
     @property
     def turned(self) -> bool:
-        """Whether something stands elsewhere inside."""
+        """Whether the order inside differs from the user's."""
         return self._order is not None
 
     def inward(self, states: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Rows:
         return states if self._order is None else _take(states, self._order)
 
     def outward(self, states: Tensor) -> Tensor:
-        """The way back."""
+        """``B T …`` with the padding behind, back to the order of the call."""
         return states if self._inverse is None else _take(states, self._inverse)
 
 

@@ -1,4 +1,4 @@
-"""Runs a head's program so that all that flows between its steps can be looked at, a piece of the text after the other."""
+"""Runs a head's program piece by piece of a text, and gives access to every value between its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blocks.operation import Kind, Port, Setting
 from blocks.part import Shown, State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
-from composer.graph.program import Around, Modules, Program, Step, Value
+from composer.graph.program import CallContext, Modules, Program, Step, Value
 from composer.model.head import Head, anatomy, without_autocast
 from converters.trunk import dtype_name
 
@@ -46,11 +46,11 @@ class HeadCall:
         return self.query.shape[1]
 
     def detached(self) -> HeadCall:
-        """The same without what they were computed from."""
+        """The same inputs, detached from the graph of gradients."""
         return self._each(Tensor.detach, self.tokens, None if self.sinks is None else self.sinks.detach())
 
     def ordinary(self) -> HeadCall:
-        """The same, copied where inference mode made it."""
+        """The same inputs; tensors of inference mode are copied."""
         segment, valid = (None if of is None else ordinary(of) for of in (self.tokens.segment, self.tokens.valid))
         tokens = Tokens(ordinary(self.tokens.position), segment, valid)
         return self._each(ordinary, tokens, None if self.sinks is None else ordinary(self.sinks))
@@ -60,17 +60,17 @@ class HeadCall:
 
 
 def ordinary(tensor: Tensor) -> Tensor:
-    """The tensor, or, of one that inference mode made and that no gradient can be taken through, a copy."""
+    """The tensor, or a copy of a tensor of inference mode, through which no gradient can be taken."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some consecutive tokens of a call, gone through.
+    """The results of some consecutive tokens of a call.
 
-    values: what each node gives, by node and port, and the head's inputs. entering: the values as memories are given them,
-    B t K D. answers: of each memory, its answer as it computed it, B t H D; ``values`` has a copy that the read went on from.
-    shown: what parts show of themselves, by node and name; of a piece without gradients. state: after these tokens.
+    values: the outputs of each node, by node and port, and the head's inputs. entering: the values that enter the memories,
+    B t K D. answers: for each memory, the answer that it computed, B t H D; ``values`` has the copy that the read used. shown: what
+    parts show of themselves, by node and name; empty in a piece with gradients. state: after these tokens.
     """
 
     columns: slice
@@ -82,7 +82,7 @@ class Piece:
     state: State
 
     def given(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
-        """What nodes give of this kind, by their names."""
+        """The outputs of this kind, by the names of their nodes."""
         return {
             node.name: self.values[node.name, port.name]
             for node in graph.order
@@ -92,7 +92,7 @@ class Piece:
 
 
 def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) -> Program:
-    """The program that answers such a call, with an answer of each memory by itself: no form that joins memories to their read."""
+    """The program for such a call, without the forms that join memories to their read, so that each memory has its own answer."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
     tokens = given.tokens
     setting = Setting(
@@ -106,10 +106,10 @@ def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) 
 
 
 def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
-    """The call in pieces, from an empty state, with the state handed on: what all pieces answer is what one call answers.
+    """The call in pieces, from an empty state, each from the state of the one before. Together they give the output of one call.
 
-    bounds: columns at which a piece has to end. gradients: values enter as leaves, and answers can be differentiated by them; a
-    piece's own graph goes with the piece, and what the states are made of stays. Heads that look both ways take all at once.
+    bounds: columns at which a piece has to end. gradients: values are leaves, and answers can be differentiated by them; a piece's
+    own graph is freed with the piece, that of the states stays. Bidirectional heads take all tokens as one piece.
     """
     program = step_by_step(head, backend, given, gradients=gradients)
     names = [node.name for node, _ in anatomy(head).graph.memories]
@@ -125,11 +125,11 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
             answers: dict[str, Tensor] = {}
             shown: dict[tuple[str, str], Shown] = {}
             carried: State = {}
-            around = Around(own.tokens, state, anatomy(head).place, in_place=False)
+            context = CallContext(own.tokens, state, anatomy(head).place, in_place=False)
             for step in program.after:
-                step.run(anatomy(head).parts, values, around, carried)
+                step.run(anatomy(head).parts, values, context, carried)
                 if not gradients:
-                    shown |= _shown_by(step, anatomy(head).parts, values, around)
+                    shown |= _shown_by(step, anatomy(head).parts, values, context)
                 for node, port in _given_by(step):
                     if port.kind is Kind.VALUE:
                         entering = values[node, port.name].detach().requires_grad_(gradients)
@@ -143,12 +143,12 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
             yield Piece(columns, own.tokens, values, entering, answers, shown, state)
 
 
-def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], around: Around) -> dict[tuple[str, str], Shown]:
+def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], context: CallContext) -> dict[tuple[str, str], Shown]:
     found: dict[tuple[str, str], Shown] = {}
     for one in step.covers:
         if one.node.part is not None and one.node.main:
             inputs = one.inputs(values) | {port: values[value] for port, value in one.inside if value in values}
-            shown = parts[one.node.module](one.node.part.shows, one.call(around), inputs)
+            shown = parts[one.node.module](one.node.part.shows, one.call(context), inputs)
             found |= {(one.node.name, name): what for name, what in shown.items()}
     return found
 

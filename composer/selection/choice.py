@@ -15,7 +15,7 @@ from composer.spec.resolve import SOURCE, Resolved
 
 
 def candidates(resolved: Resolved) -> tuple[int, ...]:
-    """The layers that do not have the source's attention as it is."""
+    """The layers whose heads are not the source's own attention."""
     return tuple(index for index, groups in enumerate(resolved.layers) if any(group.head != SOURCE for group in groups))
 
 
@@ -26,9 +26,9 @@ def best(scores: Sequence[LayerScore], by: By, count: int) -> tuple[int, ...]:
 
 
 def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
-    """How many layers can be kept in so many bytes of state, ``most`` at the most. bytes_of: what it takes with so many kept.
+    """The most layers, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from kept layers to bytes.
 
-    Raises SelectionError where none can.
+    Raises SelectionError where not one layer fits.
     """
     for count in range(most, 0, -1):
         if bytes_of(count) <= budget:

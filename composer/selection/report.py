@@ -56,7 +56,7 @@ class Selection(Readable, Closed):
     @computed_field
     @property
     def rules(self) -> list[dict[str, Any]]:
-        """What stands below ``layers:`` of the spec."""
+        """The rules under ``layers:`` of the spec."""
         return self.document["layers"]
 
     def view(self) -> View:
@@ -74,7 +74,7 @@ def table(found: Selection) -> Table:
 
 
 def remarks(found: Selection) -> tuple[str, ...]:
-    """What keeping them does, and what to do next."""
+    """The effect of keeping the layers, and the next step for the user."""
     return (
         f"KL(teacher ‖ student) is {found.divergence:.4g} nats a token with none of them kept, {found.kept_divergence:.4g} with "
         f"these ({found.tokens:,} tokens of {found.rows:,} held-out rows, before any fine-tuning).",

@@ -1,4 +1,4 @@
-"""Whether the student of a selection that was stopped is the one that is asked for now, so that it need not learn again."""
+"""Checks that a stopped selection's student has learned as this selection's would, so that it need not be trained again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from composer.training.student import read_student
 from composer.weights.record import Record, StoredFile
 
 REWRITTEN = "rewritten"
-"""How a record calls a file that training has changed."""
+"""The word in a record for a file that training has changed."""
 
 
 def check_learned(student: Path, built: Path, training: TrainingOptions) -> None:
-    """Raises SelectionError where the student has learned anything but what that of ``built`` would learn now; TrainingError and
-    DataError. built: the same student before it learns."""
+    """Raises SelectionError where the student was trained with other settings or data than training ``built`` now would have; also
+    TrainingError and DataError. built: the student before training."""
     before, then = read_student(built, ()), read_student(student, ()).record
     rows, _ = rows_of(before, training)
     stages = then.training
@@ -42,7 +42,7 @@ def check_learned(student: Path, built: Path, training: TrainingOptions) -> None
 
 
 def _same_files(before: Record, then: Record) -> bool:
-    """Whether what training left alone came from files of the same contents."""
+    """Whether the files that training did not change have the same contents in both."""
     if before.files.keys() != then.files.keys():
         return False
     alone = [name for name, stored in then.files.items() if stored.how != REWRITTEN]
@@ -50,7 +50,7 @@ def _same_files(before: Record, then: Record) -> bool:
 
 
 def _same(one: StoredFile, other: StoredFile) -> bool:
-    """By contents where both are known, else by time stamps."""
+    """Whether two files are equal, by SHA-256 where both are known, else by time stamps."""
     if (one.bytes, one.header_sha256) != (other.bytes, other.header_sha256):
         return False
     if one.sha256 is not None and other.sha256 is not None:

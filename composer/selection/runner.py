@@ -25,7 +25,7 @@ from composer.training.teacher import open_teacher
 
 SELECTION, SPEC, PICTURE = "selection.json", "spec.yaml", "layers.png"
 BUILT, STUDENT = "built", "student"
-"""The student before it has learned the teacher's attention, and afterwards."""
+"""The folders of the student before training, and after."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def divergence_with(
 
 @contextmanager
 def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Iterator[None]:
-    """The heads of another model's attention stand in this one, whose projections stay as they are."""
+    """For the block, a layer has the heads of another model's attention, and its own projections."""
     heads = attention.composed
     attention.composed = other.composed
     try:
@@ -88,12 +88,12 @@ def _layers(model: ComposedForCausalLM) -> list[ComposedAttention]:
 
 
 def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:
-    """KL of what the model says to the logits N V that are wanted of real tokens, summed over them."""
+    """KL from the wanted logits N V to the model's, summed over the real tokens."""
     return float(divergence(_logits(model, batch), wanted, 1.0).sum())
 
 
 def _logits(model: ComposedForCausalLM, batch: Batch) -> Tensor:
-    """Of real tokens, N V, in float32."""
+    """The logits of real tokens, N V, in float32."""
     return model(**batch.inputs(mask=True), use_cache=False).logits[batch.valid].float()
 
 

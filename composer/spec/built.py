@@ -17,7 +17,7 @@ CONFIG = "config.json"
 
 
 def is_built(path: Path | str) -> bool:
-    """Whether it is a folder that says which heads the model in it has."""
+    """Whether a path is the folder of a built model."""
     folder = Path(path)
     if not os.path.isdir(folder):
         return False
@@ -25,7 +25,7 @@ def is_built(path: Path | str) -> bool:
 
 
 def read_built(folder: Path, shown: str) -> SpecNode:
-    """The document that a folder's model was built from, or, where nobody kept it, its resolved one. Raises SpecError.
+    """The spec that a folder's model was built from, or, where it was not kept, the resolved document. Raises SpecError.
 
     shown: how messages name the folder.
     """
@@ -43,7 +43,7 @@ def _resolved(folder: Path) -> dict[str, Any] | None:
     document = _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0])
     try:
         return None if document is None else locked(document)
-    except (AttributeError, KeyError, TypeError, ValueError):  # not what any build has written
+    except (AttributeError, KeyError, TypeError, ValueError):  # no build wrote this config
         return None
 
 

@@ -12,8 +12,8 @@ from composer.words import layers_in_words, plural
 
 
 class Code(Closed):
-    """One head's listing. inputs: what it is called with. decode: the lines that differ there; each takes the place of the one that
-    gives the same."""
+    """One head's listing. inputs: its arguments. decode: the lines that differ in decode; each replaces the line with the same
+    result."""
 
     head: str
     layers: tuple[int, ...]

@@ -43,7 +43,7 @@ class _Rule(Closed):
 
 
 def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
-    """Head by head, for any source. Raises GraphError where one is a sweep, or names a head that it does not have."""
+    """The differences head by head, for any source. Raises GraphError for a sweep, and for a name of a head that does not exist."""
     for spec in (first, second):
         refuse_sweep(spec)
     one, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
@@ -52,7 +52,7 @@ def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
 
 
 def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]:
-    """Layer by layer, on the same source; layers that differ alike stand together. None exactly where the hashes are equal."""
+    """The differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are equal."""
     layers: dict[str, list[int]] = {}
     found: dict[str, tuple[Path, Any, Any]] = {}
     for number, (one, other) in enumerate(zip(_groups(first), _groups(second), strict=True)):
@@ -92,7 +92,7 @@ def _groups(spec: Resolved) -> Iterator[tuple[_Group, ...]]:
 
 
 def _head(complete: HeadSpec) -> HeadSpec:
-    """Without its own position: each memory has one by now."""
+    """A completed head without its own position, which each of its memories has taken over."""
     return complete.model_copy(update={"position": HeadSpec.model_fields["position"].default})
 
 

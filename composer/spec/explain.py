@@ -39,7 +39,7 @@ class GroupCost(Closed):
     source_window: int | None = None
     """Tokens that a query of the source sees in these layers, its own among them; None: all."""
     bounded: str | None = None
-    """Where a memory holds every pair and the source's window sees the last alone: one that holds these, and answers the same."""
+    """A bounded memory with the same answers, where a memory holds every pair and the source's window sees only the last ones."""
     kv_cache_bytes: int | None
     """Bytes of the source's cache of keys and values for these heads, in a local layer those of its window; None where they are
     bidirectional, and keep none."""
@@ -54,7 +54,7 @@ class GroupCost(Closed):
 
 
 class Explanation(Readable, Closed):
-    """The whole model at one sequence length. on: what it is resolved on, in words, where somebody has said."""
+    """The whole model at one sequence length. on: the source or trunk that it is resolved on, in words."""
 
     name: str
     on: str | None

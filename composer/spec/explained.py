@@ -1,4 +1,4 @@
-"""What is said of an explanation: of each group of heads its parts and what one of its layers costs, and of the whole model."""
+"""The tables of an explanation: for each group of heads its parts and the costs of a layer, and the costs of the whole model."""
 
 from __future__ import annotations
 

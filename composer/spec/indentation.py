@@ -1,4 +1,4 @@
-"""A key or an item that is indented so that it belongs to nothing: YAML's own complaint is of what it took the line for."""
+"""Finds keys and items of lists that are indented wrongly, for clearer messages than those of a YAML reader."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def misplaced(text: str, line: int) -> tuple[int, str] | None:
 
 
 def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
-    """The same of a list's item, which stands where no item of a list that is open does."""
+    """The same for an item of a list whose column is that of no open list."""
     before: tuple[int, int] | None = None
     for number in (number for number in range(line - 1, -1, -1) if not _EMPTY.match(lines[number])):
         key, item = _key(lines, number), _ITEM.match(lines[number])
         if key is not None and not key.valued and key.column <= column:
-            break  # the list is this one's
+            break  # the item belongs to this key's list
         if item is not None:
             if len(item[1]) == column:
                 return None

@@ -16,13 +16,13 @@ from converters.bounded import lost_link
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
 MOST_FILES = 32
-"""Of a chain of files, each of which extends the next."""
+"""The longest chain of files, each of which extends the next."""
 OWN = ("compose", "name")
 """Keys that every file says itself."""
 
 
 def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
-    """``over`` said on top of ``base``. here: the schema's alternatives at this place; where they are parts, x is {kind: x}."""
+    """``over`` merged over ``base``. here: the schema's alternatives at this place; where they are parts, x is {kind: x}."""
     first, second = (spelled(base), spelled(over)) if parts(here) else (base, over)
     if not isinstance(first.value, dict) or not isinstance(second.value, dict):
         return over
@@ -48,7 +48,7 @@ def spelled(node: SpecNode) -> SpecNode:
 
 
 def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
-    """The document with everything that it extends. folder: where its own relative names start. Raises SpecError."""
+    """The document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
     said = document.child("extends")
     own = _without(document, ("extends",))
     if said is None:
@@ -81,7 +81,7 @@ def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
 
 
 def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
-    """Defaults belong to a version of the document: a chain has one."""
+    """Raises SpecError where two files of a chain have different versions: defaults belong to a version."""
     for key in OWN:
         if parent.child(key) is None:
             raise SpecError(at(parent.where, (key,), "missing: every file says its own"))
@@ -92,8 +92,8 @@ def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
 
 
 def find_spec(said: str, folder: Path) -> Path | None:
-    """A file of this name (relative to ``folder``), else the shipped spec of this name, with or without ``.yaml``, else the folder
-    of a built model."""
+    """The path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
+    ``.yaml``, else the folder of a built model."""
     path = folder / said
     if os.path.exists(path) and not os.path.isdir(path):
         return path
@@ -101,7 +101,7 @@ def find_spec(said: str, folder: Path) -> Path | None:
 
 
 def own_source(said: object) -> Path | None:
-    """The folder of the built model that a spec is named by, which knows its sizes; None of any other, and of one with a trunk."""
+    """The folder of a built model that is named in place of a spec, for its sizes; None for any other, and for one with a trunk."""
     if not isinstance(said, str | os.PathLike):
         return None
     path = find_spec(os.fspath(said), Path())
@@ -109,7 +109,7 @@ def own_source(said: object) -> Path | None:
 
 
 def not_found(said: str, folder: Path) -> str:
-    """Say that there is no such spec, and which comes nearest."""
+    """The message that there is no such spec, with the most similar name."""
     if lost := lost_link(folder / said):
         return lost
     if os.path.isdir(folder / said):
@@ -125,7 +125,7 @@ def not_found(said: str, folder: Path) -> str:
 def _yaml_files(folder: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if name.endswith(".yaml"))
-    except (OSError, ValueError):  # no folder, or a name that none can have
+    except (OSError, ValueError):  # no folder, or an impossible name
         return []
 
 

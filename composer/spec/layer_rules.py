@@ -99,7 +99,7 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
 
 
 def unused(spec: Spec, name: str, layers: int) -> GraphError:
-    """Say of a head under `heads` that no layer has it, and of the rules that name it which later ones take it all away."""
+    """The error that no layer has a head of `heads`, with the rules that name it and the later rules that override these."""
     path: Path = ("heads", name)
     naming = [number for number, rule in enumerate(spec.layers) if name in named(rule.use)]
     if not naming:

@@ -1,4 +1,4 @@
-"""A spec is loaded: read, put over what it extends, overridden, and checked against the closed schemas."""
+"""Loads a spec: it is read, merged over what it extends, overridden, and checked against the closed schemas."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
 Model = TypeVar("Model", bound=BaseModel)
 Source = Spec | str | Path | Mapping[str, object]
-"""A file, the name of a shipped spec, what stands in one, or one that is loaded."""
+"""A file, the name of a shipped spec, a document as a mapping, or a loaded spec."""
 OF_A_SWEEP = ("compose", "name", "vary")
-"""What is a sweep's own, and no override of its variants completes."""
+"""Keys that belong to a sweep, and not to its variants."""
 
 
 def load_spec(source: Source, overrides: Overrides = ()) -> Spec:
@@ -31,7 +31,7 @@ def load_spec(source: Source, overrides: Overrides = ()) -> Spec:
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
     if isinstance(source, Spec) and not each(overrides):
-        return source  # with the places that it knows
+        return source  # unchanged, so that it keeps the places of its values
     source, variant = _split(source)
     document = load_document(source)
     if variant is None:
@@ -50,9 +50,9 @@ def load_text(text: str, called: str, folder: Path) -> Spec:
 
 
 def variants_of(source: Source, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
-    """What a sweep varies, and its specs by their variants' names; of what is no sweep, None and the one spec, under None.
+    """What a sweep varies, and its specs by their variants' names. For a single spec: None, and that spec under None.
 
-    Overrides are said on top of each, and what they complete is checked after them. Raises SpecError.
+    Overrides are applied to each, before it is checked. Raises SpecError.
     """
     _, variant = _split(source)
     if variant is not None or (isinstance(source, Spec) and source.vary is None):
@@ -66,8 +66,8 @@ def variants_of(source: Source, overrides: Overrides = ()) -> tuple[Vary | None,
 
 
 def expand(source: Source, overrides: Overrides = ()) -> dict[str, Spec]:
-    """The specs of a sweep, by their variants' names; overrides are said on top of each. Raises SpecError, also where it is no
-    sweep, and then with every mistake of every variant."""
+    """The specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of every
+    variant, and where ``source`` is no sweep."""
     document = load_document(source)
     return _expanded(document, _vary(document, overrides), overrides)
 
@@ -107,7 +107,7 @@ def _split(source: Source) -> tuple[Source, str | None]:
 
 
 def _vary(document: SpecNode, overrides: Overrides) -> Vary:
-    """What the document varies. All of it has to be right where no overrides are still to come; with them, each variant has."""
+    """The ``vary`` of a sweep. Without overrides the rest of the document is checked, too; with them, each variant is instead."""
     known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
     vary = checked(SpecNode(known, document.place) if each(overrides) else document, Spec).vary
     if vary is None:
@@ -116,7 +116,7 @@ def _vary(document: SpecNode, overrides: Overrides) -> Vary:
 
 
 def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, Spec]:
-    """With every mistake of every variant where there are any."""
+    """The specs by their variants' names. Raises SpecError with every mistake of every variant."""
     specs: dict[str, Spec] = {}
     problems: list[tuple[str, SpecError]] = []
     for name, variant in variants(document, vary).items():

@@ -1,4 +1,4 @@
-"""A resolved document, written as a spec: nothing is left to the source any more, whose sizes it holds as ``dimensions``."""
+"""Writes a resolved document as a spec that leaves nothing to its source, and holds the source's sizes as ``dimensions``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT = "head"
-"""What ``resolve`` calls the head of all layers that no rule names."""
+"""The name that ``resolve`` gives the head of all layers that no rule names."""
 
 
 def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a spec that resolves to the same on the same source. resolved: as its JSON is.
 
-    Of a spec with a trunk of its own, that says all sizes.
+    A spec with a trunk of its own has no ``dimensions``: its trunk has all sizes.
     """
     heads = dict(resolved["heads"])
     rules: dict[str, tuple[Any, list[int]]] = {}

@@ -1,4 +1,4 @@
-"""What is wrong with a document, in plain words: where it stands, what was said, what was expected, and the nearest name."""
+"""Messages of the mistakes in a document: the place, the value, what was expected, and the most similar name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PATTERNS = {
 }
 """The patterns of the schemas in plain words."""
 NUMBERS = ("int_type", "float_type")
-MOST_TOLD = 100
-"""Mistakes of a document that are told at a time."""
+MOST_SHOWN = 100
+"""The most mistakes of a document in one message."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -35,9 +35,9 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 class Fault:
     """One of pydantic's errors, on the document.
 
-    path: without the union tags of pydantic's ``loc``. here: the alternatives at the path; around: those of its parent; above:
-    those of what that stands in, the document first.
-    fork: steps of the path above the first union without a ``kind``, whose alternatives each complain; None where there is none.
+    path: without the union tags of pydantic's ``loc``. here: the schema's alternatives at the path; around: those of its parent;
+    above: those of the parent's own parents, the document first.
+    fork: steps of the path above the first union without a ``kind``, each of whose alternatives has errors; None without one.
     """
 
     error: Any
@@ -76,8 +76,8 @@ def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
     told = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
     told.sort(key=lambda one: (one[0].file, one[0].line or 0, one[0].column or 0) if one[0] else ("", 0, 0))
-    lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in told[:MOST_TOLD]]
-    more = [f"and {len(told) - MOST_TOLD:,} more mistakes"] if len(told) > MOST_TOLD else []
+    lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in told[:MOST_SHOWN]]
+    more = [f"and {len(told) - MOST_SHOWN:,} more mistakes"] if len(told) > MOST_SHOWN else []
     return SpecError(*lines, *more)
 
 
@@ -113,7 +113,7 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
 
 
 def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
-    """Each fault to tell, with those of its union's other alternatives; what only follows from another fault is dropped."""
+    """The faults to report, each with those of its union's other alternatives, and without those that follow from another fault."""
     deepest: dict[Path, int] = {}
     beside: dict[tuple[Path, Path], list[Fault]] = {}
     for fault in faults:
@@ -124,7 +124,7 @@ def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     told: set[Fault] = set()
     for fault in faults:
         if fault.type == "too_short" and len(fault.given) >= fault.context["min_length"]:
-            continue  # its items failed, each with its own message
+            continue  # the items of this value have faults of their own
         fork = fault.path[: fault.fork]
         if fault.fork is None:
             yield fault, []
@@ -167,8 +167,8 @@ def _message(fault: Fault, others: list[Fault]) -> str:
 
 
 def unknown_key(path: Path, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
-    """Say that there is no such key, and where it belongs or which comes nearest. around: the alternatives of its parent; above:
-    those of what that stands in, the document first."""
+    """The message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of its
+    parent; above: those of the parent's own parents, the document first."""
     top, key = ["extends"] if len(path) == 1 else [], str(path[-1])
     known = sorted([*fields(around), *top], key=lambda name: name != "kind")
     outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives)]
@@ -202,7 +202,7 @@ def _no_kind(fault: Fault) -> str:
 
 
 def _listed(given: Any) -> str:
-    """How what stands alone is written as a list of one."""
+    """A single value, written as a list of one."""
     if isinstance(given, dict):
         return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in given else "; begin each item with a dash"
     return f"; write [{given}]" if isinstance(given, str) and given.isidentifier() else ""
@@ -217,7 +217,7 @@ _WHOLE: dict[str, Callable[[Fault], str]] = {
 
 
 def _expected(fault: Fault) -> str:
-    """What was expected, in words that fit after that one."""
+    """What was expected, in words that follow ``expected``."""
     words = _EXPECTED.get(fault.type)
     if words is None:
         return fault.error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
@@ -237,7 +237,7 @@ def _one_of(fault: Fault) -> str:
 
 
 def _bounded(fault: Fault) -> str:
-    """Both bounds, where a number is one of several things that may stand there."""
+    """The bounds of a number, both of them where other things than numbers may stand there, too."""
     field = fields(fault.around).get(fault.key) if fault.fork is not None else None
     bounds = limits(field.annotation) if field is not None else {}
     if fault.fork is None or len(bounds) < 2:

@@ -1,4 +1,4 @@
-"""``--set path=value``: what a child document would say, and items of lists by their index."""
+"""``--set path=value``: the same as a child document with this value, and also for items of lists, by their index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST = 200
 
 
 def each(overrides: Overrides) -> tuple[str, ...]:
-    """One after the other."""
+    """The overrides as a tuple."""
     return (overrides,) if isinstance(overrides, str) else tuple(overrides)
 
 
@@ -44,7 +44,7 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
 
 
 def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None) -> SpecNode:
-    """The document with ``value`` at this place. said: where that is told to. Raises SpecError where there is no such place."""
+    """The document with ``value`` at this place. said: the place of the override. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(said, steps[:4], f"nested deeper than {DEEPEST} levels"))
     return merged(document, _child(document, steps, value, here, said), here)
@@ -53,7 +53,7 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
 def _child(
     node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None, done: Path = ()
 ) -> SpecNode:
-    """What a child says at this place, so that merging it over ``node`` sets the rest of the path."""
+    """The value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
     if not steps:
         return value
     step, rest = steps[0], steps[1:]
@@ -83,7 +83,7 @@ def _child(
 
 
 def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternatives) -> SpecNode:
-    """What is set of a part that the document leaves at its default, with that one's kind, where this is what it may say."""
+    """The new fields of a part that the document leaves at its default, with the default's kind, where they are fields of that."""
     kind = node.child("kind") if node is not None else None
     known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
     field = fields((known,) if known else here).get(step)

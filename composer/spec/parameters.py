@@ -1,4 +1,4 @@
-"""What the fresh parameters of a resolved spec are called, and what they are, before anything is built."""
+"""The names and declarations of a resolved spec's fresh parameters, before anything is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.spec.resolve import Resolved
 
 
 def prefix(resolved: Resolved, layer: int, head: str) -> str:
-    """What the names of a head's fresh parameters begin with: ``model.layers.0.self_attn.composed.<head>.``."""
+    """The prefix of the names of a head's fresh parameters: ``model.layers.0.self_attn.composed.<head>.``."""
     return f"{resolved.dimensions.attention.format(layer=layer)}.composed.{head}."
 
 
@@ -31,7 +31,7 @@ def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
 
 
 def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
-    """All of them, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
+    """All fresh parameters, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
     return {
         prefix(resolved, layer, group.head) + name: fresh
         for layer, group, head, shape in resolved.groups()

@@ -18,9 +18,9 @@ DEEPEST = 64
 LONGEST = 80
 """Characters of a value that a message shows."""
 SHORTEST = 3
-"""Characters of a word that a guess may begin with."""
+"""The fewest characters of a word that a guess may begin with."""
 GUESSES = 3
-"""Of a name among many."""
+"""The most guesses that a message makes of a name."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SpecNode:
         return self.place or self.key
 
     def child(self, step: str | int) -> SpecNode | None:
-        """What stands under a key or an index, or None."""
+        """The value under a key or an index, or None."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
         if isinstance(self.value, tuple) and isinstance(step, int) and -len(self.value) <= step < len(self.value):
@@ -60,7 +60,7 @@ class SpecNode:
 
 
 class Places:
-    """Where each path of a spec was said. Any two are equal: a spec is what it says, not where."""
+    """The place of each path of a spec. Any two are equal, so that specs are compared by their values alone."""
 
     def __init__(self, root: SpecNode | None = None) -> None:
         self.root = root
@@ -95,7 +95,7 @@ def dotted(path: Path) -> str:
 
 
 def at(place: Place | None, path: Path, message: str) -> Mistake:
-    """What is wrong there."""
+    """A mistake at a place."""
     where = dotted(path) or None
     return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
@@ -112,7 +112,7 @@ def brief(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
-    """`` did you mean "size"?`` with a semicolon before it, or nothing. most: so many guesses."""
+    """``; did you mean "size"?``, or nothing where no name is similar. most: the most guesses."""
     said, known = str(word)[:LONGEST], list(dict.fromkeys(known))
     begun = [one for one in known if len(said) >= SHORTEST and one.startswith(said)]
     near = (difflib.get_close_matches(said, known, n=most) or begun)[:most]
@@ -120,12 +120,12 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
 
 
 def near_and_all(word: object, known: Iterable[str], command: str, what: str = "all") -> str:
-    """What follows a name that is none of many: those that come near it, and the command that lists ``what``."""
+    """The end of a message about an unknown name: similar names, and the command that lists ``what``."""
     return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
 
 
 def problem_of(details: Mapping[str, Any]) -> str:
-    """What pydantic says of a value, in the words of this project's own messages. details: one of ``ValidationError.errors()``."""
+    """pydantic's message on a value, in the words of this project's messages. details: one of ``ValidationError.errors()``."""
     return str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a spec's meaning, in one go: what no source could mend, and what its sizes do not allow."""
+"""All mistakes in a spec's meaning: those on any source first, then those on the sizes of one source."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, na
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
-"""Stands in for a source that is not named. What depends on sizes is not asked of it."""
+"""The sizes to check a spec on where no source is named; rules about sizes are left out then."""
 
 
 def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
-    """What no source could mend first, then what is wrong on this one, or on the spec's own trunk; each mistake once.
+    """The mistakes on any source first, then those on this one, or on the spec's own trunk; each mistake once.
 
     size: of the source; None where there is none.
     """
     found = list(without_source(spec))
     if size is not None or spec.trunk is not None:
-        told = {error.path for error in found}
-        found += [error for error in _on_sizes(spec, size, told) if error.path not in told]
+        paths = {error.path for error in found}
+        found += [error for error in _on_sizes(spec, size, paths) if error.path not in paths]
     return found
 
 
 def without_source(spec: Spec) -> Iterator[GraphError]:
-    """Of each head by itself, and of the rules for layers."""
+    """The mistakes of each head by itself, and of the rules for layers, on any source."""
     try:
         heads = heads_of(spec)
     except GraphError as error:
         yield error
         heads = {**spec.heads, "head": spec.head} if spec.head is not None else dict(spec.heads)
-    for path, head in heads_said(spec):
+    for path, head in heads_with_paths(spec):
         yield from _of_head(spec, path, head)
     for number, rule in enumerate(spec.layers):
         yield from _of_rule(rule, ("layers", number), heads)
@@ -49,7 +49,7 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield GraphError("no layer has a head: say a `head:`, or `heads:` and rules that give them to layers", ("layers",))
 
 
-def heads_said(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
+def heads_with_paths(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
     """All heads, and where the spec says them."""
     if spec.head is not None:
         yield ("head",), spec.head
@@ -69,7 +69,7 @@ def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
 def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
     if isinstance(rule.at, str):
         try:
-            layers_at(rule.at, ANY.layers, (*path, "at"))  # of what is said as text, a step alone can be wrong
+            layers_at(rule.at, ANY.layers, (*path, "at"))  # on any source, only the step of a range can be wrong
         except GraphError as error:
             yield error
     groups = (HeadsOf(head=rule.use, heads="1/1"),) if isinstance(rule.use, str) else rule.use
@@ -82,8 +82,8 @@ def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterato
         yield GraphError(f"these groups are {whole} of the query heads together, and have to be all of them", (*path, "use"))
 
 
-def _on_sizes(spec: Spec, source: Dimensions | None, told: set[Path]) -> Iterator[GraphError]:
-    """told: where something is wrong on every source."""
+def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[Path]) -> Iterator[GraphError]:
+    """The mistakes on one source. paths: of the mistakes on any source, which are not checked again."""
     try:
         dimensions, trunk = dimensions_and_trunk(spec, source)
         heads = heads_of(spec)
@@ -93,7 +93,7 @@ def _on_sizes(spec: Spec, source: Dimensions | None, told: set[Path]) -> Iterato
     wrong = [error for number in range(len(spec.layers)) for error in _of_rule_on(spec, number, dimensions, heads)]
     yield from wrong
     used: dict[str, set[int]] = {}
-    if not wrong and not any(path[:1] == ("layers",) for path in told):
+    if not wrong and not any(path[:1] == ("layers",) for path in paths):
         try:
             for layer in layers_of(spec, dimensions, heads):
                 for group in layer:
@@ -102,8 +102,8 @@ def _on_sizes(spec: Spec, source: Dimensions | None, told: set[Path]) -> Iterato
             yield error
         else:
             yield from (unused(spec, name, dimensions.layers) for name in spec.heads if name not in used)
-    for path, head in heads_said(spec):
-        if any(other[: len(path)] == path for other in told):
+    for path, head in heads_with_paths(spec):
+        if any(other[: len(path)] == path for other in paths):
             continue
         try:
             complete = complete_head(head, dimensions)

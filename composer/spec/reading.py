@@ -25,14 +25,14 @@ from converters.bounded import read_bytes, reason
 FORBIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 VERSION = re.compile(r"""(?:^|[{,])[ \t]*["']?compose["']?[ \t]*:""", re.MULTILINE)
-"""What every spec says, however broken the rest of it is."""
+"""The key that every spec has, even one that is otherwise damaged."""
 UNLIKE = re.compile("[\t\ufeff?]|[|>][-+0-9]*#")
-"""Where libyaml is more lenient than PyYAML, or counts other columns."""
+"""Characters for which libyaml is more lenient than PyYAML, or counts other columns."""
 LARGEST = 2**63
 MOST_BYTES = 2**18
-"""Of one file, or of a chain of them. Those that come with this package have a few thousand, and a second reads some 30,000."""
+"""The size of a file, or of a chain of them. Shipped specs have a few thousand bytes; reading 30,000 takes about a second."""
 LONGEST = 32
-"""Characters of a whole number that are read at all."""
+"""The most characters of a whole number."""
 
 _TAG = "tag:yaml.org,2002:"
 _CORE = {
@@ -53,7 +53,7 @@ _PLAINER = {
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """Good YAML that a spec does without."""
+    """Valid YAML that a spec may not have: anchors, tags, deep nesting."""
 
 
 class _Nodes(Composer, BaseResolver):
@@ -83,15 +83,15 @@ for _name, _pattern in _CORE.items():
     _Nodes.add_implicit_resolver(_TAG + _name, _pattern, None)
 
 
-class _Told(_Nodes, yaml.SafeLoader):
-    """PyYAML's own reader, whose errors messages are made of."""
+class _PyYAMLReader(_Nodes, yaml.SafeLoader):
+    """PyYAML's own reader. Messages are made of its errors."""
 
 
 if yaml.__with_libyaml__:
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
-    class _Quick(_Nodes, CParser):
-        """libyaml's, ten times as quick. Its events and their places are the other's; its errors are in other words."""
+    class _LibYAMLReader(_Nodes, CParser):
+        """libyaml's reader, ten times as fast. It gives the same events and places as PyYAML's, and other messages of errors."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -100,14 +100,14 @@ if yaml.__with_libyaml__:
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             node = super().compose_node(parent, index)
-            if node is not None and node.start_mark.index == node.end_mark.index:  # a value that is left out stands elsewhere there
+            if node is not None and node.start_mark.index == node.end_mark.index:  # libyaml gives empty values another place
                 raise yaml.YAMLError
             return node
 
 
 def read_file(path: Path, shown: str) -> SpecNode:
-    """Read one spec, or that of a built model. shown: how messages name the file. Raises SpecError; of a file that is no spec it
-    shows nothing."""
+    """Read one spec, or that of a built model. shown: how messages name the file. Raises SpecError, which quotes nothing of a file
+    that is no spec."""
     if is_built(path):
         return read_built(path, shown)
     try:
@@ -128,7 +128,7 @@ def read_file(path: Path, shown: str) -> SpecNode:
 
 
 def read_spec(text: str, shown: str) -> SpecNode:
-    """Read the text of one spec, which has to say its version. Raises SpecError; of a text that is no spec it shows nothing."""
+    """Read the text of one spec, which has to say its version. Raises SpecError, which quotes nothing of a text that is no spec."""
     try:
         root = read_text(text, shown)
     except SpecError:
@@ -153,7 +153,7 @@ def read_text(text: str, shown: str) -> SpecNode:
 
 
 def read_value(text: str, said: str) -> SpecNode:
-    """Read the value of an override; every place in it is ``said``. Raises SpecError."""
+    """Read the value of an override; messages name ``said`` as the place of everything in it. Raises SpecError."""
     root = _Document(text, said, lines=False).read()
     if root is None:
         raise SpecError(f"{said}: nothing stands after `=`; to remove a key, say null")
@@ -161,7 +161,7 @@ def read_value(text: str, said: str) -> SpecNode:
 
 
 class _Document:
-    """One text on its way from characters to a Node."""
+    """A text that is read into a SpecNode."""
 
     def __init__(self, text: str, shown: str, lines: bool = True) -> None:
         self.text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -188,19 +188,19 @@ class _Document:
         if found:
             place = self.count(found.start()) if self.lines else Place(self.shown)
             raise SpecError(at(place, (), f"the character U+{ord(found[0]):04X} may not stand in YAML: remove it"))
-        root = self.told() if UNLIKE.search(self.text) or not yaml.__with_libyaml__ else self.quick()
+        root = self.by_pyyaml() if UNLIKE.search(self.text) or not yaml.__with_libyaml__ else self.by_libyaml()
         return None if root is None else self.node(root)
 
-    def quick(self) -> yaml.Node | None:
-        """The node at the top."""
+    def by_libyaml(self) -> yaml.Node | None:
+        """The node at the top, read by libyaml, or by PyYAML where libyaml finds an error."""
         try:
-            return _Quick(self.text).get_single_node()
+            return _LibYAMLReader(self.text).get_single_node()
         except yaml.YAMLError:
-            return self.told()
+            return self.by_pyyaml()
 
-    def told(self) -> yaml.Node | None:
-        """The node at the top, read by what can say why there is none."""
-        reader = _Told(self.text)
+    def by_pyyaml(self) -> yaml.Node | None:
+        """The node at the top, read by PyYAML. Raises SpecError with its message."""
+        reader = _PyYAMLReader(self.text)
         try:
             return reader.get_single_node()
         except yaml.MarkedYAMLError as error:

@@ -35,7 +35,7 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 
 SOURCE = "source"
-"""What layers use that are to stay as the source has them: softmax, under all that the model around it asks for."""
+"""The name that layers use to keep the source's own attention: softmax, with the window and the caps of the model around it."""
 
 NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
 """Fields left out of the hash: resolving has copied them into positions and parameter names."""
@@ -97,7 +97,7 @@ class Resolved(Closed):
 
 
 def heads_of(spec: Spec) -> dict[str, HeadSpec]:
-    """By name: ``head:`` is called head, and ``source`` is the source's own attention where layers name it.
+    """The heads of a spec by name: ``head:`` is called head, and ``source`` is the source's own attention where layers name it.
 
     Raises GraphError where another head is called head, too.
     """
@@ -198,7 +198,7 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
 
 
 def refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
-    """Where positions turn pairs of coordinates, it is the trunk that has to have an even number of them. said: as written."""
+    """Raises GraphError where positions turn pairs of coordinates, and the trunk's heads have an odd number. said: as written."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
     turned = head.value_position is not None or any(memory.turn.misfit(odd) for memory in head.memory)
     if turned and trunk.head_dim and trunk.head_dim % 2:
@@ -242,7 +242,7 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
 
 
 def meaning(value: Any) -> Any:
-    """What a schema says beyond its defaults, without names: a field that a part gains later leaves older hashes as they are."""
+    """The fields of a schema that are not at their defaults, without names. So a new field of a part changes no older hash."""
     if isinstance(value, BaseModel):
         defaults = _defaults(type(value))
         said = {name: item for name, item in value if name == "kind" or (name != "name" and item != defaults[name])}
@@ -252,5 +252,5 @@ def meaning(value: Any) -> Any:
 
 @cache
 def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
-    """Of its fields, by name; those of frozen schemas, so that all may share them."""
+    """The defaults of a frozen schema's fields, by name."""
     return {name: field.get_default(call_default_factory=True) for name, field in schema.model_fields.items()}

@@ -19,9 +19,9 @@ from composer.spec.overrides import setting
 from composer.spec.places import SpecNode, at, brief, count, nearest
 
 OWN = ("compose", "name", "extends", "vary")
-"""What a sweep cannot vary: it is settled before, or made of the variant."""
+"""Keys that a sweep cannot vary: they are read before it, or follow from the variant."""
 MOST_VALUES = 1_000_000
-"""Of all of a sweep's documents together."""
+"""The most values of all documents of a sweep together."""
 LONGEST = 40
 """Characters of a value that may become part of a name."""
 
@@ -38,7 +38,7 @@ def rows(vary: Vary) -> list[Row]:
 
 
 def variant_names(vary: Vary) -> list[str]:
-    """What each variant is called behind the name of its sweep, in the order of ``rows``."""
+    """The names of the variants, without that of their sweep, in the order of ``rows``."""
     if vary.names is not None:
         return list(vary.names)
     names: dict[str, None] = {}
@@ -88,14 +88,14 @@ def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
 
 
 def without_vary(document: SpecNode) -> SpecNode:
-    """What all variants have in common."""
+    """The part of a sweep's document that all variants have in common."""
     return SpecNode({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
 def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: bool = False) -> SpecError:
-    """What is wrong with some of the variants: each mistake once, at its first place, with the variants that have it.
+    """The mistakes of some variants as one error: each mistake once, at its first place, with the variants that have it.
 
-    told_apart: these are not all that may have it, so they are named in any case.
+    told_apart: name the variants in any case, as there are others that were not checked.
     """
     first: dict[tuple[str | None, str], Mistake] = {}
     having: dict[tuple[str | None, str], list[str]] = {}
@@ -164,5 +164,5 @@ def _short(value: object) -> str:
 
 
 def _legal(text: str) -> str:
-    """As it may stand in a name."""
+    """The text with only those characters that a name may have."""
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")

@@ -29,9 +29,9 @@ LEFT = ("left", "dropped", "discarded", "put down")
 GAVE = ("gave", "handed", "passed")
 
 MOVES = 0.6
-"""Share of what is done that is a move, where something else could be."""
+"""The share of moves among all actions, where other actions are possible."""
 FACTS = {1: (2, 10), 2: (2, 20), 3: (3, 40), 5: (2, 20)}
-"""How few and how many are told, by task."""
+"""The least and the most facts of a story, by task."""
 
 
 class Fact(NamedTuple):
@@ -112,7 +112,7 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
 
 
 def _moved(rng: random.Random, person: str, place: str, been: set[str]) -> str:
-    """Nobody goes back where nobody has told of them before."""
+    """The sentence of a move. It may say ``went back`` only of a place where an earlier fact has put the person."""
     return f"{person} {rng.choice((*MOVED, 'went back') if place in been else MOVED)} to the {place}."
 
 
@@ -126,12 +126,12 @@ def _map(rng: random.Random) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-Asked = tuple[str, str, tuple[int, ...]]
+AnsweredQuestion = tuple[str, str, tuple[int, ...]]
 """A question, its answer, and the facts that answer it."""
 
 
 class _Known:
-    """What facts tell of where people and things are, each place with the number of the fact that tells it."""
+    """The places of people and things that follow from facts, each with the number of its fact."""
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         self.at: dict[str, tuple[str, int]] = {}
@@ -154,16 +154,16 @@ class _Known:
                 held[fact.who].remove(fact.what)
 
 
-def _people(facts: Sequence[Fact]) -> list[Asked]:
+def _people(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     return [(f"Where is {person}?", place, (number,)) for person, (place, number) in _Known(facts).at.items()]
 
 
-def _things(facts: Sequence[Fact]) -> list[Asked]:
+def _things(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     known = _Known(facts)
     return [(f"Where is the {thing}?", trail[-1][0], (known.touched[thing], trail[-1][1])) for thing, trail in known.trails.items()]
 
 
-def _before(facts: Sequence[Fact]) -> list[Asked]:
+def _before(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     known, found = _Known(facts), []
     for thing, trail in known.trails.items():
         if len(trail) > 1:
@@ -172,13 +172,13 @@ def _before(facts: Sequence[Fact]) -> list[Asked]:
     return found
 
 
-def _sides(facts: Sequence[Fact]) -> list[Asked]:
+def _sides(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     """Where all three places lie in a row, the outer ones lie on the same side of two: these are not asked about."""
     first, second = ({fact.who, fact.to} for fact in facts)
     (middle,) = first & second
     sides = {fact.what if fact.to == middle else OPPOSITE[fact.what] for fact in facts}
     row = len({*sides, *(OPPOSITE[side] for side in sides)}) == 2
-    found: list[Asked] = []
+    found: list[AnsweredQuestion] = []
     for number, (_, _, one, side, other) in enumerate(facts):
         if not row or other == middle:
             found.append((f"What is {side} of the {other}?", one, (number,)))
@@ -187,9 +187,9 @@ def _sides(facts: Sequence[Fact]) -> list[Asked]:
     return found
 
 
-def _gifts(facts: Sequence[Fact]) -> list[Asked]:
+def _gifts(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     """A question has the answer of the last gift that it fits."""
-    found: dict[str, Asked] = {}
+    found: dict[str, AnsweredQuestion] = {}
     for number, (_, deed, who, thing, to) in enumerate(facts):
         if deed == "give":
             for text, answer in (

@@ -24,9 +24,9 @@ Depth = Annotated[float, Field(ge=0, le=1)] | None
 Drawn = TypeVar("Drawn")
 
 EVALUATION_SHARE = 8
-"""One in so many of all that can be drawn is evaluation's, and the others are training's."""
+"""One in so many of all possible draws is for evaluation, the others for training."""
 MOST_DRAWS = 1000
-"""Where so many are all the other split's, there are too few different ones."""
+"""The draws after which a task has too few different samples, if all of them belong to the other split."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ class Task(Closed, ABC):
 
 
 def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
-    """The prompt, a space, and what is said after it, whose tokens are the answer. answers: the parts that ``said`` is scored by;
-    left out: all of it."""
+    """The prompt, a space, and ``said``, whose tokens are the answer. answers: the parts of ``said`` to score; None: all of it."""
     text = f"{prompt} {said}"
     ids, answer = writer.marked(text, [(len(prompt), len(text))])
     return Sample(ids, answer, text, prompt, answers or (said,), depth)
@@ -113,7 +112,7 @@ def origin(path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """What differs where a file has been written anew: caches of what was read from it go by it. Reading says why it cannot be."""
+    """Time stamp and size of a file, a key for caches of its contents; zeros where it cannot be read, which the reader reports."""
     try:
         facts = path.stat()
     except OSError:

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 
 MOST_UNKNOWN = 0.02
-"""Share of tokens that stand for what a tokenizer cannot write, before somebody should be told."""
+"""The share of unknown tokens in a text from which a warning is due."""
 
 
 def unknown_token(tokenizer: Any) -> int | None:
-    """What it writes for what it cannot write, where that is nothing else."""
+    """The token that a tokenizer writes for unknown text; None where it has none, or where that token has another use."""
     other = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
 
 
 def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | None) -> str | None:
-    """What to say of texts that the tokenizer cannot write, or nothing. what: they are. unknown: as ``unknown_token`` has it."""
+    """The warning for texts that the tokenizer cannot write; None for others. what: the texts in words. unknown: the token of
+    ``unknown_token``."""
     ids = np.asarray(ids)
     share = float((ids == unknown).mean()) if unknown is not None and ids.size else 0.0
     if share <= MOST_UNKNOWN:

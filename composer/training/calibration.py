@@ -46,7 +46,7 @@ def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]
 def calibrate(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer, rows: PackedRows, seed: int
 ) -> Start | None:
-    """Give the parts of all layers their start, in place. Both models are whole, on one device."""
+    """Set the first values of the parts of all layers, in place. Both models are whole, on one device."""
     batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
     own, starts = dict(enumerate(attentions(student))), list[Start]()
 
@@ -72,13 +72,13 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     """Calibrate one layer on one batch. The name is the full one of its attention."""
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
-    asked = ((head, given) for _, head, given in _asked(teacher, lesson, backend))
-    wanted = torch.cat([implicit_attention(head, given, queries, backend).total().clamp(min=0) for head, given in asked], dim=2)
+    calls = ((head, given) for _, head, given in _head_calls(teacher, lesson, backend))
+    wanted = torch.cat([implicit_attention(head, given, queries, backend).total().clamp(min=0) for head, given in calls], dim=2)
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
     calibrated, kept, first = list[str](), list[str](), 0
-    for own, head, given in _asked(student, lesson, backend):
+    for own, head, given in _head_calls(student, lesson, backend):
         heads = given.query.shape[2]
         done = _Calibration(head, given, queries, wanted[:, :, first : first + heads], backend).run()
         first += heads
@@ -88,21 +88,21 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
 
 
-def _asked(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
-    """The calls of a layer's groups of heads when the layer is called with the lesson's inputs: name, head, inputs."""
+def _head_calls(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
+    """Name, head and inputs of each group of heads, as the lesson's inputs reach them through the layer."""
     found = list[tuple[str, Head, HeadCall]]()
 
-    def heard(_: int, name: str, head: Head, given: HeadCall) -> None:
+    def collect(_: int, name: str, head: Head, given: HeadCall) -> None:
         found.append((name, head, given))
 
-    with visiting_heads(attention, heard):
+    with visiting_heads(attention, collect):
         answers(attention, lesson, backend)
     return found
 
 
 class _Calibration:
-    """One group of heads, and what its teacher attends to at these columns, B Q H T. Gates come first, as what a map has to make
-    up for depends on them; then maps, then the weights of memories, which depend on both."""
+    """Calibrates one group of heads on its teacher's attention weights at some queries, B Q H T. Gates come first, as the values of
+    maps depend on them; then maps; then the weights of memories, which depend on both."""
 
     def __init__(self, head: Head, given: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
         self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend
@@ -125,14 +125,14 @@ class _Calibration:
         return self._done
 
     def _calibrate(self, node: Node, memory: Node, *, maps: bool = False) -> None:
-        """Ask a part of the head for its first values, given the memory that it serves."""
+        """Set the parameters of a part from the measurements of the memory that it serves."""
         assert node.part is not None
         module = self._of.parts[node.module]
         if next(module.parameters(), None) is None:
             return
         attended = self._attended(memory)
         if not bool(attended.held.any()):
-            return  # these rows are too short for it to hold anything
+            return  # the rows are too short for this memory to hold a pair
         if maps:
             query, key, decay = self._mapped(node, memory)
             attended = replace(attended, query=query, key=key, decay=decay)

@@ -48,7 +48,7 @@ class ProcessFacts(Closed):
 
 
 class CheckpointFacts(Closed):
-    """The contents of ``facts.json``. units: by name; processes: by rank; told: the ``told`` of ``save``."""
+    """The contents of ``facts.json``. units: by name; processes: by rank; told: the ``state`` of ``save``."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
@@ -56,7 +56,7 @@ class CheckpointFacts(Closed):
     told: dict[str, Any]
 
 
-def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]) -> None:
+def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any]) -> None:
     """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
@@ -65,7 +65,7 @@ def save(folder: Path, step: int, units: Sequence[Unit], told: Mapping[str, Any]
         try:
             by_first(lambda: _begin(folder, partial))
             processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(told))
+            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(state))
             by_first(lambda: _complete(partial, target, stored))
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -112,8 +112,8 @@ def newest(folder: Path) -> Path | None:
     return by_first(lambda: next(reversed(_found(folder)), None))
 
 
-def read_told(checkpoint: Path, kind: type[OfKind]) -> OfKind:
-    """The ``told`` that ``save`` was given. Raises TrainingError where the checkpoint is damaged."""
+def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
+    """The ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
 
 

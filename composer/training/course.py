@@ -37,8 +37,8 @@ class Course(Protocol):
 
 
 class WholeCourse:
-    """A student that runs whole, and all that trains is one unit. It learns in training mode: its layers can be checkpointed, and a
-    host's dropout drops."""
+    """A student that runs as a whole, with one unit for all trained parameters. It is in training mode as it learns: layers can be
+    checkpointed, and a host's dropout is on."""
 
     def __init__(self, student: nn.Module, unit: Unit) -> None:
         self.units = [unit]

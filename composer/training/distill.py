@@ -46,7 +46,7 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
-    """The teacher; None where no stage learns from it and the student's source is missing, of which a message tells."""
+    """The teacher; None, with a message to the user, where the student's source is missing and no stage learns from it."""
     try:
         return open_teacher(student.record, options.teacher)
     except ComposerError as error:
@@ -62,7 +62,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
     stages, options = run.stages, run.options
     finetune = stages.get("finetune")
 
-    def asked(model: ComposedForCausalLM) -> float | None:
+    def held_out_loss(model: ComposedForCausalLM) -> float | None:
         if not isinstance(finetune, Finetune) or run.held_out is None:
             return None
         return loss_of(model.eval(), run.held_out, 1, finetune.average)
@@ -72,7 +72,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         teacher = run.teacher.load(loaded_on(options.device), options.backend)
     if teacher is not None and not learns_from_teacher(stages):
         shard(teacher, computing_alone(teacher), options.device)
-        teacher_loss, teacher = asked(teacher), None
+        teacher_loss, teacher = held_out_loss(teacher), None
     student = load_student(run.student, options)
     with run.in_folder():
         if teacher is not None:
@@ -80,7 +80,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             if isinstance(transfer, Transfer) and transfer.init == "calibrated":  # while both are whole
                 start = calibrate(student, teacher, transfer, run.rows, options.seed)
             shard(teacher, computing_alone(teacher), options.device)
-            teacher_loss = asked(teacher)
+            teacher_loss = held_out_loss(teacher)
         setting, outcomes, learned, left = run.setting(Journal(run.folder)), [], {}, dict(stages)
         for name, stage in stages.items():
             if learned and count() > 1:
@@ -95,13 +95,13 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
             outcomes,
             _changed(learned, student, merge=options.merge),
             adapter=_adapter(stages, student, merge=options.merge),
-            loss=asked(student),
+            loss=held_out_loss(student),
             teacher_loss=teacher_loss,
         )
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
-    """The student with what it has learned, loaded anew: the next stage shards it in another way, and a model is sharded once."""
+    """The student loaded anew, with its trained parameters: the next stage shards it otherwise, and a model is sharded once."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():

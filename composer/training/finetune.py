@@ -53,15 +53,15 @@ class FinetuneCourse(WholeCourse):
         return _sum(losses, batch, self._stage.average) / total
 
 
-def asked_for(batch: Batch) -> Tensor:
-    """Which tokens of a batch are predicted, B T-1 bool: each is marked at the position before it, whose logits predict it."""
+def predicted_mask(batch: Batch) -> Tensor:
+    """The tokens of a batch that are predicted, B T-1 bool: each is marked at the position before it, whose logits predict it."""
     return batch.labels[:, 1:] != IGNORED
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits for the N tokens of a batch that are predicted, N V, in the dtype that the model gives, and these tokens, N."""
     outputs = model(**batch.inputs(), use_cache=False)
-    asked = asked_for(batch)
+    asked = predicted_mask(batch)
     return outputs.logits[:, :-1][asked], batch.labels[:, 1:][asked]
 
 
@@ -80,14 +80,14 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
 
 def _count(batch: Batch, average: Average) -> int:
     """The divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
-    asked = asked_for(batch)
+    asked = predicted_mask(batch)
     return int(asked.any(1).sum() if average == "rows" else asked.sum())
 
 
 def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
     """The sum of the losses N of the predicted tokens, or of their means over each row."""
     if average == "rows":
-        asked = asked_for(batch)
+        asked = predicted_mask(batch)
         losses = losses / asked.sum(1, keepdim=True).expand_as(asked)[asked]
     return losses.sum()
 

@@ -13,14 +13,14 @@ from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
-from composer.training.identity import SAID, RunIdentity, differences
+from composer.training.identity import REFERENCES, RunIdentity, differences
 from composer.weights.record import known_sha256, record_of
 from converters.bounded import MOST_CONFIG, read_json
 from converters.source import Source
 
 IDENTITY = "run.json"
-UNSAID: RunIdentity = {"--backend": AUTO}
-"""The settings of runs of earlier versions, whose ``run.json`` does not name them."""
+UNRECORDED: RunIdentity = {"--backend": AUTO}
+"""Settings that ``run.json`` of earlier versions does not have, with the values that their runs had."""
 
 
 def fingerprint(source: Source) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def check_same(folder: Path, identity: RunIdentity) -> None:
         raise TrainingError(
             f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
         ) from error
-    then = {**UNSAID, **begun} if isinstance(begun, dict) else {}
-    if any(then.get(what) != now for what, now in identity.items() if what != SAID):
+    then = {**UNRECORDED, **begun} if isinstance(begun, dict) else {}
+    if any(then.get(what) != now for what, now in identity.items() if what != REFERENCES):
         told = "".join(f"\n  {line}" for line in differences(then, identity))
         raise TrainingError(
             f"The run at {folder} was begun with other settings:{told}\nSay the same as then, or begin anew with --force."
@@ -81,13 +81,13 @@ def check_same(folder: Path, identity: RunIdentity) -> None:
 def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool) -> Iterator[None]:
     """Locks the folder of a run for the block; a new one appears together with its ``run.json``, or not at all.
 
-    resume: continue the run in it. force: replace that one. Raises TrainingError.
+    resume: continue the folder's run. force: replace it. Raises TrainingError.
     """
     with ExitStack() as held:
         with _writable(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(_alone(folder))
-            _check(folder, resume=resume, force=force)  # again: another run may have come and gone since
+            _check(folder, resume=resume, force=force)  # again, now under the lock: another run may have ended since
             if resume:
                 check_same(folder, identity)
             else:
@@ -97,7 +97,7 @@ def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool
 
 def _make_anew(folder: Path, identity: RunIdentity) -> None:
     aside, partial = folder.with_name(f".{folder.name}.replaced"), partial_of(folder)
-    for left in (aside, partial):  # by a run that was killed
+    for left in (aside, partial):  # folders that a killed run has left
         if left.exists():
             shutil.rmtree(left)
     write_whole(partial / IDENTITY, json.dumps(identity, indent=2))

@@ -9,8 +9,8 @@ from composer.spec.places import brief
 
 RunIdentity = Mapping[str, Any]
 """Every setting that decides a run's numbers, by its name on the command line, as JSON holds it."""
-SAID = "said"
-"""The key of the data references: they decide nothing by themselves, and explain why the data differ."""
+REFERENCES = "said"
+"""The key of the data references. They identify nothing, as the data have hashes of their own; messages name them."""
 ROWS = ("recipe.sequence", "recipe.rows")
 """The settings that decide how texts are packed into rows."""
 LONG = 8
@@ -18,8 +18,8 @@ LONG = 8
 
 
 def differences(then: RunIdentity, now: RunIdentity) -> list[str]:
-    """A line for each setting that differs, with both values; none for one that follows from another."""
-    found = {name: f"{name}: was {_told(was)}, now {_told(new)}" for name, was, new in _settings(then, now)}
+    """A line for each setting that differs, with both values. Settings that differ because another one does are left out."""
+    found = {name: f"{name}: was {_in_words(was)}, now {_in_words(new)}" for name, was, new in _settings(then, now)}
     recipe = [name for name in found if name.startswith("recipe.")]
     if then.get("data") != now.get("data"):
         found.update(_of_data(then, now, ("--data", "--held-out", "--share")))
@@ -41,7 +41,7 @@ def _settings(then: RunIdentity, now: RunIdentity) -> Iterator[tuple[str, Any, A
     for name, new in now.items():
         if name == "recipe":
             yield from _leaves("recipe", then.get(name), new)
-        elif name not in ("data", "held-out data", "model", "teacher", SAID) and then.get(name) != new:
+        elif name not in ("data", "held-out data", "model", "teacher", REFERENCES) and then.get(name) != new:
             yield name, then.get(name), new
 
 
@@ -56,11 +56,11 @@ def _leaves(path: str, was: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _of_data(then: RunIdentity, now: RunIdentity, options: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The options whose values differ. Runs of earlier versions do not store them."""
-    was, new = then.get(SAID), now.get(SAID)
+    was, new = then.get(REFERENCES), now.get(REFERENCES)
     if isinstance(was, dict) and isinstance(new, dict):
         for option in options:
             if was.get(option) != new.get(option):
-                yield option, f"{option}: was {_told(was.get(option))}, now {_told(new.get(option))}"
+                yield option, f"{option}: was {_in_words(was.get(option))}, now {_in_words(new.get(option))}"
 
 
 def _files(was: Any, new: Any) -> str:
@@ -68,22 +68,22 @@ def _files(was: Any, new: Any) -> str:
     if not (isinstance(was, dict) and isinstance(new, dict)):
         return "another than then"
     if was.get("spec") != new.get("spec"):
-        return f"was of the spec {_told(was.get('spec'))}, is now of {_told(new.get('spec'))}"
+        return f"was of the spec {_in_words(was.get('spec'))}, is now of {_in_words(new.get('spec'))}"
     return "its " + " and its ".join(key for key in ("config", "files") if was.get(key) != new.get(key)) + " are others than then"
 
 
 def _teacher(was: Any, new: Any) -> str:
     folders = [one.get("folder") if isinstance(one, dict) else None for one in (was, new)]
     if folders[0] != folders[1]:
-        return f"was {_told(folders[0])}, now {_told(folders[1])}"
+        return f"was {_in_words(folders[0])}, now {_in_words(folders[1])}"
     return _files(was, new)
 
 
-def _told(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_told(one)}" for key, one in value.items() if one is not None) + "}"
+        return "{" + ", ".join(f"{key}: {_in_words(one)}" for key, one in value.items() if one is not None) + "}"
     return value if isinstance(value, str) else brief(value)

@@ -29,18 +29,18 @@ ROWS = 32
 
 
 class AttentionLikeness(Closed):
-    """Means over the tokens and heads of one layer, which is given the teacher's hidden states."""
+    """Means over the tokens and heads of one layer of the student, on the teacher's hidden states."""
 
     mse: float
     """The mean squared error of the heads' outputs, over their elements."""
     divergence: float | None
-    """KL(teacher ‖ student) of the weights, in nats. None where one of them has no weights: its answers are not normalised, or are
-    no weighed means of the values. A weight of 0 counts as float32's smallest normal number, so that it costs no more than 87."""
+    """KL(teacher ‖ student) of the attention weights, in nats; None where the outputs of either are no weighed means of values. A
+    weight of 0 counts as float32's smallest normal number, so that it costs no more than 87."""
 
 
 class Likeness(Closed):
-    """loss, teacher_loss: of the next token on held-out rows, in nats, as the recipe takes the mean; the first is None where the
-    student sees that token. layers: by index."""
+    """loss, teacher_loss: next-token losses on held-out rows, in nats, averaged as in the recipe; ``loss`` is None for a student
+    that looks both ways, and so sees the next token. layers: by index."""
 
     loss: float | None
     teacher_loss: float
@@ -59,7 +59,7 @@ class Likeness(Closed):
 def likeness_of(
     model: str | os.PathLike[str], options: TrainingOptions, *, overrides: Overrides = (), recipe: Recipe | None = None
 ) -> Likeness:
-    """The student of a folder and its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
+    """Compares the student of a folder with its teacher, on the rows that training would hold out. Raises as ``distill`` does."""
     described = read_student(model, overrides, recipe)
     held_out = rows_of(described, options)[1]
     if held_out is None:
@@ -79,7 +79,7 @@ def likeness_of(
 def attention_likeness(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[AttentionLikeness, ...]:
-    """Layer by layer, on the first ``ROWS`` rows."""
+    """The likeness of each layer, on the first ``ROWS`` rows."""
     own = [attention for _, attention in attentions(student)]
     layers, backend = len(own), student.base.backend
     errors, divergences, tokens = [0.0] * layers, [0.0] * layers, 0

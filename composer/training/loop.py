@@ -20,7 +20,7 @@ from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
-from composer.training.processes import added, said_by_first, shares
+from composer.training.processes import added, broadcast_from_first, shares
 from composer.training.stopping import awaited
 from composer.weights.record import Start
 
@@ -126,7 +126,7 @@ class _StageRun:
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
-            self._judge()  # the start counts, too: no unit ends worse than it began
+            self._judge()  # before the first step, too: then no unit ends worse than it began
             self.before = dict(self.after)
         while not self.done:
             losses = self._step()
@@ -137,7 +137,7 @@ class _StageRun:
                 self._judge()
             if self.done:
                 self._finish()
-            since = said_by_first(-float(signalled()) or time.monotonic() - saved)
+            since = broadcast_from_first(-float(signalled()) or time.monotonic() - saved)
             if self.done or since < 0 or since >= self.setting.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
@@ -222,7 +222,7 @@ class _StageRun:
         if found is None:
             self.setting.journal.rewind(self.name, -1)
             return
-        reached = checkpoint.read_told(found, StageState)
+        reached = checkpoint.read_state(found, StageState)
         different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(

@@ -13,7 +13,7 @@ from composer.training.loop import Outcome, every, length_of
 from composer.words import plural
 
 FIFTH = 0.25
-"""Rows to evaluate for one to learn from, so that evaluation takes a fifth of a stage where it takes as long as learning."""
+"""Evaluated rows per trained row with which evaluation takes a fifth of a stage, if a row takes as long in either."""
 MOST_PASSES = 20
 """The number of passes over the same tokens above which a stage warns."""
 
@@ -33,7 +33,7 @@ def some(rows: PackedRows, count: int) -> PackedRows:
 
 
 def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """The warning for stages whose data do not fill a step, or are repeated many times: the tokens there are and those needed."""
+    """The warning for stages whose data do not fill a step, or are repeated many times: the tokens of the data and of the stage."""
     for name, stage in stages.items():
         steps = length_of(stage, rows)
         passes = steps * stage.batch / len(rows)

@@ -1,4 +1,4 @@
-"""Adapters folded into the weights that they stand on."""
+"""Folds adapters into the weights that they adapt."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ from converters.source import Source
 
 
 @dataclass(frozen=True)
-class Handed:
-    """The arguments of every layer on one batch: hidden B T C, of the first layer, and the options of each layer."""
+class LayerInputs:
+    """The arguments of the layers on one batch: the hidden states B T C of the first layer, and for each layer its options."""
 
     hidden: Tensor
     options: tuple[Mapping[str, Any], ...]
 
 
 class StoredModel:
-    """A folder's tensors by their canonical names; those that are asked for come in float32. fresh: numbers in its heads' own."""
+    """A model in a folder, whose tensors are read in float32 as they are needed. fresh: numbers in the heads' own parameters."""
 
     def __init__(self, source: Source, backend: str = AUTO) -> None:
         check_merged(source)
@@ -78,9 +78,9 @@ class StoredModel:
                 self._fill(name, module, config)
 
     def layer(self, index: int, *, attention_alone: bool = False) -> tuple[nn.Module, str, ComposedAttention]:
-        """One layer with its weights, its attention and the full name of that; where the attention alone is wanted, the rest of the
-        layer has no weights."""
-        layer = copy.deepcopy(self._layers[index], {id(self): self})  # its forward knows this whole model, which is not copied
+        """One layer with its weights, the full name of its attention, and the attention. attention_alone: leave the rest of the
+        layer without weights."""
+        layer = copy.deepcopy(self._layers[index], {id(self): self})  # without a copy of this model, which the forward refers to
         del layer.forward
         own, prefix = self._names[index], self._within(index)
         wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
@@ -92,7 +92,7 @@ class StoredModel:
         return layer.requires_grad_(False).eval(), own, next(attention for _, attention in attentions(layer))
 
     def _join(self, index: int) -> Mapping[str, Tensor]:
-        """A layer's tensors, of which transformers joins some, such as those of experts."""
+        """The tensors of a layer for which transformers joins some, such as those of experts."""
         prefix = self._within(index)
         tensors, missing = joined(
             self._config, index, {name: self._read(name) for name in self._tensors if name.startswith(prefix)}
@@ -106,7 +106,7 @@ class StoredModel:
         return f"{self._prefix}{self._path}.{index}."
 
     @torch.no_grad()
-    def handed(self, batch: Batch) -> Handed:
+    def layer_inputs(self, batch: Batch) -> LayerInputs:
         """The arguments of the layers. Of the embeddings, only the rows of this batch's tokens are read."""
         stored = self._tensors[self._embedding]
         kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
@@ -116,16 +116,16 @@ class StoredModel:
         ids = torch.from_numpy(where).view(batch.ids.shape)
         self._base(**{**batch.inputs(mask=True), "input_ids": ids}, use_cache=False)
         calls, self._calls = self._calls, {}
-        return Handed(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
+        return LayerInputs(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
 
     def _called(self, index: int, hidden: Tensor, **options: Any) -> Tensor:
-        """Stands in for a layer: returns its input."""
+        """The forward of a layer without weights: it records its arguments, and returns its input."""
         self._calls[index] = {"hidden": hidden, "options": options}
         return hidden
 
     def _fill(self, path: str, module: nn.Module, config: Any) -> None:
-        """What a module outside of the layers has of its own: its parameters, and tables that stand in no file. Not the embedding,
-        of which rows are read where they are asked for."""
+        """Fill a module outside of the layers: its own parameters, and buffers, which are in no file. The embedding is left out, as
+        its rows are read batch by batch."""
         for name, _ in module.named_parameters(recurse=False):
             full = f"{path}.{name}".removeprefix(".")
             if self._prefix + full != self._embedding:
@@ -136,7 +136,7 @@ class StoredModel:
                 module.register_buffer(name, buffer, persistent=False)
 
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """Replaces a parameter without numbers by this one."""
+        """Replaces a parameter without numbers by a tensor."""
         path, _, own = name.rpartition(".")
         module.get_submodule(path).register_parameter(own, nn.Parameter(tensor, requires_grad=False))
 
@@ -166,6 +166,6 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
 
 
 def _resolved(source: Source) -> Resolved:
-    """Its own heads, or softmax attention for a source that has no record."""
+    """The heads of a built model, or softmax attention for a source without a record."""
     record = record_of(source)
     return record.resolved if record is not None else resolve_spec("softmax", dimensions(source.trunk))

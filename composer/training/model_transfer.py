@@ -1,7 +1,7 @@
 """Stage 1 from end to end: all fresh parameters together learn the teacher's last hidden states.
 
-Other transfers hand each layer the teacher's hidden states, so that layers learn apart. Here the student runs whole, on hidden
-states of its own: a layer may differ from the teacher's, where the layers behind it make up for that.
+In other transfers, each layer runs on the teacher's hidden states and learns by itself. Here the student runs as a whole, on its
+own hidden states: a layer may differ from the teacher's, where later layers make up for the difference.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelTransferCourse(WholeCourse):
 
 
 def last_hidden(model: ComposedForCausalLM, batch: Batch) -> Tensor:
-    """The hidden states behind a model's last norm, and before whatever it gives logits by, B T C."""
+    """The hidden states behind a model's last norm, which logits are computed from, B T C."""
     return model.base(**batch.inputs(mask=True), use_cache=False).last_hidden_state
 
 

@@ -4,7 +4,7 @@
   computes a share of a batch's rows.
 - Losses are sums, divided by a count over all rows: gradients are summed over the processes, not averaged.
 - All processes see the same folders, and only the first writes there.
-- In one process there is no group, and every function returns what it is given.
+- In one process there is no group, and every function returns its argument.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process has rank 0, which alone writes files and messages."""
+    """Whether this process has rank 0. Only that process writes files and messages."""
     return rank() == 0
 
 
@@ -65,7 +65,7 @@ def together() -> Iterator[None]:
         torch.manual_seed(torch.initial_seed() + rank())
     try:
         with warnings.catch_warnings():
-            # What a layer hands on as its state is a view, and nobody writes into it.
+            # A layer's new state is a view, and nothing writes into it.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             yield
     finally:
@@ -86,7 +86,7 @@ def take_gpu(device: str) -> None:
 
 
 def loaded_on(device: str) -> str:
-    """Where a model is to be loaded: on the CPU where ``shard`` takes it to the device, a layer at a time."""
+    """The device to load a model on: the CPU where ``shard`` will move it to ``device``, a layer at a time."""
     return device if count() == 1 else "cpu"
 
 
@@ -103,8 +103,8 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
     for module in (*pieces, model):
         piece = fully_shard(module, mesh=_mesh(torch.device(device).type), reshard_after_forward=True)
         piece.set_gradient_divide_factor(1.0)
-        piece.set_force_sum_reduction_for_comms(True)  # gloo knows no other way to leave them undivided
-        piece.set_reduce_scatter_unused_params(True)  # rows of one process may need parameters that another's do not
+        piece.set_force_sum_reduction_for_comms(True)  # with gloo, only this leaves gradients undivided
+        piece.set_reduce_scatter_unused_params(True)  # a parameter may be needed by the rows of some processes alone
         setattr(module, COMPUTE, MethodType(_call, module))
         register_fsdp_forward_method(module, COMPUTE)
     left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -113,7 +113,7 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
 
 
 def within(module: nn.Module, function: Callable[..., Answer], *given: Any) -> Answer:
-    """``function(module, *given)``, with the module's parameters gathered. Gradients flow through what it returns alone."""
+    """``function(module, *given)``, with the module's parameters gathered. Gradients flow only through the returned value."""
     compute: Callable[..., Answer] | None = getattr(module, COMPUTE, None)
     return function(module, *given) if compute is None else compute(function, *given)
 
@@ -131,11 +131,11 @@ def _mesh(kind: str) -> DeviceMesh:
 
 
 def shares(batch: AnyBatch, parts: int, total: float) -> Iterator[tuple[AnyBatch, float]]:
-    """This process's rows of a batch that is taken in ``parts``, and what the losses of each part are divided by.
+    """This process's rows of a batch that is taken in ``parts``: for each part its rows, and the divisor of their losses.
 
-    There are fewer parts where some process would have no row in one of them. In a batch with fewer rows than processes, those
-    without a row compute another's, as all have to take part in the communication, and divide by infinity: neither these losses
-    nor their gradients count.
+    There are fewer parts where some process would have no row in one of them. In a batch with fewer rows than processes, a process
+    without a row computes another's row, as all processes have to take part in the communication. Its divisor is infinity, so that
+    neither losses nor gradients count.
     """
     if count() > 1:
         parts = min(parts, math.ceil(len(batch) / count()))
@@ -164,13 +164,13 @@ def norm(tensors: Sequence[Tensor]) -> float:
     return own if count() == 1 else math.sqrt(added({"square": own * own})["square"])
 
 
-def said_by_first(number: float) -> float:
+def broadcast_from_first(number: float) -> float:
     """The first process's number, in all of them."""
     if count() == 1:
         return number
-    told = torch.tensor([number], dtype=torch.float64)
-    distributed.broadcast(told, src=0)
-    return told.item()
+    tensor = torch.tensor([number], dtype=torch.float64)
+    distributed.broadcast(tensor, src=0)
+    return tensor.item()
 
 
 def by_first(act: Callable[[], Answer]) -> Answer:
@@ -182,7 +182,7 @@ def by_first(act: Callable[[], Answer]) -> Answer:
     if is_first():
         try:
             said = [(act(), None)]
-        except Exception as error:  # whatever it is, the others must not wait for ever
+        except Exception as error:  # of any class, as the other processes wait for this one
             said = [(None, error)]
     distributed.broadcast_object_list(said, src=0)
     answer, error = said[0]
@@ -197,7 +197,7 @@ def by_all(act: Callable[[], Answer]) -> list[Answer]:
         return [act()]
     try:
         own = (act(), None)
-    except Exception as error:  # whatever it is, the others must not wait for ever
+    except Exception as error:  # of any class, as the other processes wait for this one
         own = (None, error)
     said: list[Any] = [None] * count()
     distributed.all_gather_object(said, own)
@@ -229,7 +229,7 @@ def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str
 
 
 def meet(seconds: float) -> bool:
-    """Wait for all other processes, at most so long; whether they came."""
+    """Wait for all other processes, at most ``seconds``; whether they came."""
     try:
         distributed.monitored_barrier(timeout=timedelta(seconds=seconds))
     except RuntimeError:

@@ -35,7 +35,7 @@ def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, Pac
 def both_sides(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
 ) -> tuple[PackedRows, PackedRows | None]:
-    """The same for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
+    """The rows of ``rows_of``, for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
     own = bool(options.held_out)
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
@@ -70,7 +70,7 @@ def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
 
 
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
-    """The held-out rows to evaluate on; a message says how many, where they are not all."""
+    """The held-out rows to evaluate on. Where they are not all, a message says how many they are."""
     asked = options.held_out_rows
     few = some(held_out, rows_to_evaluate(stages.values(), rows) if asked is None else asked)
     if asked is None and len(few) < len(held_out) and is_first():
@@ -81,7 +81,7 @@ def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows,
     return few
 
 
-def doubt(said: Iterable[str], options: TrainingOptions) -> None:
+def warn_or_raise(said: Iterable[str], options: TrainingOptions) -> None:
     """Print the warnings about a run. Raises TrainingError with the first where ``strict`` makes them errors."""
     for what in said:
         if options.strict:

@@ -1,4 +1,4 @@
-"""A training run, whichever stages it has: what it reads, its folder while it runs, and the result that it writes."""
+"""A training run of any stages: its inputs, its run folder, and the result that it writes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
 from composer.training.folder import check_run_folder, check_same, fingerprint, run_folder
-from composer.training.identity import SAID, RunIdentity
+from composer.training.identity import REFERENCES, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.measure import learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, doubt, rows_of, unwritten
+from composer.training.rows import bounded, rows_of, unwritten, warn_or_raise
 from composer.training.rules import check_held_out, learns_from_teacher
 from composer.training.student import Student
 from composer.training.table import losses, remarks
@@ -42,12 +42,12 @@ from composer.weights.trained import Adapter, Trained, write_trained
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a run is run; what it computes is in the recipe.
+    """The options of a run, beside its recipe.
 
     - data, held_out: references, as ``composer.data`` reads them.
     - share: of the data, held out where ``held_out`` names none.
-    - held_out_rows: to evaluate on at most, taken from all over what is held out; None: so many that evaluations take about a fifth
-      of each stage's time.
+    - held_out_rows: evaluate on at most so many of the held-out rows, evenly spaced; None: so many that evaluations take about a
+      fifth of each stage's time.
     - teacher: None takes the model that the student was built from.
     - seed: of the order of the data, and of adapters.
     - device: where both models run; backend: which forms run their heads.
@@ -61,7 +61,8 @@ class TrainingOptions:
     - merge: fold adapters into the weights at the end.
     - strict: a run that learns nothing, or sees few tokens too often, is an error.
     - watch: called after each step.
-    - tell: called with messages to the user. warn: called with warnings; None: ``tell`` is.
+    - tell: called with messages to the user.
+    - warn: called with warnings; None: ``tell`` is called with them.
     """
 
     data: Sequence[str]
@@ -103,8 +104,8 @@ class TrainingReport(Readable, Closed):
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The state that all stages of a run share. held_out: None where no rows are. folder: of the run, until its result is
-    written."""
+    """The state that all stages of a run share. held_out: None where no rows are held out. folder: the run folder, which is removed
+    once the result is written."""
 
     student: Student
     teacher: Teacher | None
@@ -125,7 +126,7 @@ class TrainingRun:
 
     def _take(self, held: ExitStack) -> None:
         held.enter_context(run_folder(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
-        check_output(self.out, self.student.source, force=self.options.force)  # another run may have ended there meanwhile
+        check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
 
     def setting(self, journal: Journal) -> StageSetting:
         """The settings of its stages."""
@@ -142,14 +143,14 @@ class TrainingRun:
         loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> TrainingReport:
-        """Write the result, whole or not at all, and remove the folder of the run. Raises BuildError, and TrainingError where it
-        learned nothing and that is an error."""
-        doubt(learned_nothing(outcomes, self.stages, self.rows), self.options)
+        """Write the result, whole or not at all, and remove the run folder. Raises BuildError, and TrainingError where the run has
+        learned nothing and ``strict`` makes that an error."""
+        warn_or_raise(learned_nothing(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
             adapter = replace(adapter, tensors=whole(adapter.tensors, for_first=True))
         data = self.rows.report.model_dump(mode="json") if self.rows.report is not None else {}
-        told = tuple(
+        records = tuple(
             TrainedStage(
                 recipe=self.stages[outcome.stage].model_dump(mode="json"),
                 data=data,
@@ -161,7 +162,7 @@ class TrainingRun:
             for outcome in outcomes
         )
         logs = {name: self.folder / name for name in (LOG, CURVE)}
-        by_first(lambda: self._write(Trained(changed, adapter, told, logs)))
+        by_first(lambda: self._write(Trained(changed, adapter, records, logs)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
@@ -184,8 +185,8 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
-    doubt(unwritten(student.source.folder, rows), options)
-    doubt(too_few(stages, rows), options)
+    warn_or_raise(unwritten(student.source.folder, rows), options)
+    warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
     identity = {
@@ -200,7 +201,7 @@ def open_run(
         "--bfloat16": options.autocast,
         "--backend": options.backend,
         "--stream": options.stream,
-        SAID: {
+        REFERENCES: {
             "--data": list(options.data),
             "--held-out": list(options.held_out),
             "--share": options.share,

@@ -17,7 +17,7 @@ STAGE = "train"
 
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
-    """Trains a model as its recipe's ``train`` says; else as ``distill``. Raises the same."""
+    """Trains a model by the stage ``train`` of its recipe. Folders, options and errors are those of ``distill``."""
     with together():
         check_device(options.device)
         take_gpu(options.device)

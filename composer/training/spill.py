@@ -39,9 +39,9 @@ class HiddenBatch(Batch):
 
 @dataclass(frozen=True, eq=False)
 class HiddenRows(PackedRows):
-    """Rows whose hidden states are read when they are asked for: ``hidden`` gives n T C for the numbers of n rows."""
+    """Rows whose hidden states are read batch by batch: ``hidden`` takes the indices of n rows, and returns n T C."""
 
-    hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - behind fields that may be left out
+    hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - fields before it have defaults
 
     def batch(self, indices: list[int]) -> HiddenBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
         plain = super().batch(indices)
@@ -89,7 +89,7 @@ class Spill:
     def begin(self, teacher: StoredModel) -> None:
         """Write the embeddings, where there is no file yet. Raises TrainingError."""
         if self.at < 0:
-            self._fill(0, lambda batch, _: teacher.handed(batch).hidden)
+            self._fill(0, lambda batch, _: teacher.layer_inputs(batch).hidden)
 
     def rows(self) -> HiddenRows:
         """The rows, with the hidden states that the next layer takes."""
@@ -98,14 +98,14 @@ class Spill:
 
     @torch.no_grad()
     def advance(self, index: int, teacher: StoredModel, layer: nn.Module, autocast: AbstractContextManager[object]) -> None:
-        """Let all rows go through one layer of the teacher, and forget what it was handed. Raises TrainingError."""
+        """Run all rows through one layer of the teacher, write its outputs, and remove its inputs. Raises TrainingError."""
         if self.at > index:
             return
 
         def answered(batch: Batch, places: np.ndarray) -> Tensor:
             hidden = self._read(index, places)
             with autocast:
-                answer = layer(hidden, **teacher.handed(batch).options[index])
+                answer = layer(hidden, **teacher.layer_inputs(batch).options[index])
                 return answer[0] if isinstance(answer, tuple) else answer
 
         self._fill(index + 1, answered)
@@ -116,7 +116,7 @@ class Spill:
         digest = hashlib.sha256()
         failed = f"The hidden states for layer {index} could not be written to {self._folder}"
         mend = f"They take {self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
-        # Written, not mapped: on a full disk a map ends the process, where a write says so.
+        # Written, not mapped: on a full disk a map kills the process, and a write raises an error.
         with failing_as(TrainingError, failed, mend), whole(self._path(index)) as partial, partial.open("wb") as stream:
             for places in np.array_split(np.arange(len(self._used)), self._parts()):
                 numbers = make(self._rows.batch(self._used[places].tolist()), places).float().numpy().tobytes()
@@ -125,7 +125,7 @@ class Spill:
             stream.write(digest.digest())
 
     def _read(self, index: int, places: np.ndarray) -> Tensor:
-        """n T C of n rows."""
+        """The hidden states n T C of n rows."""
         path, (_, *row) = self._path(index), self._shape
         try:
             return torch.from_numpy(

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the middle of training: the step is finished and kept, and only a second one ends the run at once."""
+"""Ctrl-C and SIGTERM in training: the first signal ends the run after a checkpoint of the current step, a second one at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
     """A function that returns the number of the signal that was received, 0 where none was.
 
-    tell: called with the message to the user when a signal arrives. Where other code handles a signal, and outside of the main
-    thread, none is awaited.
+    tell: called with a message to the user when a signal arrives. A signal that other code handles is left alone, and so are both
+    outside of the main thread.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]

@@ -24,7 +24,7 @@ from composer.data.order import rows_of_step
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import whole
-from composer.model.attention import ComposedAttention, Heard
+from composer.model.attention import ComposedAttention, HeadsHaveRun
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
@@ -42,8 +42,8 @@ from composer.weights.stream import as_bytes
 STAGE = "transfer"
 OUTCOME, DIGEST = "outcome", "sha256"
 SAVED = 10
-"""Times that the numbers of the heads' own parameters are on the disk at most: as trained, in a checkpoint with the best of them
-and two moments, in the one that is to take its place, and in the result."""
+"""Copies of the heads' own parameters on the disk at most: the trained ones, four in a checkpoint (parameters, the best of them,
+two moments), four in its successor, and the result."""
 
 
 class LayerCourse:
@@ -70,7 +70,7 @@ class LayerCourse:
         return {self.units[0].name: self._loss(batch, total)}
 
     def calibrate(self, name: str, rows: PackedRows, seed: int) -> Start:
-        """Give the parts of the layer, whose attention has this full name, their start by what the teacher's attends to."""
+        """Calibrate the parts of the layer on the teacher's attention. name: the full name of the layer's attention."""
         batch = rows.batch(rows_to_calibrate(self._stage, rows, seed))
         assert isinstance(batch, HiddenBatch)
         return calibrate_layer(name, self._student, self._attention, self._lesson(batch), self._backend)
@@ -84,23 +84,23 @@ class LayerCourse:
     def _lesson(self, batch: HiddenBatch) -> Lesson:
         """The output of the teacher's attention; the rest of its layer is not computed."""
 
-        heard: list[Lesson] = []
+        lessons: list[Lesson] = []
 
-        def hear(*said: Any) -> None:
-            heard.append(lesson_of(*said))
-            raise Heard
+        def on_call(*call: Any) -> None:
+            lessons.append(lesson_of(*call))
+            raise HeadsHaveRun
 
-        self._attention.listener = hear
+        self._attention.listener = on_call
         try:
-            with suppress(Heard):
-                self._layer(batch.hidden, **self._teacher.handed(batch).options[self._attention.layer])
+            with suppress(HeadsHaveRun):
+                self._layer(batch.hidden, **self._teacher.layer_inputs(batch).options[self._attention.layer])
         finally:
             self._attention.listener = None
-        return heard[0]
+        return lessons[0]
 
 
 def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:
-    """Bytes that the run's folder takes at most: hidden states, those of one set of rows twice, and checkpoints."""
+    """Bytes that the run folder takes at most: checkpoints, and hidden states, of one set of rows for two layers at once."""
     spills = _spills(run, stage, student.trunk.hidden_size)
     return sum(spill.bytes for spill in spills) + max(spill.bytes for spill in spills) + SAVED * 4 * student.fresh
 
@@ -108,7 +108,7 @@ def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:
 def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
     """Tell how much disk the run takes, before it begins. Raises TrainingError where there is less."""
     needed, above = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
-    # What the run has there already is a part of it, or is removed for it.
+    # Files of the run folder are free space, too: they count in what is needed, or will be removed.
     free = shutil.disk_usage(above).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     rows = len(run.rows) if run.held_out is None else len(run.rows) + len(run.held_out)
     what = (
@@ -137,7 +137,7 @@ def transfer_streamed(
         if wrong is not None:
             run.options.tell(f"{wrong}, and is made anew.")
         if spill.at > next((index for index, layer in enumerate(finished) if layer is None), count):
-            spill.clear()  # a layer before it is to be trained
+            spill.clear()  # it is ahead of the first layer that is still to be trained
     for index, done in enumerate(finished):
         for spill in spills:
             spill.begin(teacher)
@@ -170,7 +170,7 @@ def _train(
     spills: list[Spill],
     journal: Journal,
 ) -> Layer:
-    """One layer, if it has anything to train."""
+    """Train one layer, if it has fresh parameters."""
     (_, name, own), outcome = student.layer(index, attention_alone=True), None
     unit = layer_unit(index, name, own, stage)
     if unit is not None:
@@ -193,7 +193,7 @@ def _spills(run: TrainingRun, stage: Transfer, width: int) -> list[Spill]:
 
 
 def _autocast(kind: torch.dtype | None) -> AbstractContextManager[object]:
-    """As the loop has it: projections in ``kind``, the hidden states between layers in float32."""
+    """Autocast as in the training loop: projections compute in ``kind``, hidden states between layers are float32."""
     return nullcontext() if kind is None else torch.autocast("cpu", dtype=kind)
 
 
@@ -243,7 +243,7 @@ def _read_finished(run: TrainingRun, index: int) -> Layer | None:
 
 
 def _digest(tensors: Mapping[str, Tensor], outcome: str | None) -> str:
-    """SHA-256 of names, types and numbers, and of what is said beside them, as hexadecimal digits."""
+    """SHA-256 of the tensors' names, types and numbers, and of the outcome, as hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(outcome).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -252,7 +252,7 @@ def _digest(tensors: Mapping[str, Tensor], outcome: str | None) -> str:
 
 
 def _together(outcomes: list[Outcome]) -> Outcome:
-    """The layers' outcomes as that of one stage. Each has seen all of the tokens."""
+    """The outcomes of the layers as one of the stage. Every layer has seen all tokens, so they are not added up."""
     return Outcome(
         stage=STAGE,
         steps=max(outcome.steps for outcome in outcomes),

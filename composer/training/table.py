@@ -23,7 +23,7 @@ def losses(report: TrainingReport) -> Table:
 
 
 def remarks(report: TrainingReport) -> tuple[str, ...]:
-    """What each stage took, how the student stands to its teacher, and where the log is."""
+    """Time and tokens of each stage, the losses of student and teacher, and the place of the log."""
     said = [
         f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
         for outcome in report.stages
@@ -41,5 +41,5 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
 
 
 def _parts(names: tuple[str, ...]) -> str:
-    """Of all layers, by their last two names."""
+    """The names of parts, each by its last two components, once for all layers."""
     return ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names)) or "none"

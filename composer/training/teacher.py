@@ -34,7 +34,7 @@ class Teacher:
     source: Source
 
     def load(self, device: str, backend: str = AUTO) -> ComposedForCausalLM:
-        """In float32, frozen: a source with softmax attention in all of its heads, or a built model as it is.
+        """The teacher in float32, frozen. A source has softmax attention in all of its heads; a built model is loaded as it is.
 
         backend: the student's; where a part of the teacher has no form on it, that part falls back to another.
         """
@@ -59,7 +59,7 @@ def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher
 
 
 def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
-    """Raises TrainingError where its sizes are not those of the student's trunk."""
+    """Raises TrainingError where the teacher's sizes are not those of the student's trunk."""
     for name, words in SIZES.items():
         theirs, ours = getattr(teacher.source.trunk, name), trunk[name]
         if theirs != ours:

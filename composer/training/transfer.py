@@ -1,8 +1,7 @@
 """Stage 1, attention transfer: each layer's fresh parameters learn the output of the teacher's attention on the same hidden states.
 
-The layers do not depend on each other; ``model_transfer`` has the form in which they do. The teacher walks through its layers,
-and as soon as one of them has run, the student's layer is compared with it and its gradients are taken, so that no more than
-one layer's graph is alive.
+The layers do not depend on each other; ``model_transfer`` has the form in which they do. As soon as a layer of the teacher has run,
+the student's layer is compared with it and its gradients are computed, so that no more than one layer's graph is alive.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.model.attention import ComposedAttention, Heard, LayerCall, Passed
+from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
@@ -30,16 +29,16 @@ from composer.training.unit import Unit
 
 @dataclass(frozen=True)
 class Lesson:
-    """One layer on one batch: the hidden states B T C that its attention is given, what else its host calls it with, and what the
-    teacher answers."""
+    """One layer of the teacher on one batch: the inputs of its attention, hidden states B T C and the host's other arguments, and
+    its outputs."""
 
     hidden: Tensor
     tokens: Tokens
     options: Mapping[str, Any]
     heads: Tensor
-    """B T H D, before the output projection."""
+    """The output of the heads, B T H D, before the output projection."""
     attended: Tensor
-    """B T C, after it."""
+    """The output of the layer's attention, B T C, behind that projection."""
 
 
 class TransferCourse:
@@ -115,13 +114,13 @@ Visit = Callable[[int, ComposedAttention, Lesson], None]
 def teach(teacher: ComposedForCausalLM, batch: Batch, visit: Visit) -> None:
     """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run.
 
-    In one process the forward ends with the last layer's attention. Sharded parameters need it whole: FSDP's hooks stand behind it.
+    In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
     """
     found = [attention for _, attention in attentions(teacher)]
     for index, attention in enumerate(found):
-        attention.listener = partial(_heard, index, attention, visit, index == len(found) - 1 and count() == 1)
+        attention.listener = partial(_on_call, index, attention, visit, index == len(found) - 1 and count() == 1)
     try:
-        with suppress(Heard):
+        with suppress(HeadsHaveRun):
             within(teacher, _run, batch)
     finally:
         for attention in found:
@@ -132,7 +131,7 @@ def _run(teacher: ComposedForCausalLM, batch: Batch) -> None:
     teacher.base(**batch.inputs(mask=True), use_cache=False)
 
 
-def _heard(
+def _on_call(
     index: int,
     teacher: ComposedAttention,
     visit: Visit,
@@ -143,17 +142,17 @@ def _heard(
 ) -> None:
     visit(index, teacher, lesson_of(call, options, attended))
     if last:
-        raise Heard
+        raise HeadsHaveRun
 
 
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
     """The inputs and the output of a layer's attention."""
-    assert call.heads is not None, "the host has asked"
+    assert call.heads is not None, "the host has called its heads"
     return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended)
 
 
 def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> Tensor:
-    """What an attention's heads answer to another's inputs, B T H D."""
+    """The output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own."""
     return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values)
 
 
@@ -186,11 +185,11 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
     """The weight of every token s in the answer to every token t, B T H T.
 
-    Answers are linear in the values, as memories are given them, and in what memories bring themselves: without the latter those to
-    unit vectors are the weights, as many of them at a time as a value has numbers.
+    Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
+    and the memories' part taken off, the answers are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
-    width, heads = attention.asked.head_dim, attention.asked.key_heads
+    width, heads = attention.facts.head_dim, attention.facts.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
     brought = answers(attention, lesson, backend, nothing) if _brings(attention) else None
@@ -204,7 +203,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
 
 
 def _brings(attention: ComposedAttention) -> bool:
-    """Whether a memory of a layer answers with values of its own, too."""
+    """Whether a memory of a layer has values of its own, beside those of tokens."""
     heads = (head for head in attention.composed.children() if isinstance(head, Head))
     return any(memory.brings_values for head in heads for _, memory in anatomy(head).graph.memories)
 

@@ -30,7 +30,7 @@ class UnitProgress:
     best: float = math.inf
     """The lowest loss of an evaluation."""
     waited: int = 0
-    """Evaluations since then."""
+    """Evaluations since the lowest loss."""
     factor: float = 1.0
     """The factor by which the plateau schedule multiplies learning rates."""
     stopped: bool = False

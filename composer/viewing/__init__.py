@@ -1,1 +1,1 @@
-"""The live page: a spec on the left, and what becomes of it on the right."""
+"""The live page: a spec on the left; its mistakes, picture, costs and program on the right."""

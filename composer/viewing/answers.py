@@ -1,4 +1,4 @@
-"""What the page says of a text: mistakes with their lines, the picture, what it costs, and its program."""
+"""The contents of the page for a text: mistakes with their lines, the picture, the costs, and the program."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Answer:
     program: str | None = None
 
 
-def answer(text: str, place: EditorContext, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
-    """All that is said of a text. tokens: at which caches are compared. Nothing that is typed raises."""
+def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
+    """The contents of the page for a text. tokens: at which caches are compared. No input of a user raises an error."""
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)
         check_dtype(dtype)
-        resolved = resolved_text(text, place, sizes)
+        resolved = resolved_text(text, context, sizes)
     except ComposerError as error:
-        return Answer(mistakes(str(error), text, place.called))
+        return Answer(mistakes(str(error), text, context.called))
     drawn = picture(resolved, sequence=length, dtype=dtype)
     costs = explain_resolved(resolved, sequence=length, dtype=dtype)
     program = code_of(resolved, "its own trunk" if resolved.trunk else "these sizes", dtype=dtype).text
@@ -43,7 +43,7 @@ def answer(text: str, place: EditorContext, sizes: tuple[float | None, ...], tok
 
 
 def mistakes(message: str, text: str, called: str) -> str:
-    """Each line of an error, and the line of the text that it points at."""
+    """Each line of an error with the line of the text that it names, as HTML."""
     lines = text.splitlines()
     rows = []
     for line in message.splitlines()[:MOST_LINES]:

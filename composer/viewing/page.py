@@ -1,4 +1,4 @@
-"""The page itself, made with Gradio. It asks nothing of any other machine: no fonts, no scripts, and nobody is told of its use."""
+"""The page itself, made with Gradio. It loads nothing from other machines, no fonts and no scripts, and reports no use."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def made_with() -> Any:
 
 
 def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
-    """The page, ready to be launched. text: what stands on the left at first; a shipped spec where it is left out. Raises
-    ComposerError where there is no Gradio."""
+    """The page, ready to be launched. text: the first text on the left; a shipped spec where it is left out. Raises ComposerError
+    where there is no Gradio."""
     gradio, at = made_with(), place or EditorContext()
     first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
     numbers = tuple(getattr(at.base, name) for name in TYPED)
@@ -111,6 +111,6 @@ def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False)
 
 
 def look() -> dict[str, Any]:
-    """What whoever launches the page passes on: its style, with the reader's own fonts; nothing can be uploaded."""
+    """Options for launching the page: its style, with the reader's own fonts, and no uploads."""
     theme = made_with().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "Consolas", "monospace"])
     return {"css": STYLE, "theme": theme, "ssr_mode": False, "enable_monitoring": False, "max_file_size": 1}

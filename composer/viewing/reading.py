@@ -1,6 +1,6 @@
-"""A typed text becomes a resolved spec, within bounds: it may come from anybody.
+"""Resolves a spec that a user has typed, within bounds, as the text may come from anybody.
 
-Nothing in it is executed, and it reads no files but the shipped specs, unless the page was opened on a file of its user's own.
+Nothing in the text is executed. It can only extend shipped specs, unless the page was opened on a file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MOST_TEXT = 2**14
 """Characters of a text: a shipped spec has a few thousand."""
 MOST_LAYERS, MOST_TOKENS, MOST_SIZE = 512, 10**9, 2**17
 MOST_KINDS, MOST_MEMORIES = 12, 64
-"""Kinds of heads that a page shows, and their memories in all."""
+"""The most kinds of heads that a page shows, and the most memories in all of them."""
 TYPED = ("layers", "hidden_size", "heads", "key_heads", "head_dim")
-"""The sizes that one may type, in their order on the page."""
+"""The sizes that a user may type, in their order on the page."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ..
 
 
 def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensions:
-    """The base with what was typed. Raises SpecError."""
+    """The base with the typed sizes in it. Raises SpecError."""
     typed: dict[str, int] = {}
     for name, given in zip(TYPED, sizes, strict=True):
         most = MOST_LAYERS if name == "layers" else MOST_SIZE
@@ -74,7 +74,7 @@ def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensio
 
 
 def whole(given: float | None, name: str, most: int) -> int:
-    """A number that was typed. Raises SpecError."""
+    """A typed number as a whole number, at most ``most``. Raises SpecError."""
     if given is None or not 1 <= given <= most or given != int(given):
         said = "nothing" if given is None else f"{given:g}"
         raise SpecError(f"{name}: {said}; expected a whole number from 1 to {most:,}")

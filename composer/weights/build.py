@@ -137,7 +137,7 @@ def build_folder(
 
 
 def check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
-    """Whether the plan's tensors are all that the model of another family wants. Raises BuildError."""
+    """Checks that the plan's tensors are just those of the host's class, for a host of another family. Raises BuildError."""
     if not isinstance(source.trunk, Host):
         return
     from composer.model.coverage import uncovered_by_host
@@ -151,9 +151,9 @@ def check_host(source: Source, config: Mapping[str, Any], plan: Plan) -> None:
 
 
 def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> Record:
-    """Puts config, picture, card and record beside the weights and checks that all is as planned: the record, with all there is.
+    """Puts config, picture, card and record beside the weights, and checks the folder against the plan. Returns the record.
 
-    name: what the card calls the model. Raises ``BuildError``.
+    name: of the model, for its card. Raises ``BuildError``.
     """
     write_json(folder / CONFIG, config)
     write_text(folder / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
@@ -166,14 +166,14 @@ def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, nam
 
 
 def bytes_in(folder: Path) -> int:
-    """Of all files in a folder and below it."""
+    """The bytes of all files in a folder and below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """One build's writing of weights and small files into a folder. student: the record of a source that is one. given: by files
-    beside it."""
+    """Writes the weights and small files of one build into a folder. student: the record of a source that is itself a student.
+    given: the values in LoLCATs' files."""
 
     folder: Path
     source: Source
@@ -197,7 +197,7 @@ class _Writer:
         return {**shards, **fresh}
 
     def small_files(self) -> None:
-        """Copies them, never links: what is saved into the output later writes through a link."""
+        """Copies them, never links: a later save into the output would write through a link into the source."""
         for name in self.source.small_files:
             (self.folder / name).parent.mkdir(exist_ok=True)
             copy_file(self.source.folder / name, self.folder / name)
@@ -239,7 +239,7 @@ class _Writer:
 
 
 def progress_of(progress: Progress | None, name: str, total: int) -> Callable[[int], None]:
-    """Adds up the bytes of one file, and tells ``progress`` of them."""
+    """A function that adds up the bytes written to one file, and calls ``progress`` with the sum."""
     done = 0
 
     def moved(count: int) -> None:
@@ -259,7 +259,7 @@ def _index(plan: Plan) -> dict[str, Any]:
 
 
 def _needed(target: Path, source: Source, plan: Plan, copy: bool) -> int:
-    """Bytes that are sure to be written."""
+    """The bytes that the build writes at least."""
     parent = next(parent for parent in target.parents if parent.exists())
     elsewhere = source.folder.stat().st_dev != parent.stat().st_dev
     return plan.bytes("rewrite") + plan.fresh_bytes + (plan.bytes("link") if copy or elsewhere else 0)

@@ -1,4 +1,4 @@
-"""Whether a folder holds the model that it should: by names, shapes and types, as its files' headers have them."""
+"""Compares the tensors in a folder with its plan: names, shapes and types, as the files' headers have them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from converters.trunk import Sizes, Trunk
 
 
 def dimensions(trunk: Sizes) -> Dimensions:
-    """The dimensions that a spec resolves against. Raises SourceError for a model that heads cannot stand in."""
+    """The dimensions that a spec resolves against. Raises SourceError for a model that cannot be composed with heads."""
     if isinstance(trunk, Host):
         if trunk.refused is not None:
             raise SourceError(trunk.refused)

@@ -1,4 +1,4 @@
-"""Verification of what stands beside the weights: what decides what the model says has to be that of the build."""
+"""Verification of the files beside the weights. Those that decide the model's output have to be those of the build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unnamed(record: Record) -> Iterator[Check]:
 
 
 def documents(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
-    """Files of the build, by their hashes. Config and index are looked at for what they say: config, coverage."""
+    """Checks the hashes of the build's files. Config and index are left out: other checks read their contents."""
     if record.documents is None:
         for name in present:
             if name not in record.files and is_read(name):
@@ -48,7 +48,7 @@ def documents(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
 
 
 def strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
-    """What no build put there: what transformers would read of it, and, together, all that it would not."""
+    """Files that no build wrote: a check for each that transformers would read, and one for all the others."""
     if record.documents is None:
         return
     tokenized = any(map(is_tokenizer, record.documents))

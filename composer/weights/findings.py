@@ -50,7 +50,7 @@ class VerifyReport(Readable, Closed):
         return Table("", ("outcome", "what", "of", ""), tuple(rows))
 
     def verdict(self, name: str) -> str:
-        """On the whole. name: what the reader calls the model."""
+        """The result of all checks in a sentence. name: what the reader calls the model."""
         unchecked = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
         if self.ok:
             return f"{name} is what its record says{unchecked}"

@@ -94,7 +94,7 @@ def build_fresh_folder(
 def build_fresh(
     resolved: Resolved, *, spec_document: Mapping[str, Any] | None = None, dtype: Dtype | None = None, seed: int = 0
 ) -> Composed:
-    """The same model in memory, in evaluation mode. spec_document: for the record of later saves; without it there is none."""
+    """The same model in memory, in evaluation mode. spec_document: for the record of later saves; without it they write none."""
     from composer.weights.from_model import assembled
     from composer.weights.origin import origin_of
 
@@ -152,7 +152,7 @@ def trunk_from(resolved: Resolved, dtype: Dtype, tokenizer: Tokenizer | None = N
 
 
 def parameters(resolved: Resolved, trunk: Trunk) -> dict[str, Fresh]:
-    """All of the model's, by their full names: norms start as 1, biases as 0, heads as their parts say, the rest is normal."""
+    """All parameters by their full names: norms start as 1, biases as 0, heads as their parts say, all others as normal numbers."""
     return {name: Fresh(shape, _fill(name)) for name, shape in expected_tensors(trunk).items()} | fresh_parameters(resolved)
 
 

@@ -64,7 +64,7 @@ def build_from_model(
         raise BuildError("The spec was resolved against another model than this one. Resolve it against this one.")
     source = model.state_dict()
     assignment = _assignment(resolved, model, trunk, source)
-    _tell_of_dropped(assignment)
+    _warn_about_dropped(assignment)
 
     device, trunk = model.device, replace(trunk, dtype=dtype or trunk.dtype)
     weights = {name: source[own] for name, own in assignment.inherited.items()}
@@ -81,14 +81,14 @@ def build_from_model(
 
 
 def _copied(weight: torch.Tensor, assignment: Assignment, name: str, dtype: Dtype | None) -> torch.Tensor:
-    """Buffers are not among them: angles of positions stay as precise as they are, in a model of any dtype."""
+    """A copy of a parameter, in the dtype of the plan. Buffers are copied elsewhere, and keep their dtype in any model."""
     import torch
 
     return weight.clone() if dtype is None else weight.to(getattr(torch, assignment.dtype(name, dtype, dtype)), copy=True)
 
 
-def _tell_of_dropped(assignment: Assignment) -> None:
-    """A folder's plan lists them; here nobody else says it."""
+def _warn_about_dropped(assignment: Assignment) -> None:
+    """Warn about the tensors that the student does not use. In a build, the plan in the folder lists them."""
     reasons: dict[str, list[str]] = {}
     for own, reason in assignment.dropped.items():
         if is_composed(own):
@@ -102,8 +102,8 @@ def _tell_of_dropped(assignment: Assignment) -> None:
 def assembled(
     resolved: Resolved, trunk: Sizes, weights: dict[str, torch.Tensor], buffers: Mapping[str, torch.Tensor] | None = None
 ) -> Composed:
-    """The composed model that these are all the weights of, in evaluation mode. buffers: those of its source, which stand in no
-    file."""
+    """The composed model with these weights, which are all that it has, in evaluation mode. buffers: of its source; files have
+    none."""
     import torch
 
     from composer.model.classes import class_of, configuration_for

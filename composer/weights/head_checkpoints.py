@@ -1,4 +1,4 @@
-"""Values that files beside a source bring: LoLCATs' checkpoints hold heads and adapters, and no trunk."""
+"""Reads LoLCATs' checkpoints, which hold the parameters of heads, and adapters, and no trunk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import torch
 
 SPEC = "published/lolcats-llama"
-"""What the files' heads are: their values fit wherever the same is meant."""
+"""The spec of the files' heads: their values fit heads of the same meaning."""
 _MATRIX = "model.layers.{layer}.self_attn.{projection}.weight"
 
 
 @dataclass(frozen=True)
 class Product:
-    """What is to be added to a matrix: scale · up · down."""
+    """A product that is added to a matrix: scale · up · down."""
 
     down: Stored
     up: Stored
@@ -59,7 +59,7 @@ class LolcatsValues:
 
 
 def read_head_checkpoints(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
-    """What LoLCATs' files give to this student of a source. Nothing is left over, and no parameter of the heads is left out.
+    """The values in LoLCATs' files, for this student of a source: every tensor has a use, every parameter of the heads a value.
 
     Raises SourceError and BuildError.
     """
@@ -99,7 +99,7 @@ def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[
     problems = [
         *problems_listed(
             "tensors that the heads have no place for",
-            [_said(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
+            [_described(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
         ),
         *problems_listed(
             "parameters that no file gives (a checkpoint of two files needs --lolcats twice)",
@@ -121,7 +121,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
         for (layer, own), stored in parameters.items():
             ours, theirs = (prefix(resolved, layer, one) + own.rpartition(".")[0] for one in (heads[layer], head))
             if reason := here[ours].difference(there[theirs]):
-                yield f"{_said(stored)}: {reason}"
+                yield f"{_described(stored)}: {reason}"
 
 
 def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
@@ -148,7 +148,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
                     misshapen.append(f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}")
     targets = ", ".join(lora.targets)
     recipe = f"recipe.finetune.lora says rank {lora.rank}, alpha {lora.alpha:g}, targets [{targets}]"
-    strange = [_said(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
+    strange = [_described(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
     lacking = [
         f"lora_{letter} of {_MATRIX.format(layer=layer, projection=projection)}"
         for layer, projection in wanted
@@ -162,12 +162,12 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
     ]
 
 
-def _said(stored: Stored) -> str:
+def _described(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 
 def with_head_checkpoints(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
-    """The plan of a build from the source alone, with what the files give. dtype: of every tensor; None keeps each one's own."""
+    """The plan of a build from the source alone, with the files' values added. dtype: of every tensor; None keeps its own."""
     parameters = dict(plan.parameters)
     for name, value in given.values.items():
         entry = plan.parameters[name]

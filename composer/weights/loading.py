@@ -1,4 +1,4 @@
-"""A built model from its folder, whole or not at all."""
+"""Loads a built model from its folder, with all of its parameters or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from converters.source import Source, open_source
 
 
 def check_heads(source: Source) -> Resolved:
-    """Its heads, whose parameters are there, before room is made for them. Raises SourceError."""
+    """The heads of a built model, before memory is allocated. Raises SourceError where the folder lacks any of their parameters."""
     config = source.folder / "config.json"
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))

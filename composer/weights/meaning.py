@@ -21,15 +21,15 @@ from composer.spec.writing import said
 from converters.composed import SPEC_KEYS
 
 READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
-"""Edges that bring what parameters are applied to. Values, partials and what travels with pairs change no parameter's meaning."""
+"""The kinds of edges that parameters are applied to. Values, partials and numbers of pairs change no parameter's meaning."""
 
 
 @dataclass(frozen=True)
 class Meaning:
     """The role that a parameter's values were trained for, in the words of a spec: values fit where all of it is equal.
 
-    part: its owner, without what is incidental to it. heads: those of the layer that it is for. seen: what comes before the owner.
-    beside: what its numbers stand for one by one, or are weighed by.
+    part: the parameter's owner, without incidental fields. heads: the layer's heads that it belongs to. seen: the parts that change
+    states before the owner reads them. beside: the read that a memory's weight goes into, or the map whose features a gate decays.
     """
 
     part: str
@@ -51,7 +51,7 @@ class Meaning:
 
 
 def meanings(resolved: Resolved) -> dict[str, Meaning]:
-    """Of every part of every head, by the start of its parameters' full names: all but the tensor's own."""
+    """The meaning of every part of every head, by the prefix of its parameters' full names, which the tensor's own name follows."""
     found: dict[str, Meaning] = {}
     for layer, groups in enumerate(resolved.layers):
         first = 0
@@ -59,7 +59,7 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
             graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
             heads = f"heads {first} to {first + group.heads - 1}"
             for module, part, seen, beside in _modules(graph):
-                found[prefix(resolved, layer, group.head) + module] = Meaning(_said(part), heads, seen, beside)
+                found[prefix(resolved, layer, group.head) + module] = Meaning(_described(part), heads, seen, beside)
             first += group.heads
     return found
 
@@ -83,7 +83,7 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
 
 
 def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
-    """The modules of a head: name, part, what they see and what they stand beside, in all of their places."""
+    """The modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, each of all places of the module."""
     places: dict[str, list[Node]] = {}
     for node in graph.parts:
         if node.path is not None or not node.main:
@@ -91,12 +91,12 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
     for module, nodes in places.items():
         part = nodes[0].part
         assert part is not None
-        seen, beside = (" and ".join(dict.fromkeys(told(graph, node) for node in nodes)) for told in (_seen, _beside))
+        seen, beside = (" and ".join(dict.fromkeys(words(graph, node) for node in nodes)) for words in (_seen, _beside))
         yield module, part, seen, beside
 
 
 def _seen(graph: HeadGraph, node: Node) -> str:
-    """What mixes, convolves and turns the states before they come here. Memories on the way only hold them."""
+    """The parts that mix, convolve and turn the states before this node reads them. Memories only hold them, and do not count."""
 
     def leads(start: str, end: str, key: int) -> bool:
         kind, held = graph.network.edges[start, end, key]["of"].kind, isinstance(graph.nodes[end].part, Memory)
@@ -104,29 +104,29 @@ def _seen(graph: HeadGraph, node: Node) -> str:
 
     before = networkx.ancestors(networkx.subgraph_view(graph.network, filter_edge=leads), node.name)
     parts = [one.part for one in graph.parts if one.name in before and one.path is not None and not isinstance(one.part, Memory)]
-    done = [_said(part) for part in parts if part is not None]
+    done = [_described(part) for part in parts if part is not None]
     position = node.options.get("position")
     if position is not None and position.kind != "none":
-        done.append(_said(position))
+        done.append(_described(position))
     return " after ".join(["states", *(f"`{one}`" for one in reversed(done))]) if done else "states as they are"
 
 
 def _beside(graph: HeadGraph, node: Node) -> str:
     """The read that a memory's weight goes into, or the map whose features decay one by one."""
     if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes["read"].path is not None:
-        return _said_of(graph.nodes["read"])
+        return _described_at(graph.nodes["read"])
     if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":
         (decay,) = graph.out_of(node.name)
-        return " and ".join(_said_of(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))
+        return " and ".join(_described_at(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))
     return "nothing"
 
 
-def _said_of(node: Node) -> str:
+def _described_at(node: Node) -> str:
     assert node.part is not None
-    return _said(node.part)
+    return _described(node.part)
 
 
-def _said(part: Part) -> str:
-    """``exp, skip: true``: what a part says beyond its defaults, and beyond what is incidental."""
+def _described(part: Part) -> str:
+    """A part in words, ``exp, skip: true``: its fields that are neither defaults nor incidental."""
     says = {name: value for name, value in meaning(part).items() if name not in part.incidental}
     return ", ".join([str(says.pop("kind")), *(f"{name}: {said(value)}" for name, value in sorted(says.items()))])

@@ -39,7 +39,7 @@ class OpenedFacts(Closed):
     commit: str | None
     config_sha256: str
     spec_hash: str | None
-    """Of a composed model: what its heads mean."""
+    """The hash of a composed model's spec; None of other models."""
     weights: dict[str, str]
     dtype: str
 
@@ -63,7 +63,7 @@ class Opened:
     def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
         """In evaluation mode: a built model with its adapters, or a source as transformers has it. Raises ``refusal``.
 
-        backend: of a built model, looked at by ``check_backends``.
+        backend: of a built model; ``check_backends`` has checked it.
         """
         from transformers import AutoModelForCausalLM
 
@@ -126,14 +126,14 @@ def open_models(models: Sequence[str | Path] | Mapping[str, str | Path], refusal
 
 
 def check_backends(backend: str, models: Sequence[Opened]) -> None:
-    """Whether it is built in, or any part of these models has a form on it. Raises BuildError."""
+    """Raises BuildError for a backend that is not built in, and that no part of these models has a form on."""
     check_backend(backend, graphs_of(*(heads for one in models if (heads := one.composed) is not None)))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """Each model's name: that of its folder with as many of those above as tell it from the others, or the Hub's.
+    """A label for each model: its folder's name, with as many parent folders as tell it from the others, or its name on the Hub.
 
-    Where one is named again, it is numbered.
+    A model that is given twice is numbered.
     """
     paths = [Path(source.repo_id) if source.repo_id else source.folder for source in sources]
     labels: list[str] = []

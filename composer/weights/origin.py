@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from composer.model.classes import Composed
 
 IN_MEMORY = "(a model in memory)"
-"""The value of a source's folder in a record where there was none."""
+"""What a record has as the source's folder, for a source that was in memory."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """The state of a model when it was loaded or built in this process.
 
-    record: of the folder that it was loaded from, or, of one that was built here, what a build would have written. folder: where
-    its values are, those that are inherited from a source under the source's names; None where they are nowhere. sha256: of the
-    record's file; None where the model was built here.
+    record: of the folder that the model was loaded from; for a model built in memory, the record that a build would have written.
+    folder: the folder with its values, inherited ones under the source's names; None where no folder has them. sha256: of the
+    record's file; None for a model built in memory.
     """
 
     record: Record
@@ -78,7 +78,7 @@ def origin_in_memory(
     opened: Source | None,
     seed: int,
 ) -> Origin:
-    """Of a student of a model that is in memory. opened: the folder that this one has just been read from, where it has."""
+    """The origin of a student of ``model``, which is in memory. opened: the folder that ``model`` has just been read from."""
     from composer.weights.from_model import trunk_of
 
     trunk = trunk_of(student)
@@ -107,7 +107,7 @@ def values_at_first(record: Record) -> Callable[[str], torch.Tensor | None]:
 
 
 def _still_raw(before: Origin, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """The parameters that are untrained, as far as their first values are known."""
+    """Those of the named parameters that still have their first values, or whose first values are not known."""
     import torch
 
     at_first = values_at_first(before.record)
@@ -136,7 +136,7 @@ def _plan(resolved: Resolved, assignment: Assignment, student: Composed, opened:
 
 
 def _source_of(model: PreTrainedModel) -> StoredSource:
-    """As far as the model says where it was loaded from."""
+    """The source in a record, as far as the model knows where it was loaded from."""
     named, config = str(model.name_or_path or ""), model.config
     folder = Path(named).expanduser()
     here = bool(named) and (folder / "config.json").is_file()

@@ -29,7 +29,7 @@ _AT_FDCWD = -100
 
 
 def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
-    """The absolute path to write to. Raises ``BuildError`` where that would touch the source or what is not to be replaced."""
+    """The absolute path of the output. Raises ``BuildError`` where it is in the source, or holds what must not be replaced."""
     if lost := circle_of_links(out.expanduser()):
         raise BuildError(f"{lost}; expected a folder, or a free place for one.")
     out = out.expanduser().resolve()
@@ -55,7 +55,7 @@ def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Says so before the first byte where the disk cannot take what is sure to be written. Raises ``BuildError``."""
+    """Raises ``BuildError``, before the first byte is written, where the disk has less than ``needed`` bytes free."""
     parent = _existing(out.parent)
     free = shutil.disk_usage(parent).free
     if needed > free:
@@ -63,7 +63,7 @@ def check_space(out: Path, needed: int) -> None:
 
 
 def _check_replaceable(out: Path) -> None:
-    """Only what a build wrote, and nothing that came to it later, is replaced."""
+    """Raises ``BuildError`` for a folder with files that no build wrote: only builds are replaced."""
     record = read_record(out)
     if record is None:
         raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
@@ -82,8 +82,9 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
 
     Before that it waits until all of it is on the disk. What stood at ``out`` is replaced only by ``force``, in one step where the
-    system can exchange two folders, and removed after that. Inside, no other build of the same output is at work, and what killed
-    ones have left is gone. Ctrl-C and SIGTERM end the build as errors do. Raises ``BuildError``, also for file-system errors.
+    system can exchange two folders, and removed after that. For the block, a lock keeps other builds of the same output out; what
+    killed builds have left is removed. Ctrl-C and SIGTERM end the build as errors do. Raises ``BuildError``, also for file-system
+    errors.
     """
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
@@ -94,7 +95,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
             out.parent.mkdir(parents=True, exist_ok=True)
             if held.enter_context(alone(beside(out), busy)):
                 _remove_abandoned(out)
-            check_output(out, None, force=force)  # which may have come to be while the source was read
+            check_output(out, None, force=force)  # another build may have written there while the source was read
             partial.mkdir()
             yield partial
             _sync_all(partial)
@@ -119,7 +120,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def _remove_abandoned(out: Path) -> None:
-    """What stands beside the output as ``whole_or_nothing`` names it: whoever was at work on it has been killed."""
+    """Remove the temporary folders beside the output that killed builds have left."""
     for partial in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"):
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -154,7 +155,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _sync_all(folder: Path) -> None:
-    """Waits until everything in the folder is on the disk. What is linked has been written by somebody else before."""
+    """Waits until everything in the folder is on the disk, linked files excepted: they are older than this build."""
     paths = list(folder.rglob("*"))
     for path in paths:
         if path.is_dir() or path.stat().st_nlink == 1:

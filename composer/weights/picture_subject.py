@@ -20,7 +20,7 @@ from converters.trunk import dtype_name
 
 @dataclass(frozen=True)
 class PictureSubject:
-    """A resolved spec; what its sizes are those of, in words, None for its own; and what the model computes in."""
+    """A resolved spec; in words, the model whose sizes it has, None for its own; and the dtype that the model computes in."""
 
     resolved: Resolved
     on: str | None
@@ -28,7 +28,7 @@ class PictureSubject:
 
 
 def of_model(model: Any) -> PictureSubject | None:
-    """Of a folder, or of a model in memory; None for what is neither. Raises SourceError or BuildError."""
+    """The subject for a folder, or for a model in memory; None for anything else. Raises SourceError or BuildError."""
     if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():
         described = describe_model(model)
         if not described.is_composed:
@@ -42,7 +42,8 @@ def of_model(model: Any) -> PictureSubject | None:
 
 
 def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> PictureSubject:
-    """The spec on a source's sizes; on those that it says itself, or of another model, where none is named. Raises SpecError."""
+    """The spec on a source's sizes. Without a source, on the spec's own sizes or, where it has none, on assumed ones. Raises
+    SpecError."""
     try:
         if (target := target_of(None, spec, source, revision=revision)) is not None:
             return PictureSubject(resolve(spec, target.size), None if target.on == TRUNK else target.on, target.dtype)

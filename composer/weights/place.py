@@ -12,7 +12,7 @@ How = Literal["linked", "cloned", "copied"]
 
 _FICLONE = 0x40049409
 _COPY_BLOCK = 64 * 2**20
-# What a file system, or a limit of it, answers where it cannot link or clone and a copy still may do.
+# Errors of a file system that cannot link or clone, where a copy may still succeed.
 _NOT_HERE = {
     errno.EXDEV,
     errno.EPERM,
@@ -30,7 +30,7 @@ _NOT_HERE = {
 def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> How:
     """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows.
 
-    copy: True for bytes of its own, whatever could be shared. moved: told of bytes as they are copied.
+    copy: always copy, even where a link or a clone is possible. moved: called with the number of bytes, as they are copied.
     """
     source = source.resolve()
     if not copy:

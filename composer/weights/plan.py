@@ -87,7 +87,7 @@ class Plan(Closed):
     """Covers both sides: every parameter of the student, by its canonical name, and every tensor of the source."""
 
     dtype: Dtype
-    """What the model computes in, and the type of fresh parameters, those that are precise excepted."""
+    """The dtype that the model computes in, and that of fresh parameters, precise ones excepted."""
     parameters: dict[str, Annotated[Inherited | GivenParameter | FreshParameter, Field(discriminator="kind")]]
     dropped: dict[str, Dropped]
     shards: tuple[ShardPlan, ...]
@@ -116,7 +116,7 @@ class Plan(Closed):
 
     @property
     def fresh_bytes(self) -> int:
-        """Of all parameters that the source does not have."""
+        """Bytes of all parameters that the source does not have."""
         return sum(bytes_of(entry.shape, entry.dtype) for entry in (*self.given.values(), *self.fresh.values()))
 
 
@@ -124,8 +124,8 @@ class Plan(Closed):
 class Assignment:
     """Coverage both ways, before files come into it.
 
-    inherited: canonical name to the source's. own: the parameters of the composed heads, inherited or fresh. dropped: the source's
-    name to why.
+    inherited: the source's name of each inherited parameter. own: the parameters of the composed heads, inherited or fresh.
+    dropped: for each tensor that is not used, by the source's name, the reason.
     """
 
     inherited: dict[str, str]
@@ -137,7 +137,7 @@ class Assignment:
         return {name: fresh for name, fresh in self.own.items() if name not in self.inherited}
 
     def dtype(self, name: str, stored: Dtype, dtype: Dtype | None) -> Dtype:
-        """What a parameter goes into the student as, where all are to be ``dtype``. None: each stays as it is stored."""
+        """The type of a parameter in the student. dtype: of all parameters; None: each stays as it is stored."""
         if dtype is None:
             return stored
         return dtype_of(self.own[name], dtype) if name in self.own else dtype
@@ -157,8 +157,8 @@ def assign(
 ) -> Assignment:
     """Gives every parameter of the student its origin, and every tensor of the source its use or the reason it is dropped.
 
-    A student as a source keeps those parameters of its composed heads that the new spec has, too, in the same shape and of the
-    same meaning. same: whether two tensors of the source, named by it, hold the same values. heads: the source's own, of a student.
+    A source that is itself a student keeps those parameters of its composed heads that the new spec has, too, in the same shape and
+    with the same meaning. same: whether two of the source's tensors, by name, hold equal values. heads: of such a source.
     Raises ``BuildError``.
     """
     from composer.spec.parameters import fresh_parameters
@@ -280,7 +280,7 @@ def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) ->
 
 
 def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds: Mapping[str, Dtype]) -> str:
-    """Why a file cannot stay as it is; empty where it can. kinds: what each of its tensors is to be, by the source's name.
+    """Why a file cannot stay as it is; empty where it can. kinds: the type that each tensor shall have, by the source's name.
 
     Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. What they
     pass over by themselves, and a copy of a tied matrix, does not stand in the way of linking.
@@ -295,5 +295,5 @@ def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds:
 
 
 def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
-    """Of a tensor."""
+    """The bytes of a tensor."""
     return math.prod(shape) * BYTES[dtype]

@@ -45,7 +45,7 @@ class StoredFile(Closed):
 
 
 class StoredSource(Closed):
-    """Where the weights come from. spec_hash: of the student that was the source, if it was one."""
+    """The source of the weights. spec_hash: of the source's spec, where it is itself a student."""
 
     family: str
     folder: str
@@ -60,9 +60,9 @@ class Start(Closed):
     """How the fresh parameters of a stage started, by the names of their parts in the model."""
 
     calibrated: tuple[str, ...]
-    """By what the teacher attends to."""
+    """Parts whose first values were computed from the teacher's attention."""
     kept: tuple[str, ...]
-    """As they were: nothing of the teacher's attention says how these should."""
+    """Parts that kept their initialisation, as it does not follow from the teacher's attention."""
     seconds: float
 
 
@@ -75,12 +75,12 @@ class TrainedStage(Closed):
     data: dict[str, Any]
     """The data, as ``composer.data`` reports them."""
     teacher: str | None
-    """Where the teacher stands, if there was one."""
+    """The teacher's folder or name on the Hub; None where no stage had a teacher."""
     seed: int
     backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
     """The backend whose forms ran the heads."""
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
-    """Where it was not as each part says."""
+    """The calibration before the stage; None where all parts kept their initialisation."""
     steps: int
     tokens: int
     """Tokens of all training steps, repeated ones counted each time."""
@@ -90,13 +90,13 @@ class TrainedStage(Closed):
 
 
 class SavedByTransformers(Closed):
-    """A save of the model by transformers: what came before it, in its user's program, nobody has told."""
+    """A save of the model by transformers. What the user's program did with the model before that is not recorded."""
 
     after: str | None
     """SHA-256 of the record of the folder that the model was loaded from; None: it was built in memory."""
     tensors: int
     changed: int | None
-    """Tensors with other values than then; None where what some were can no longer be read."""
+    """Tensors whose values differ from those in that folder; None where some of those can no longer be read."""
     versions: dict[str, str]
 
 
@@ -120,10 +120,10 @@ class Record(Closed):
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """SHA-256 of the files beside the source that parameters came from, by path."""
     untrained: tuple[str, ...] = ()
-    """Parameters that nobody had trained when the build ended."""
+    """Parameters that had not been trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
     saved: tuple[SavedByTransformers, ...] = Field(default=(), exclude_if=lambda saves: not saves)
-    """The saves by transformers since the build, each of a model that the one before was loaded as."""
+    """The saves by transformers since the build, in order: each saved a model that had been loaded from the one before."""
     versions: dict[str, str]
 
 
@@ -162,7 +162,7 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
 
 
 def stored_file(path: Path, how: How | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None) -> StoredFile:
-    """What the record says of a file that stands at ``path``. contents: its SHA-256, where it is known."""
+    """The record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
     shard, stat = read_shard(path), path.stat()
     return StoredFile(
         how=how,
@@ -177,7 +177,7 @@ def stored_file(path: Path, how: How | Literal["written", "rewritten"], *, origi
 
 
 def known_sha256(source: Source, student: Record | None, file: str) -> str | None:
-    """The SHA-256 of a source's file where somebody has noted it: the Hub's cache, or the record of a student."""
+    """The SHA-256 of a source's file where it is known, from the Hub's cache or from the record of a student."""
     shard = source.shards[file]
     if (cached := cached_sha256(shard.file)) is not None:
         return cached

@@ -1,4 +1,4 @@
-"""A model under another name: the same weights, linked, and what its folder says of itself."""
+"""Writes a model under another name: its weights are linked, its record, card and config written anew."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from converters.source import INDEX, open_source
 
 
 def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
-    """The model of the folder ``model`` at ``out``, under the name of a spec that means the same, which its record and its card
-    then have. One that is there already is replaced, where a build wrote it. Raises BuildError.
+    """Writes the model of the folder ``model`` to ``out``, with the name of ``spec``, which means the same, in its record and card.
+    A build that stands at ``out`` is replaced. Raises BuildError.
 
-    resolved: the spec on the model's source. Where its heads are called otherwise than the model's parameters, theirs stay.
+    resolved: the spec on the model's source. Where it calls the heads by other names than the model does, the model's stay.
     """
     record, config = read_record(model), open_source(model).config
     if record is None or record.spec_hash != resolved.hash:
@@ -32,7 +32,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
         named = {"name": resolved.name, "paper": resolved.paper, "recipe": resolved.recipe}
         update = {"resolved": record.resolved.model_copy(update=named), "spec": spec.model_dump(mode="json", exclude_unset=True)}
         record = record.model_copy(update=update)
-    if _is_there(out, record):
+    if _is_written(out, record):
         return out
     target = check_output(out, None, force=out.exists())
     with whole_or_nothing(target, force=out.exists()) as folder:
@@ -55,7 +55,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
     return out
 
 
-def _is_there(out: Path, record: Record) -> bool:
+def _is_written(out: Path, record: Record) -> bool:
     """Whether a folder has this model under this name."""
     if not out.is_dir():
         return False

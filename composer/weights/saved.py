@@ -1,8 +1,8 @@
 """The record of a model that transformers saves: ``save_pretrained``, and what calls it, such as ``Trainer``, keep it.
 
-It says what the model is and where it came from, as the record of the folder that it was loaded from does, or that of a build would
-have; that transformers saved it, and how many tensors have other values since; and hashes of what stands in the folder. It does not
-say how the values changed.
+It is the record of the folder that the model was loaded from, or the one that a build would have written. Added are the save by
+transformers, the number of tensors whose values have changed since, and the hashes of the folder's files. It does not say how the
+values changed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from converters.shard import BYTES, Tensor
 from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
 
 BESIDE = (CONFIG, GENERATION_CONFIG, INDEX)
-"""What transformers writes beside the weights."""
+"""The files that transformers writes beside the weights."""
 
 
 class _Records:
-    """Follows records through memory."""
+    """Keeps the record of a folder with the model that is loaded from it, and writes one where the model is saved."""
 
     def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
         """Remembers the record beside the weights, where there is one that can be read."""
@@ -56,9 +56,9 @@ class _Records:
             model._origin = Origin(record, Path(path).parent, sha256(Path(path)))
 
     def saved(self, model: Any, folder: Path) -> None:
-        """Puts the record beside the weights. Where that cannot be, a warning says why: what is saved is worth more."""
+        """Puts the record beside the weights. Where that fails, a warning says why, and the save itself succeeds."""
         if not isinstance(model._origin, Origin) or getattr(model, "_hf_peft_config_loaded", False):
-            return  # of adapters alone there is no record
+            return  # a folder of adapters alone has no record
         try:
             record = record_of_saved(model._origin, folder)
             write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
@@ -67,13 +67,13 @@ class _Records:
 
 
 def keep_records() -> None:
-    """From now on, for every composed model."""
+    """From now on, keep the record of every composed model that is loaded, and write it where the model is saved."""
     if not any(isinstance(keeper, _Records) for keeper in KEEPERS):
         KEEPERS.append(_Records())
 
 
 def record_of_saved(origin: Origin, folder: Path) -> Record:
-    """The record of what stands in a folder that transformers has saved a model to. Raises ComposerError and ConverterError."""
+    """The record for a folder that transformers has saved a model to. Raises ComposerError and ConverterError."""
     known, saved = origin.record, open_source(folder)
     said = saved.config.get("spec_hash")
     if said != known.spec_hash:
@@ -104,7 +104,7 @@ def record_of_saved(origin: Origin, folder: Path) -> Record:
 
 
 def _plan(known: Plan, saved: Source) -> Plan:
-    """Where each parameter came from, as it was known, and where it is now."""
+    """The plan of the saved folder: each parameter's origin as in the plan before, and the file that now holds it."""
     copies = {saved.covered.output_copy, *saved.covered.passed_over} & saved.tensors.keys()
     parameters = {}
     for name, tensor in saved.tensors.items():
@@ -123,7 +123,7 @@ def _plan(known: Plan, saved: Source) -> Plan:
 
 
 def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | None]:
-    """Of each parameter, whether it has the values that it began with; None where these can no longer be read."""
+    """For each parameter, whether it still has its first values; None where these can no longer be read."""
     before, at_first = _values(origin, saved.folder), values_at_first(origin.record)
     found: dict[str, bool | None] = {}
     for name in plan.parameters:
@@ -135,7 +135,7 @@ def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | No
 
 
 def _values(origin: Origin, folder: Path) -> Mapping[str, Tensor]:
-    """The stored tensors that the model began with; none where they are gone, were changed, or have just been written over."""
+    """The stored tensors of the model's origin; none where its folder is gone, has changed, or has just been written over."""
     if origin.folder is None or not origin.folder.is_dir() or origin.folder.samefile(folder):
         return {}
     try:
@@ -151,7 +151,7 @@ def _values(origin: Origin, folder: Path) -> Mapping[str, Tensor]:
 
 
 def _same(before: Tensor | torch.Tensor, now: Tensor) -> bool:
-    """Whether a stored tensor has the values of another, or of one in memory, in its own type."""
+    """Whether a stored tensor has the values that ``before`` has in its type. before: stored, or in memory."""
     if isinstance(before, Tensor) and before.dtype == now.dtype:
         return same_contents(before, now)
     count, step = math.prod(now.shape), BLOCK // 8
@@ -167,7 +167,7 @@ def _same(before: Tensor | torch.Tensor, now: Tensor) -> bool:
 
 
 def _part(tensor: Tensor, first: int, last: int) -> torch.Tensor:
-    """Numbers of a stored tensor, fewer than a block holds."""
+    """The numbers of a stored tensor from ``first`` to ``last``, fewer than a block holds."""
     width = BYTES[tensor.dtype]
     (block,) = blocks(tensor.file, tensor.start + first * width, tensor.start + last * width)
     return as_tensor(block, tensor.dtype)

@@ -16,7 +16,7 @@ CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
 READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
 """The files that transformers finds in a folder by their names, beside config and index."""
 HASHED_ANYWAY = 256 * 2**20
-"""Bytes of unchanged files up to which they are read and hashed unasked: a matter of a few tenths of a second."""
+"""Bytes of linked and copied files up to which they are hashed in any case: this takes a few tenths of a second."""
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -50,7 +50,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def adapter_in(record: Record) -> str | None:
-    """The folder of adapters that the record knows of."""
+    """The folder of adapters that the record names."""
     named = {*record.files, *(record.documents or {})}
     folders = {path.parent.name for path in map(PurePosixPath, named) if path.name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)}
     return min(folders - {""}, default=None)
@@ -76,7 +76,8 @@ def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]
 
 
 def _rewritten(path: Path, stored: StoredFile) -> bool:
-    """Whether a weight file is lost with its name, and no longer that of the build. Large ones are told by size and time stamp."""
+    """Whether a weight file is no longer the build's, and has no other link, so that removing it loses its contents. Large files
+    are compared by size and time stamp."""
     if not path.is_file():
         return True
     stat = path.stat()
@@ -90,7 +91,7 @@ def _rewritten(path: Path, stored: StoredFile) -> bool:
 
 
 def _of_an_earlier_build(name: str, path: Path, record: Record) -> bool:
-    """Whether a file is of a build whose record names weights alone: one that each wrote, or the same as the source's."""
+    """Whether a build by an earlier version wrote a file that its record does not name: all of them did, or the source has it."""
     always = {CONFIG, INDEX, CARD}
     if record.source is None:
         always.add(GENERATION_CONFIG)

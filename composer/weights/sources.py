@@ -32,7 +32,7 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None) -
 
     Headers are read and checked, weights are not. Raises ``SourceError``.
     """
-    with _told_to_the_user():
+    with _as_source_errors():
         place = _place(reference, revision)
         if isinstance(place, Path):
             return open_source(place)
@@ -41,21 +41,21 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None) -
 
 
 def check_merged(source: Source) -> None:
-    """Whether its weights are all of it. Raises ``SourceError`` where adapters stand beside them, which a reader would miss."""
+    """Raises ``SourceError`` where adapters stand beside a model's weights: a reader of the weights alone would miss them."""
     if source.config.get(ADAPTER_KEY) is not None:
         raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
 
 def describe_model(reference: str | os.PathLike[str], revision: str | None = None) -> Described:
     """Reads a model's ``config.json`` alone: enough to resolve a spec and to explain it. Raises ``SourceError``."""
-    with _told_to_the_user():
+    with _as_source_errors():
         place = _place(reference, revision)
         return describe(place if isinstance(place, Path) else fetch(*place, weights=False)[0])
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
     """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
-    with _told_to_the_user():
+    with _as_source_errors():
         place = _place(reference, None)
         return place if isinstance(place, Path) else fetch(*place, weights=False, tokenizer=True)[0]
 
@@ -66,8 +66,8 @@ class _OnHub(NamedTuple):
 
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
-    """The folder, or the model of the Hub, ``@REVISION`` behind its name. Raises SourceError for what looks like a folder, and is
-    none, and where two revisions are said."""
+    """The folder, or the model of the Hub, with ``@REVISION`` taken off its name. Raises SourceError for the path of a folder that
+    does not exist, and for two revisions."""
     folder = Path(reference).expanduser()
     if not folder.is_dir():
         if tagged := TAGGED.fullmatch(str(reference)):
@@ -91,7 +91,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
 
 
 def _meant(folder: Path) -> Path | None:
-    """The folder of a model whose name is nearly the same, part by part."""
+    """The folder of a model whose path is nearly the same, name by name; None where there is none."""
     found = Path()
     for part in folder.parts:
         if not (found / part).is_dir():
@@ -106,7 +106,7 @@ def _meant(folder: Path) -> Path | None:
 
 
 @contextmanager
-def _told_to_the_user() -> Iterator[None]:
+def _as_source_errors() -> Iterator[None]:
     try:
         yield
     except ConverterError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorToWrite:
-    """One tensor to be written. contents: its bytes, block by block, made when they are asked for."""
+    """One tensor to be written. contents: returns an iterator over its bytes, block by block."""
 
     name: str
     dtype: Dtype

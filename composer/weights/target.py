@@ -19,9 +19,9 @@ SIZES = "the sizes that it was resolved for"
 
 @dataclass(frozen=True)
 class Target:
-    """What a spec is resolved on. on: in words. size: None takes the spec's own trunk. dtype: of its weights.
+    """The sizes that a spec is resolved on. on: their origin in words. size: None for the spec's own trunk. dtype: of the weights.
 
-    windows: of each layer of a source, the tokens that a query sees, where not all layers see all.
+    windows: for each layer of a source, the tokens that a query sees, None for all; None where all layers see all.
     """
 
     on: str
@@ -33,8 +33,8 @@ class Target:
 def target_of(
     named: object, spec: Spec, source: str | os.PathLike[str] | None = None, *, fresh: bool = False, revision: str | None = None
 ) -> Target | None:
-    """A source that is said; else the built model that the spec is named by, its own trunk, or the sizes that it was resolved for;
-    None where it says none of them. named: how the user names the spec. fresh: its own trunk, in any case. Raises ComposerError."""
+    """The sizes of ``source``; else those of the built model that ``named`` is, of the spec's own trunk, or those in the spec; None
+    where it has none. named: how the user names the spec. fresh: take the spec's own trunk. Raises ComposerError."""
     if source is not None and fresh:
         raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
     if source is None and not fresh:

@@ -1,4 +1,4 @@
-"""A tokenizer that is put beside weights that came from nothing."""
+"""A tokenizer to copy beside the weights of a model that is built from nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from converters.source import TOKENIZER, small_files
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Its files, relative to the folder; how many embeddings its tokens need; and the tokens that generation asks for, by key."""
+    """A tokenizer in a folder. size: embeddings that its tokens need. special: the tokens that generation settings name, by key."""
 
     folder: Path
     files: tuple[str, ...]
@@ -24,7 +24,7 @@ class Tokenizer:
     special: Mapping[str, int]
 
     def copy(self, folder: Path) -> None:
-        """Its files into another folder."""
+        """Copy the tokenizer's files into another folder."""
         for name in self.files:
             (folder / name).parent.mkdir(exist_ok=True)
             copy_file(self.folder / name, folder / name)

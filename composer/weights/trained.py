@@ -1,4 +1,4 @@
-"""A trained model as a folder: files without changes are linked, the others are written."""
+"""Writes a trained model as a folder: files without changes are linked, all other files are written."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
 
 
 def _widened(record: Record, changed: Mapping[str, torch.Tensor]) -> Record:
-    """With what training has made of precise parameters kept as such, in a model of before there were any."""
+    """The record with trained precise parameters in float32, for models of earlier versions, which had them in the model's type."""
     own = fresh_parameters(record.resolved)
     wider = {
         name: entry.model_copy(update={"dtype": dtype_of(own[name], entry.dtype)})

@@ -1,4 +1,4 @@
-"""Which parameters nobody has trained yet: a rebuild does not make random values into inherited ones."""
+"""The parameters that have not been trained yet: in a rebuild, they stay untrained, although they are inherited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from converters.source import Source
 
 
 def untrained(source: Source, student: Record | None, plan: Plan) -> tuple[str, ...]:
-    """The fresh parameters, and those kept of a student in files that still hold what its own build wrote.
+    """The fresh parameters, and a student's untrained ones in files that have not changed since its build.
 
     student: the record of a source that is one. Reads such files whole: they hold heads, not trunks.
     """

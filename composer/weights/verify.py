@@ -1,15 +1,15 @@
 """Whether a built model still is what its record says: spec, config, coverage, contents of every file, finite values.
 
-A record says what its folder should hold, and nothing inside the folder says what the record should be: whoever changes both so
-that they agree is not found here. The record's own SHA-256 is in the report for that, to be compared with what its maker tells.
+Nothing in a folder proves its record: a change of files and record that agree with each other is not found here. For that, the
+report has the record's own SHA-256, to compare with the one that the model's maker publishes.
 
-What can be known of contents of weights. A file that the build wrote itself was hashed while it was written, so any changed byte of
-it is found. A file that the build linked or copied without reading it is checked as far as is known:
+A weight file that the build wrote was hashed as it was written, so any changed byte is found. A weight file that the build linked
+or copied without reading is checked
 
-1. by its SHA-256, if the Hub's cache or an earlier student's record knew it, or the build did: when it was asked to, and for
-   small models;
-2. else, where it still is the very file of the build (same device and inode), by its time stamp: whoever writes into a file
-   changes it. A disk that loses a bit by itself does not;
+1. by its SHA-256, if the Hub's cache, an earlier student's record or the build knew it: the build hashes small models, and others
+   where its user asks for that;
+2. else, where it still is the very file of the build (same device and inode), by its time stamp, which every write changes. A disk
+   that loses a bit by itself does not change it;
 3. else, for one with bytes of its own, by comparing it with the source's file, if that is still there;
 4. else by size and header alone, and the report says that the contents could not be checked.
 """
@@ -46,7 +46,7 @@ from converters.trunk import DEFAULTS
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
     """Reads all of a built model and checks it against its record. Mismatches are in the report.
 
-    progress: told of each weight file's name, the bytes read of it, and its size. Raises ``BuildError`` where there is no
+    progress: called with each weight file's name, its bytes read so far, and its size. Raises ``BuildError`` where there is no
     record to check against.
     """
     path = Path(folder).expanduser()
@@ -67,7 +67,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
 
 
 def _saves(record: Record) -> Iterator[Check]:
-    """What happened to the values between a build, or a load, and a save by transformers, nobody has told."""
+    """A check for each save by transformers after which values were different: the record does not say how they changed."""
     for save in record.saved:
         if save.changed != 0:
             changed = "it cannot be said how many" if save.changed is None else f"{save.changed:,}"
@@ -76,7 +76,7 @@ def _saves(record: Record) -> Iterator[Check]:
 
 
 def _spec(record: Record) -> list[Check]:
-    """The stored document has its hash, and is what the stored spec comes to."""
+    """Checks that the resolved document in the record has the recorded hash, and that the recorded spec resolves to it."""
     found = record.resolved.hash
     if found != record.spec_hash:
         detail = f"the stored document hashes to {found}, not to {record.spec_hash}"
@@ -87,7 +87,7 @@ def _spec(record: Record) -> list[Check]:
 
 
 def _differs(record: Record) -> str | None:
-    """What the stored spec, resolved anew, comes to that the stored document is not; None where they agree."""
+    """How the recorded spec, resolved anew, differs from the resolved document in the record; None where they agree."""
     if "extends" in record.spec:
         return "extends another, and one that is stored is whole"
     try:
@@ -102,7 +102,7 @@ def _differs(record: Record) -> str | None:
 
 
 def _config(folder: Path, record: Record) -> Check:
-    """config.json still describes the trunk, and holds the heads and the adapters, that the record has, and nothing else."""
+    """Checks that config.json has the trunk, the heads and the adapters of the record, and nothing else."""
     try:
         described = describe(folder)
     except ConverterError as error:
@@ -120,7 +120,7 @@ def _config(folder: Path, record: Record) -> Check:
     if described.trunk.labels is not None:
         written = config_dict(described.trunk, record.resolved, described.trunk.dtype)
         different += [key for key in ("id2label", "label2id") if config.get(key, written[key]) != written[key]]
-    # A file that is as the build wrote it holds nothing that somebody added.
+    # A file that is as the build wrote it has no keys that were added later.
     if described.config_sha256 != (record.documents or {}).get(CONFIG):
         different += described.notes
     if different:
@@ -130,7 +130,7 @@ def _config(folder: Path, record: Record) -> Check:
 
 
 def _is(resolved: Resolved, document: object) -> bool:
-    """Whether a document says just this; one of an earlier version does not say what parts have gained since."""
+    """Whether a document is this resolved spec. One of an earlier version lacks the fields that parts have gained since."""
     try:
         return Resolved.model_validate(document) == resolved
     except ValidationError:
@@ -163,7 +163,7 @@ def _file(name: str, path: Path, stored: StoredFile, progress: Callable[[str, in
 
 
 def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome, str]:
-    """Which of the four ways of the module's docstring applies, and what it finds. contents: the file's SHA-256."""
+    """Checks a file by one of the four ways in the module's docstring: outcome and detail. contents: the file's SHA-256."""
     if stored.sha256 is None:
         return _unhashed(shard, stored, contents)
     if contents == stored.sha256:

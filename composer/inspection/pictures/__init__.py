@@ -11,7 +11,7 @@ from composer.plotting import plotting, titled
 
 
 def drawn(found: Findings) -> Iterator[DrawnFigure]:
-    """All that there is anything for; each figure is closed as the next is asked for."""
+    """All pictures that the findings have numbers for. Each figure is closed before the next is drawn."""
     with plotting() as pyplot:
         for room in (attention, states, parts):
             for picture in room.pictures(pyplot, found):

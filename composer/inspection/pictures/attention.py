@@ -1,4 +1,4 @@
-"""What heads attend to, who answers, and where pairs stand."""
+"""Pictures of attention: the tokens that heads attend to, the memories that answer, and the memories that hold each pair."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from composer.inspection.pictures.style import memory_colours, panels, ticks
 from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, legend, named_ticks, whole_ticks
 
 LEAST = 1e-4
-"""The darkest weight that is told from 0."""
+"""The smallest weight that differs in colour from 0."""
 MOST_HEADS = 8
 """Heads of a layer that are drawn as maps: the first ones, and all stand in the JSON."""
 
 
 def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
-    """Those of weights."""
+    """The pictures of weights."""
     if any(head.found.size for head in found.heads):
         yield answers(pyplot, found)
     for layer in sorted({head.layer for head in found.heads}):
@@ -65,7 +65,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
     named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_said(found)}")
+    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_answers_in_words(found)}")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
@@ -80,7 +80,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     return DrawnFigure("answers", "Found or lost", says, figure, data)
 
 
-def _said(found: Findings) -> str:
+def _answers_in_words(found: Findings) -> str:
     said = [(found.model, found.answered), ("teacher", found.teacher_answered)]
     return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
 
@@ -147,7 +147,7 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
 
 
 def _of_answers(found: Findings) -> str:
-    """What a map shows of what has to be said, if anything."""
+    """The legend of a map's answers, if the text has any."""
     marks = " Orange marks: where the answer stands." if any(found.found_at) else ""
     return f"{marks} The query before each token of the answer has to say it." if found.answers else ""
 

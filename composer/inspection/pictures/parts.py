@@ -1,4 +1,4 @@
-"""What parts show of themselves, and how like the teacher each layer is."""
+"""Pictures of the numbers that parts show of themselves, and of the likeness of each layer to the teacher's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadF
         above.tick_params(axis="y", length=0)
         above.invert_yaxis()
         above.set_ylabel(" and ".join(f"{axis}s" for axis in shown.axes[1:]))
-        above.set_title(f"layer {head.layer}, {head.name}: {_said(name)}")
+        above.set_title(f"layer {head.layer}, {head.name}: {_display_name(name)}")
         assert shown.entropy is not None, "of tokens"
         for one in range(shown.entropy.shape[1]):
             below.plot(columns, shown.entropy[:, one], color=colour(one), linestyle=line(one), label=f"head {one}")
@@ -59,7 +59,7 @@ def _over_text(pyplot: Any, found: Findings, name: str, places: list[tuple[HeadF
     legend(figure, axes[1, 0])
     data = [{"layer": head.layer, "head": head.name, "bin": found.bin, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}, and the entropy of each head's; dotted: all alike."
-    return DrawnFigure(_file(name), f"{_said(name)} over the text", says, figure, data)
+    return DrawnFigure(_file(name), f"{_display_name(name)} over the text", says, figure, data)
 
 
 def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> DrawnFigure:
@@ -77,13 +77,13 @@ def _of_parameters(pyplot: Any, name: str, places: list[tuple[HeadFindings, Show
                 label=f"head {index}",
             )
         axis.set(xlabel=f"{shown.axes[-1]} (0 is the last)", ylabel=f"mean size of the {shown.axes[-1]}")
-        axis.set_title(f"layer {head.layer}, {head.name}: {_said(name)}")
+        axis.set_title(f"layer {head.layer}, {head.name}: {_display_name(name)}")
         whole_ticks(axis)
     from_zero(axes)
     legend(figure, axes[0])
     data = [{"layer": head.layer, "head": head.name, "shown": shown} for head, shown in places]
     says = f"{places[0][1].says[0].upper()}{places[0][1].says[1:]}; means of sizes over channels."
-    return DrawnFigure(_file(name), _said(name), says, figure, data)
+    return DrawnFigure(_file(name), _display_name(name), says, figure, data)
 
 
 def likeness(pyplot: Any, found: Findings) -> DrawnFigure:
@@ -129,7 +129,7 @@ def likeness(pyplot: Any, found: Findings) -> DrawnFigure:
     return DrawnFigure("likeness", "How like the teacher", says, figure, data)
 
 
-def _said(name: str) -> str:
+def _display_name(name: str) -> str:
     """A part and what it shows: ``conv: taps: key`` is taps, key of conv."""
     part, _, what = name.partition(": ")
     return f"{what.replace(': ', ', ')} of {part}"

@@ -1,4 +1,4 @@
-"""What states still know: recall, spectra, norms, and how fast gates forget."""
+"""Pictures of states: recall, spectra, norms, and the half-lives of gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = 1e-4
 
 
 def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
-    """Those of states; none where no head has one."""
+    """The pictures of states; none where no head has a state."""
     if any(head.recalled for head in found.heads):
         yield recall(pyplot, found.heads)
     yield spectra(pyplot, found.heads)
@@ -30,7 +30,7 @@ def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
 
 
 def _places(heads: Sequence[HeadFindings], of: Callable[[HeadFindings], Any]) -> list[tuple[HeadFindings, str, Any]]:
-    """What each group of heads has of this, by name."""
+    """For each group of heads, the items of one of its mappings: head, name, value."""
     return [(head, name, one) for head in heads for name, one in of(head).items()]
 
 
@@ -94,12 +94,12 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
 
 
 def _stage(name: str) -> str:
-    """What the queries and the keys of a head have been through: ``after conv`` of ``key after conv``."""
+    """The stage of a head's queries or keys: ``after conv`` of ``key after conv``."""
     return name.removeprefix("query").removeprefix("key").strip()
 
 
 def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
-    """Of the states, over the text."""
+    """The norms of the states, over the text."""
     places = _places(heads, lambda head: head.norms)
     figure, axes = panels(pyplot, len(places), height=2.0, across=2)
     for axis, (head, name, one) in zip(axes, places, strict=True):
@@ -126,7 +126,7 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
 
 
 def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
-    """Of gates, by head and channel."""
+    """The half-lives of gates, by head and channel."""
     places = _places(heads, lambda head: head.half_lives)
     figure, axes = panels(pyplot, len(places), height=2.2, across=2, sharey=True)
     for axis, (head, name, one) in zip(axes, places, strict=True):

@@ -48,7 +48,7 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     assert all(cell.peak_bytes is None for cell in report.cells)
     assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
     assert [(one.what, one.done, one.total) for one in heard] == [
-        (workload.said, done, 6) for done, workload in enumerate(workloads)
+        (workload.in_words, done, 6) for done, workload in enumerate(workloads)
     ]
 
 

@@ -35,7 +35,7 @@ def test_state_bytes_are_what_explain_says(spec: str) -> None:
     found = dict(run_trial([Contestant("it", model)], asked))
     for workload, measured in found.items():
         told = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
-        assert measured["it"].state_bytes == 2 * told.state_bytes, workload.said
+        assert measured["it"].state_bytes == 2 * told.state_bytes, workload.in_words
 
 
 def test_a_source_keeps_its_keys_and_values() -> None:

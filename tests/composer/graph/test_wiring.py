@@ -17,7 +17,7 @@ from blocks.operation import Kind, Port
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import compiled, lower
-from composer.graph.program import Around
+from composer.graph.program import CallContext
 from composer.graph.wiring import wired
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
@@ -93,9 +93,9 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     for name, tensor in zip(("hidden", "query", "key", "value"), data.tensors, strict=True):
         values[name, name] = tensor
     carried: dict[str, Tensor] = {}
-    around = Around(data.tokens, start, (0, 0), in_place=False)
+    context = CallContext(data.tokens, start, (0, 0), in_place=False)
     for step in program.steps:
-        step.run(modules, values, around, carried)
+        step.run(modules, values, context, carried)
         for one in step.covers:
             for port in one.node.operation.gives:
                 value = values[one.node.name, port.name]

@@ -37,7 +37,7 @@ KERNELS = {
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Nothing has been told, nothing has failed and nothing has been lowered, before the test and because of it."""
-    monkeypatch.setattr(program, "_told", set())
+    monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
     forget()
     yield

@@ -231,5 +231,5 @@ def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, s
 def test_what_is_good_is_read_by_libyaml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyYAML's own reader takes five times as long."""
     text = shipped_specs()["lolcats"].read_text(encoding="utf-8")
-    monkeypatch.setattr(_Document, "told", lambda document: pytest.fail(document.text))
+    monkeypatch.setattr(_Document, "by_pyyaml", lambda document: pytest.fail(document.text))
     assert read_text.__wrapped__(text, "x").child("compose")

@@ -85,7 +85,7 @@ def softmax_weights(attention: Any, hidden: Tensor, width: int) -> Tensor:
 def lolcats_weights(attention: ComposedAttention, hidden: Tensor, size: int) -> Tensor:
     """``H T T`` of one document: σ exp(q·k/√D) in the window and φ(q)·φ(k) behind it, over one denominator (LoLA, eq. 13)."""
     fresh = {name.split(".", 1)[1]: parameter for name, parameter in attention.composed.named_parameters()}
-    width, length = attention.asked.head_dim, len(hidden)
+    width, length = attention.facts.head_dim, len(hidden)
     query, key, _ = projections(attention, hidden, width)
     near = torch.einsum("thd,shd->hts", query, key) / width**0.5
     near = near.exp() * fresh["window.weight"].sigmoid()[:, None, None]

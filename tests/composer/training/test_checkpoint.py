@@ -153,7 +153,7 @@ def test_what_is_told_comes_back(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, [unit_of()], reached.model_dump())
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    read = checkpoint.read_told(found, StageState)
+    read = checkpoint.read_state(found, StageState)
     assert read == reached
     assert list(read.before) == ["b", "a"]
     assert sorted(path.name for path in found.iterdir()) == [FACTS, TENSORS.format(0)]

@@ -22,7 +22,7 @@ WINDOW = 4
 def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
     """For each layer, the mean squared error of the heads' answers and the mean of Σ a log(a / â), over real tokens."""
     batch = whole(rows)
-    width = attention_of(student, 0).asked.head_dim
+    width = attention_of(student, 0).facts.head_dim
     sums = [[0.0, 0.0] for _ in source.model.layers]
     for row, start, end in documents(batch):
         for index, own in enumerate(projected(source, batch.ids[row, start:end][None])):

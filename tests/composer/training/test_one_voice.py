@@ -88,7 +88,7 @@ def test_a_full_disk_is_told_once(
 
 def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first, which knows nothing of it, does not hold it up."""
-    monkeypatch.setattr(screen, "HEARD", 0.3)
+    monkeypatch.setattr(screen, "PATIENCE", 0.3)
 
     def act(rank: int) -> None:
         with screen.one_voice():

@@ -26,7 +26,7 @@ from composer.spec.recipe import Stage
 from composer.training import checkpoint, loop, processes
 from composer.training import distill as module
 from composer.training.journal import LOG
-from composer.training.processes import added, by_first, said_by_first, shares, take_gpu, together, whole
+from composer.training.processes import added, broadcast_from_first, by_first, shares, take_gpu, together, whole
 from composer.training.run import TrainingOptions
 from composer.training.scratch import train
 from composer.training.student import read_student
@@ -234,7 +234,7 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
             unit = Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.zeros(2))})])
             checkpoint.save(tmp_path, 1, [unit], {})
             drawn = torch.rand(3)
-            assert said_by_first(float(drawn[0])) != float(drawn[0]) or rank == 0
+            assert broadcast_from_first(float(drawn[0])) != float(drawn[0]) or rank == 0
             newest = checkpoint.newest(tmp_path)
             assert newest is not None
             checkpoint.restore(newest, [unit])
@@ -251,7 +251,7 @@ def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
     def act(rank: int) -> None:
         with together():
             assert by_first(lambda: f"of {rank}") == "of 0"
-            assert said_by_first(float(rank)) == 0.0
+            assert broadcast_from_first(float(rank)) == 0.0
             assert added({"a": rank + 0.5, "b": math.inf * rank}) == pytest.approx({"a": 2.0, "b": math.nan}, nan_ok=True)
             assert whole({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
             with pytest.raises(OSError, match="No space left"):
