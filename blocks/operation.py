@@ -193,7 +193,7 @@ class Bound:
     compute: Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """Neighbouring operations that one form computes together.
 

@@ -16,7 +16,7 @@ import networkx
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Operation, Pattern, Port
+from blocks.operation import Kind, Operation, Port
 from blocks.part import Part, Slot
 from blocks.reads import Read, TakesPartials
 from composer.errors import GraphError, Path
@@ -71,17 +71,12 @@ class Edge:
     path: Path | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadGraph:
-    """Nodes by their names, edges in the order in which they were wired."""
+    """Nodes by their names, edges in the order in which they were wired. A graph is equal to itself alone."""
 
     nodes: Mapping[str, Node]
     edges: tuple[Edge, ...]
-
-    @cached_property
-    def found(self) -> dict[int, tuple[Pattern, tuple[Mapping[str, str], ...]]]:
-        """The cache of ``matching``: by a pattern's id, the pattern, and its places in this graph."""
-        return {}
 
     @cached_property
     def network(self) -> networkx.MultiDiGraph:

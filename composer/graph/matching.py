@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import networkx
@@ -14,16 +15,19 @@ from composer.graph.graph import HeadGraph, Node
 
 
 def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
-    """The places of patterns in the graph: the node for each of a pattern's names, in the pattern's order. A graph is searched
-    once, as places depend on no backend and no setting."""
+    """The places of patterns in the graph: the node for each of a pattern's names, in the pattern's order."""
     for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
-        if id(pattern) not in graph.found:
-            graph.found[id(pattern)] = pattern, tuple(_places(graph, pattern))
-        for found in graph.found[id(pattern)][1]:
+        for found in _places(graph, pattern):
             yield pattern, found
 
 
-def _places(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
+@lru_cache(maxsize=8192)
+def _places(graph: HeadGraph, pattern: Pattern) -> tuple[Mapping[str, str], ...]:
+    """Searched once, as places depend on no backend and no setting."""
+    return tuple(_search(graph, pattern))
+
+
+def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
     wanted = networkx.MultiDiGraph()
     wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
     wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
