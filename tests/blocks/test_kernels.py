@@ -34,7 +34,7 @@ OLD = Package("numpy", ">=9999")
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been told, and nothing has failed, before the test and because of it."""
-    monkeypatch.setattr(program, "_told", set())
+    monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
 
 
