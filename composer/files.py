@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from converters.bounded import reason
+
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
+"""Arguments of renameat2, from Linux's headers."""
 
 
 @contextmanager
@@ -34,6 +38,39 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
 def partial_of(path: Path) -> Path:
     """The path of a file or a folder while it is being written. One that a killed process has left may be removed."""
     return path.with_name(f".{path.name}.partial")
+
+
+def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | None:
+    """Moves a folder to its place, in one step where the system can exchange two folders.
+
+    replace: a folder that is there; otherwise it must be empty. Returns the new path of a replaced folder, for the caller to
+    remove; None where there was none. Raises OSError, with both where they were.
+    """
+    if not replace or not folder.exists():
+        partial.rename(folder)
+        return None
+    if _exchanged(partial, folder):
+        return partial
+    aside = partial.with_suffix(".replaced")
+    folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        aside.rename(folder)
+        raise
+    return aside
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two paths in one step by Linux's renameat2. False where the system or the file system cannot."""
+    import ctypes
+
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import failing_as, partial_of, sha256, sync
+from composer.files import failing_as, move_folder, partial_of, sha256, sync
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.unit import Unit
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
@@ -98,10 +98,10 @@ def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
-    if target.exists():  # from a run that was stopped after this step, with the same numbers
-        shutil.rmtree(target)
-    partial.rename(target)
+    replaced = move_folder(partial, target)  # of a run that was stopped after this step, with the same numbers
     sync(target.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
     for older in _found(target.parent):
         if older != target:
             shutil.rmtree(older, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import failing_as, partial_of, write_whole
+from composer.files import failing_as, move_folder, partial_of, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.training.identity import REFERENCES, RunIdentity, differences
@@ -96,15 +96,14 @@ def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool
 
 
 def _make_anew(folder: Path, identity: RunIdentity) -> None:
-    aside, partial = folder.with_name(f".{folder.name}.replaced"), partial_of(folder)
-    for left in (aside, partial):  # folders that a killed run has left
+    partial = partial_of(folder)
+    for left in (partial, partial.with_suffix(".replaced")):  # by a killed run
         if left.exists():
             shutil.rmtree(left)
     write_whole(partial / IDENTITY, json.dumps(identity, indent=2))
-    if folder.exists():
-        folder.rename(aside)
-    partial.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+    replaced = move_folder(partial, folder)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _alone(folder: Path) -> AbstractContextManager[bool]:

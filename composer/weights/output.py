@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import glob
-import os
 import secrets
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,15 +14,12 @@ from pathlib import Path
 from types import FrameType
 
 from composer.errors import BuildError
-from composer.files import sync
+from composer.files import move_folder, sync
 from composer.locks import alone, beside
 from composer.weights.record import RECORD, read_record
 from composer.weights.side_files import not_of_the_build
 from converters.bounded import circle_of_links, reason
 from converters.source import Source
-
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
@@ -101,12 +95,13 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
             _sync_all(partial)
             with _undisturbed():
                 check_output(out, None, force=force)
-                replaced = _take_place(partial, out, force=force)
+                replaced = move_folder(partial, out, replace=force)
                 done = True
                 # From here on the output stands: what fails now is no failure of the build.
                 with suppress(OSError):
                     sync(out.parent)
-                shutil.rmtree(replaced, ignore_errors=True)
+                if replaced is not None:
+                    shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             raise BuildError(_what_failed(error, out)) from error
         finally:
@@ -123,35 +118,6 @@ def _remove_abandoned(out: Path) -> None:
     """Remove the temporary folders beside the output that killed builds have left."""
     for partial in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"):
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _take_place(partial: Path, out: Path, *, force: bool) -> Path:
-    """Moves ``partial`` to ``out``; the path that the earlier contents of ``out`` have now, if there were any."""
-    if not force:
-        partial.rename(out)  # which fails where a folder has anything in it
-        return partial
-    if out.exists() and _exchanged(partial, out):
-        return partial
-    aside = partial.with_suffix(".replaced")
-    if out.exists():
-        out.rename(aside)
-    try:
-        partial.rename(out)
-    except BaseException:
-        if aside.exists():
-            aside.rename(out)
-        raise
-    return aside
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Whether the two paths could be exchanged in one step: Linux's renameat2, where the file system has it."""
-    if not sys.platform.startswith("linux"):
-        return False
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def _sync_all(folder: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from composer import files
 from composer.errors import BenchError
-from composer.files import failing_as, write_whole
+from composer.files import failing_as, move_folder, write_whole
 
 
 def test_it_replaces_what_stood_there_and_makes_its_folder(tmp_path: Path) -> None:
@@ -24,6 +25,43 @@ def test_what_fails_leaves_what_stood_there(tmp_path: Path) -> None:
         write_whole(path, "half \ud800")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def folder_with(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "in two steps"])
+def test_a_folder_moves_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    if not exchange:
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
+    place = tmp_path / "place"
+    assert move_folder(folder_with(tmp_path / ".place.partial", "one"), place) is None
+    replaced = move_folder(folder_with(tmp_path / ".place.partial", "another"), place)
+    assert replaced is not None
+    assert [(path / "file").read_text() for path in (place, replaced)] == ["another", "one"]
+    assert set(tmp_path.iterdir()) == {place, replaced}
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_exchanged", lambda *_: False)
+    place, partial = folder_with(tmp_path / "place", "one"), folder_with(tmp_path / ".place.partial", "another")
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path == partial:
+            raise OSError("no")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="no"):
+        move_folder(partial, place)
+    with pytest.raises(OSError, match="no"):
+        move_folder(partial, place, replace=False)
+    assert [(path / "file").read_text() for path in (place, partial)] == ["one", "another"]
+    assert set(tmp_path.iterdir()) == {place, partial}
 
 
 def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from composer import files
 from composer.errors import BuildError
 from composer.weights import output
 from composer.weights.output import whole_or_nothing
@@ -85,14 +86,14 @@ def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Mo
         out.mkdir()
         (out / "mine").touch()
 
-    take_place = output._take_place
+    move_folder = files.move_folder
 
-    def taken(partial: Path, out: Path, *, force: bool) -> Path:
+    def taken(partial: Path, out: Path, *, replace: bool) -> Path | None:
         come()
-        return take_place(partial, out, force=force)
+        return move_folder(partial, out, replace=replace)
 
     if late == "behind that":
-        monkeypatch.setattr(output, "_take_place", taken)
+        monkeypatch.setattr(output, "move_folder", taken)
     with pytest.raises(BuildError, match=r"out (exists already|has come to be since this build began, and stays)\. Use --force"):
         build(out, "theirs", come if late != "behind that" else lambda: None)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from composer import files
 from composer.errors import BuildError
 from composer.weights import build as build_module
 from composer.weights import output
@@ -94,7 +95,7 @@ def test_a_failure_at_any_step_leaves_no_trace(
     resolved, opened = resolved_for(source, LAWCAT), open_model(source)
     before, old = fingerprint(source), fingerprint(out)
     # Without it a replacement takes two renames.
-    monkeypatch.setattr(output, "_exchanged", lambda *_: False)
+    monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     failures = 0
     for number in (1, 2, 4, 10_000):
         with monkeypatch.context() as patch:
@@ -123,7 +124,7 @@ def test_a_failure_at_any_step_leaves_no_trace(
 @pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "in two steps"])
 def test_force_replaces_the_whole_of_the_old_output(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool):
     if not exchange:
-        monkeypatch.setattr(output, "_exchanged", lambda *_: False)
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     out = tmp_path / "out"
     build(source, out, LOLCATS)
     left_over = next(path.name for path in out.iterdir() if path.name.startswith("source-"))
@@ -259,14 +260,14 @@ def test_a_handler_of_the_users_own_stays(tmp_path: Path):
 
 
 def test_an_interrupt_while_the_folder_takes_its_place_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    take_place = output._take_place
+    move_folder = files.move_folder
 
-    def interrupted(partial: Path, out: Path, *, force: bool) -> Path:
+    def interrupted(partial: Path, out: Path, *, replace: bool) -> Path | None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-        return take_place(partial, out, force=force)
+        return move_folder(partial, out, replace=replace)
 
-    monkeypatch.setattr(output, "_take_place", interrupted)
+    monkeypatch.setattr(output, "move_folder", interrupted)
     with whole_or_nothing(tmp_path / "out") as folder:
         (folder / "file").write_text("")
     assert (tmp_path / "out" / "file").exists()
