@@ -78,6 +78,7 @@ STUDENTS = Experiment(
         "specs/alternating-delta.yaml",
         "evidence/specs/alternating-kda.yaml",
         "evidence/specs/alternating-lawcat.yaml",
+        "evidence/specs/delta-alone.yaml",
         "evidence/specs/divided.yaml",
         "evidence/specs/cached.yaml",
         "evidence/specs/cached-positions.yaml",

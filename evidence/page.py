@@ -26,7 +26,7 @@ PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
 FOUR = {name: ours.ROWS[name] for name in ("teacher", "LoLCATs", "LoLA", "LAWCAT", "Macchiato")}
 OURS = {
     name: f"students/{name}"
-    for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "divided", "cached")
+    for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "delta-alone", "divided", "cached")
 }
 
 HEAD = """# Evidence
@@ -113,7 +113,8 @@ def _best(kept: Kept) -> Iterator[str]:
     yield "\n**alternating-delta**, which ships, has layers of near windows (the teacher's own attention, with its positions) and, "
     yield "every other, a gated delta rule behind LAWCAT's convolution and map (without positions); **alternating-kda** "
     yield "(`evidence/specs`) forgets there channel by channel, and **alternating-lawcat** has LAWCAT's state there. "
-    yield "**gated-delta** has such a rule in every layer. In **divided** half of each layer's heads have near windows, the others "
+    yield "**gated-delta** has such a rule in every layer, with ReLU for a map and an output gate; **delta-alone** has that of "
+    yield "alternating-delta in every layer. In **divided** half of each layer's heads have near windows, the others "
     yield "LAWCAT's state. **cached** is LoLA's window, sparse cache and state under LAWCAT's convolution, map and gate.\n\n"
     yield "![Scores over length, once to eight times the training length](evidence.png)\n"
 

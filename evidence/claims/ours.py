@@ -26,6 +26,13 @@ def best(title: str, rows: Mapping[str, str], columns: tuple[str, ...], remark: 
     )
 
 
+EQUAL = {
+    "alternating-delta": BEST,
+    "delta alone": "students/delta-alone",
+    "alternating-lawcat": "students/alternating-lawcat",
+    "LAWCAT": LAWCAT,
+}
+"""Each with what stands below it, at as many bytes of state."""
 CACHED = {
     "as it is": "students/cached",
     "no sparse cache": "students/cached-without-sparse",
@@ -44,6 +51,19 @@ CLAIMS = (
         ROWS,
         PASSKEY + RECALL,
         "The same training for all; LoLA is LoLCATs with λ = 32, and learns nothing more.",
+    ),
+    Claim(
+        "At equal state, windows between layers with states are ahead of states alone",
+        "evidence/specs/delta-alone.yaml",
+        "Of two layers, the window of alternating layers takes the bytes of one state: 66.8 KiB for 68.5 of the delta rule in "
+        "both, and 67.8 KiB for LAWCAT's 70.5.",
+        EQUAL,
+        PASSKEY + RECALL,
+        tuple(
+            above(f"{mixed} above {pure}, mean of all", Place(EQUAL[mixed], PASSKEY + RECALL), Place(EQUAL[pure], PASSKEY + RECALL))
+            for mixed, pure in (("alternating-delta", "delta alone"), ("alternating-lawcat", "LAWCAT"))
+        ),
+        "The runs of LAWCAT and of what alternates were there before this was asked; those of the delta rule alone came after.",
     ),
     Claim(
         "Why `cached` learns badly: nothing in it knows positions, not its sparse cache",
