@@ -231,6 +231,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 """The rules that hold for every head, whatever its sizes."""
 IDLE: tuple[Rule, ...] = (_weights,)
+"""The rules that find parameters without an effect; a head that breaks them computes all the same."""
 
 
 def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from evidence import choosing
 from evidence.choosing import Candidate, candidates, column, page, recommended, steps, teacher
 from evidence.choosing_plot import draw
+from evidence.claims import ours
 from evidence.experiments import LENGTHS
 from evidence.kept import Run, all_runs
 
@@ -130,3 +132,14 @@ def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
 def test_the_page_is_of_the_runs() -> None:
     stale = choosing.PAGE.read_text(encoding="utf-8") != page(all_runs())
     assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
+
+
+def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
+    """As many bytes, within a twentieth."""
+    (claim,) = [one for one in ours.CLAIMS if one.rows == ours.EQUAL]
+    found, _ = candidates([run for run in all_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
+    states = {one.run: one.most_state for one in found}
+    mixed, pure, *others = (states[run] for run in ours.EQUAL.values())
+    for one, other in ((mixed, pure), others):
+        assert one == pytest.approx(other, rel=0.05)
+    assert [f"{state / 1024:.1f}" for state in (mixed, pure, *others)] == re.findall(r"\d+\.\d", claim.says)
