@@ -24,7 +24,7 @@ PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
 CHOICES = {
     "students": (
         *("lolcats", "lawcat", "macchiato-full", "gated-delta", "alternating-delta", "alternating-kda", "alternating-lawcat"),
-        *("delta-alone", "divided", "cached"),
+        *("lawcat-delta", "divided", "cached"),
     ),
     "lola-lengths": ("lola",),
 }

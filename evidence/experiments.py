@@ -78,7 +78,7 @@ STUDENTS = Experiment(
         "specs/alternating-delta.yaml",
         "evidence/specs/alternating-kda.yaml",
         "evidence/specs/alternating-lawcat.yaml",
-        "evidence/specs/delta-alone.yaml",
+        "specs/lawcat-delta.yaml",
         "evidence/specs/divided.yaml",
         "evidence/specs/cached.yaml",
         "evidence/specs/cached-positions.yaml",
@@ -87,6 +87,10 @@ STUDENTS = Experiment(
     RECIPE,
 )
 TEACHERS = Experiment("teacher", ("softmax", "window"), replace(SCORED, seeds=(0,)))
+CONFIRMATION = Experiment(
+    "confirmation", ("specs/lawcat-delta.yaml", "specs/lawcat.yaml"), replace(TAUGHT, seeds=(3, 4, 5)), RECIPE
+)
+"""The best student and the next, with seeds that nothing was chosen by."""
 MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TAUGHT)
 LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
 LOLA = Experiment(
@@ -112,4 +116,4 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}
+EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, CONFIRMATION, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}

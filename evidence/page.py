@@ -23,20 +23,20 @@ MISSING, WAITING = "runs are missing", "waiting for runs"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "evidence.md", DOCS / "evidence.png"
 
-FOUR = {name: ours.ROWS[name] for name in ("teacher", "LoLCATs", "LoLA", "LAWCAT", "Macchiato")}
+FOUR = ours.PAPERS
 OURS = {
     name: f"students/{name}"
-    for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "delta-alone", "divided", "cached")
+    for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "lawcat-delta", "divided", "cached")
 }
 
 HEAD = """# Evidence
 
 The papers' claims, tried in miniature on the teacher that ships with this project (474,496 parameters, two layers, trained on
 256 tokens; [examples/teacher](../examples/teacher)). `make evidence` writes this page: it runs what is not kept in
-`evidence/runs`, then compares. Figures are means over seeds {seeds} ± the standard deviation of a sample; the teacher, which
-nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity, where low is good;
-lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention transfer and 9,600
-in fine-tuning, `macchiato` from all of them in fine-tuning.
+`evidence/runs`, then compares. Figures are means over seeds {seeds} (others where that is said) ± the standard deviation of a
+sample; the teacher, which nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity,
+where low is good; lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention
+transfer and 9,600 in fine-tuning, `macchiato` from all of them in fine-tuning.
 
 A claim leads one to expect certain things of the figures, and all of them are listed. **Reproduced**: with every seed, all of
 them. **Not reproduced**: one of them fails with every seed, be it that the direction is the paper's and the figure is not
@@ -113,8 +113,8 @@ def _best(kept: Kept) -> Iterator[str]:
     yield "\n**alternating-delta**, which ships, has layers of near windows (the teacher's own attention, with its positions) and, "
     yield "every other, a gated delta rule behind LAWCAT's convolution and map (without positions); **alternating-kda** "
     yield "(`evidence/specs`) forgets there channel by channel, and **alternating-lawcat** has LAWCAT's state there. "
-    yield "**gated-delta** has such a rule in every layer, with ReLU for a map and an output gate; **delta-alone** has that of "
-    yield "alternating-delta in every layer. In **divided** half of each layer's heads have near windows, the others "
+    yield "**gated-delta** has such a rule in every layer, with ReLU for a map and an output gate; **lawcat-delta**, "
+    yield "which ships, has that of alternating-delta. In **divided** half of each layer's heads have near windows, the others "
     yield "LAWCAT's state. **cached** is LoLA's window, sparse cache and state under LAWCAT's convolution, map and gate.\n\n"
     yield "![Scores over length, once to eight times the training length](evidence.png)\n"
 

@@ -20,7 +20,7 @@ SECOND = Experiment(
         "evidence/specs/lolcats-without.yaml:no-window",
         "ablations/lawcat-convolution",
         "ablations/lawcat-window:with",
-        "specs/alternating-delta.yaml",
+        "specs/lawcat-delta.yaml",
         "evidence/specs/macchiato-full.yaml",
     ),
     replace(ASKED, data=(*SKILLS, *LEARNED), share=0.0),

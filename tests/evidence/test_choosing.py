@@ -25,7 +25,7 @@ SCORES = {
 }
 """Not in the order of their states, which is that of the first two (who have the same), LAWCAT, Macchiato and LoLCATs."""
 
-MISSING = ["gated-delta", "alternating-lawcat", "delta-alone", "divided", "cached", "lola"]
+MISSING = ["gated-delta", "alternating-lawcat", "lawcat-delta", "divided", "cached", "lola"]
 """What else there is to choose from."""
 
 

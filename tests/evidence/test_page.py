@@ -80,5 +80,5 @@ def test_claims_are_counted() -> None:
 
 
 def test_an_unknown_experiment() -> None:
-    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students, macchiato'):
+    with pytest.raises(typer.BadParameter, match='no experiment is called "nothing"; there are teacher, students, confirmation'):
         main(only=["nothing"])
