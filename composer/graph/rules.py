@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 
 import networkx
 
@@ -25,26 +24,35 @@ Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
 def checked_graph(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
-    """The head's graph, or a GraphError at ``path`` for the first rule that it breaks.
+    """The head's graph. Raises the first of its ``mistakes``, whose arguments these are."""
+    if found := mistakes(head, shape, path, sizes=sizes, idle=idle):
+        raise found[0]
+    return build_graph(head, shape)
 
-    sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect, which models have that
-    were built before such weights were refused.
+
+def mistakes(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> list[GraphError]:
+    """What the first rule that the head breaks finds, one mistake a place: what later rules would find may follow from these.
+
+    path: of the head. sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect,
+    which models have that were built before such weights were refused.
     """
-    for message, where in chain(names(head), lines(head), numbers(head)):
-        raise GraphError(message, path + where)
     try:
-        graph = build_graph(head, shape)
+        for problems in _found(head, shape, sizes, idle):
+            found: dict[Path, str] = {}
+            for message, where in problems:
+                found.setdefault(where, message)
+            if found:
+                return [GraphError(message, path + where) for where, message in found.items()]
     except GraphError as error:
-        raise GraphError(str(error), path + error.path) from error
-    for message, where in problems_of(graph, sizes=sizes, idle=idle):
-        raise GraphError(message, path + where)
-    return graph
+        return [GraphError(str(error), path + error.path)]
+    return []
 
 
-def problems_of(graph: HeadGraph, *, sizes: bool = True, idle: bool = False) -> Iterator[Problem]:
-    """All problems of a graph, each with its place in the head."""
-    for rule in (*RULES, *([_sizes] if sizes else []), *([] if idle else IDLE)):
-        yield from rule(graph)
+def _found(head: HeadSpec, shape: Shape, sizes: bool, idle: bool) -> Iterator[Iterator[Problem]]:
+    """What each rule finds. Those of the spec come first: a head that breaks one has no graph."""
+    yield from (names(head), lines(head), numbers(head))
+    graph = build_graph(head, shape)
+    yield from (rule(graph) for rule in (*RULES, *(SIZES if sizes else ()), *(() if idle else IDLE)))
 
 
 def _parts(graph: HeadGraph) -> Iterator[Problem]:
@@ -230,6 +238,8 @@ RULES: tuple[Rule, ...] = (
     _parts, _both_ways, _ports, _reached, _projections, _below, _into_nothing, _neighbours, _read, _masses,
 )  # fmt: skip
 """The rules that hold for every head, whatever its sizes."""
+SIZES: tuple[Rule, ...] = (_sizes,)
+"""The rules that hold on the sizes of a model."""
 IDLE: tuple[Rule, ...] = (_weights,)
 """The rules that find parameters without an effect; a head that breaks them computes all the same."""
 

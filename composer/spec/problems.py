@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from composer.errors import GraphError, Path
 from composer.graph.composition import HeadSpec
-from composer.graph.rules import checked_graph
+from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
@@ -61,7 +61,7 @@ def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
         if path[0] == "heads" and path[-1] in RESERVED:
             raise reserved(str(path[-1]), path)
         shape = replace(ANY.shape(1), both_ways=spec.direction == "bidirectional")
-        checked_graph(complete_head(head, ANY), shape, path, sizes=False)
+        yield from mistakes(complete_head(head, ANY), shape, path, sizes=False)
     except GraphError as error:
         yield error
 
@@ -111,7 +111,9 @@ def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[Path]) -> Iterat
                 refuse_odd(complete, trunk, spec.trunk)
             for count in sorted(used.get(str(path[-1]), ())):
                 shape = replace(dimensions.shape(count), both_ways=spec.direction == "bidirectional")
-                checked_graph(complete, shape, path)
+                if found := mistakes(complete, shape, path):
+                    yield from found
+                    break
         except GraphError as error:
             yield error
 

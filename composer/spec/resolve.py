@@ -111,10 +111,10 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
     return heads
 
 
-def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
+def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False) -> Resolved:
     """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
 
-    Raises GraphError where the result cannot mean anything.
+    idle: accept weights without an effect, as ``checked_graph`` does. Raises GraphError where the result cannot mean anything.
     """
     refuse_sweep(spec)
     dimensions, trunk = dimensions_and_trunk(spec, source)
@@ -136,7 +136,7 @@ def resolve(spec: Spec, source: Dimensions | None = None) -> Resolved:
             refuse_odd(complete[name], trunk, spec.trunk)
         for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
             shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
-            checked_graph(complete[name], shape, path)
+            checked_graph(complete[name], shape, path, idle=idle)
     return Resolved(
         compose=spec.compose,
         name=spec.name,

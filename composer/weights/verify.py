@@ -92,7 +92,7 @@ def _differs(record: Record) -> str | None:
         return "extends another, and one that is stored is whole"
     try:
         spec = load_spec(record.spec)
-        again = resolve(spec, None if spec.trunk is not None else record.resolved.dimensions)
+        again = resolve(spec, None if spec.trunk is not None else record.resolved.dimensions, idle=True)
     except SpecError as error:
         return f"cannot be resolved: {error}"
     if again.hash != record.spec_hash:

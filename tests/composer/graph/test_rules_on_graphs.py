@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from blocks.operation import Kind
 from blocks.part import Problem
 from composer.errors import GraphError
-from composer.graph.graph import Edge, build_graph
-from composer.graph.rules import checked_graph, problems_of
+from composer.graph.graph import Edge, HeadGraph, build_graph
+from composer.graph.rules import IDLE, RULES, SIZES, checked_graph
 from composer.graph.rules_of_spec import lines
 from composer.model.head import Head
 from composer.spec.loading import load_spec
@@ -28,6 +28,10 @@ LOLCATS = {"feature_map": "elu", "memory": [WINDOW, STATE]}
 SPARSE = {"kind": "sparse", "size": 3}
 
 
+def problems_of(graph: HeadGraph) -> list[Problem]:
+    return [problem for rule in (*RULES, *SIZES, *IDLE) for problem in rule(graph)]
+
+
 @given(said=HEADS, both_ways=st.booleans())
 @settings(deadline=None, max_examples=200)
 def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], both_ways: bool) -> None:
@@ -39,7 +43,7 @@ def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], bot
     if list(lines(head)):
         return
     graph = build_graph(head, shape)
-    wrong = list(problems_of(graph))
+    wrong = problems_of(graph)
     assert all(message and set(where) for message, where in wrong)
     if not wrong:
         assert checked_graph(head, shape, ()) is graph
@@ -56,7 +60,7 @@ def test_sizes_that_do_not_fit_in_a_graph() -> None:
     place = next(index for index, edge in enumerate(graph.edges) if (edge.start, edge.end) == ("state_features", "state"))
 
     def told(*edges: Edge) -> list[Problem]:
-        return list(problems_of(replace(graph, edges=(*graph.edges[:place], *edges, *graph.edges[place + 1 :]))))
+        return problems_of(replace(graph, edges=(*graph.edges[:place], *edges, *graph.edges[place + 1 :])))
 
     edge = graph.edges[place]
     assert told(edge) == []

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import composer
 from composer.errors import ComposerError, GraphError, SourceError, SpecError
 from composer.graph import rules
+from composer.weights.verify import verify
 from tests.checkpoints import edit_config, llama
 
 
@@ -34,6 +35,7 @@ def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytes
         before.setattr(rules, "IDLE", ())
         composer.build_folder(spec, source, tmp_path / "student")
     assert composer.load(tmp_path / "student")(torch.tensor([[3, 5, 7]])).logits.isfinite().all()
+    assert verify(tmp_path / "student").ok
 
 
 def refused(folder: Path) -> str:
