@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from evidence.verdict import Kept, Place
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
+TRAINED = "students"
 CHOICES = {
-    "students": (
+    TRAINED: (
         *("lolcats", "lawcat", "macchiato-full", "gated-delta", "alternating-delta", "alternating-kda", "alternating-lawcat"),
         *("lawcat-delta", "divided", "cached"),
     ),
@@ -39,8 +41,7 @@ BALANCED, SMALLEST = 0.95, 0.75
 @dataclass(frozen=True)
 class Candidate:
     """A spec, or the teacher. run: EXPERIMENT/VARIANT. costs: by length in tokens. scores: by task, then by length, the mean over
-    seeds; of tasks that are scored by loss, the perplexity. spread: of the mean score over seeds. minutes: of training and scoring,
-    a seed."""
+    seeds; of tasks that are scored by loss, the perplexity. spread: of the mean score over seeds."""
 
     name: str
     path: str
@@ -48,7 +49,6 @@ class Candidate:
     costs: Mapping[int, Explanation]
     scores: Mapping[str, Mapping[int, float]]
     spread: float
-    minutes: float
 
     def state(self, length: int) -> int:
         """Bytes, of one text."""
@@ -105,7 +105,7 @@ def candidates(runs: Sequence[Run]) -> tuple[list[Candidate], list[str]]:
                     missing.append(variant.name)
                     continue
                 costs = {length: explain(variant.spec, TEACHER, sequence=length) for length in LENGTHS}
-                found.append(_candidate(variant.name, said.partition(":")[0], run, costs, kept, runs))
+                found.append(_candidate(variant.name, said.partition(":")[0], run, costs, kept))
     return sorted(found, key=lambda one: (one.most_state, one.name)), missing
 
 
@@ -115,21 +115,20 @@ def teacher(runs: Sequence[Run]) -> Candidate | None:
     if not _complete(REFERENCE, (0,), kept):
         return None
     costs = {length: explain("softmax", TEACHER, sequence=length) for length in LENGTHS}
-    return _candidate("the teacher", "specs/softmax.yaml", REFERENCE, costs, kept, runs)
+    return _candidate("the teacher", "specs/softmax.yaml", REFERENCE, costs, kept)
 
 
 def _complete(run: str, seeds: Sequence[int], kept: Kept) -> bool:
     return all(set(kept.at(Place(run, column(task, length)))) >= set(seeds) for task in asked() for length in LENGTHS)
 
 
-def _candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], kept: Kept, runs: Sequence[Run]) -> Candidate:
+def _candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], kept: Kept) -> Candidate:
     by_seed = {task: {length: kept.at(Place(run, column(task, length))) for length in LENGTHS} for task in asked()}
     scores = {task: {length: statistics.fmean(values.values()) for length, values in own.items()} for task, own in by_seed.items()}
     seeds = list(by_seed[answered()[0]][LENGTHS[0]])
     means = [statistics.fmean(by_seed[task][length][seed] for task in answered() for length in LENGTHS) for seed in seeds]
     spread = statistics.stdev(means) if len(means) > 1 else 0.0
-    minutes = statistics.fmean(one.seconds for one in runs if f"{one.experiment}/{one.variant}" == run) / 60
-    return Candidate(name, path, run, costs, scores, spread, minutes)
+    return Candidate(name, path, run, costs, scores, spread)
 
 
 def steps(every: Sequence[Candidate], task: str, length: int) -> list[Candidate]:
@@ -171,7 +170,7 @@ State is what `compose explain` says a text of that length takes; a score is the
 ({{answered}}), and the rest is perplexity, where low is good.
 
 """
-COSTS = "spec | state at {length:,} | mean score | fresh parameters | operations a token | minutes of training"
+COSTS = "spec | state at {length:,} | mean score | fresh parameters | operations a token"
 
 
 def write() -> None:
@@ -201,6 +200,7 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
         yield from _recommended(recommended(found), source)
         yield "\n![Mean score over state, at once to eight times the training length](choosing.png)\n\n"
         yield "The line is the best score that so much state buys; those with a ring are the three above.\n\n"
+        yield _training()
         yield from _by_budget(found, source)
         yield from _every(found, source)
     if missing:
@@ -210,11 +210,24 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
 
 def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iterator[str]:
     yield f"| | {COSTS.format(length=LENGTHS[-1])} | chosen by |\n"
-    yield "|---|---|---:|---:|---:|---:|---:|---|\n"
+    yield "|---|---|---:|---:|---:|---:|---|\n"
     for one in three:
         yield f"| **{one.title}** | {_link(one.candidate)} | {_costs(one.candidate)} | {one.rule} |\n"
     if source is not None:
         yield f"| | {_link(source)} | {_costs(source)} | for comparison: its cache grows with the text |\n"
+
+
+def _training() -> str:
+    """The commands that train a student as these were."""
+    experiment = EXPERIMENTS[TRAINED]
+    said = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
+    lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(one)}" for one in experiment.overrides)])
+    return f"""Not all of these specs have a recipe of their own. All but `lola`, which learns nothing more, were trained like this:
+
+    compose build lawcat-delta --from {TEACHER} -o build-output/student
+    compose distill build-output/student -o build-output/trained{lines}
+
+"""
 
 
 def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
@@ -235,19 +248,21 @@ def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator
 def _every(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
     columns = [(task, length) for task in asked() for length in LENGTHS]
     yield "## Every spec\n\n"
+    yield "A link leads to the very spec. Those in `evidence/specs` do not ship: say their path to build one. There,\n"
+    yield "`lolcats` learns with all parameters that the others have, and `lola` and `macchiato-full` have sizes that suit\n"
+    yield "the small teacher.\n\n"
     yield f"| | state at {LENGTHS[0]:,} | at {LENGTHS[-1]:,} | mean score | {' | '.join(column(*one) for one in columns)} |\n"
     yield f"|---|{'---:|' * (3 + len(columns))}\n"
     for one in [*found, *([source] if source is not None else [])]:
         figures = " | ".join(_figure(one.scores[task][length]) for task, length in columns)
-        yield f"| {one.name} | {size(one.state(LENGTHS[0]))} | {size(one.state(LENGTHS[-1]))} | {_mean(one)} | {figures} |\n"
+        yield f"| {_link(one)} | {size(one.state(LENGTHS[0]))} | {size(one.state(LENGTHS[-1]))} | {_mean(one)} | {figures} |\n"
     yield "\n"
 
 
 def _costs(one: Candidate) -> str:
     """What stands below ``COSTS``, but for the spec."""
     cost = one.costs[LENGTHS[-1]]
-    spent = f"{cost.fresh_parameters:,} | {cost.decode_flops_per_token:,} | {one.minutes:.0f}"
-    return f"{size(cost.state_bytes)} | {_mean(one)} | {spent}"
+    return f"{size(cost.state_bytes)} | {_mean(one)} | {cost.fresh_parameters:,} | {cost.decode_flops_per_token:,}"
 
 
 def _mean(one: Candidate) -> str:

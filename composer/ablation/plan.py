@@ -165,15 +165,25 @@ def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[st
     )
     stages = stages_of(variant, request)
     check_held_out(stages, held_out=request.holds_out)
-    if request.data and variant.spec.recipe is None and built.untrained:
-        raise AblationError(
-            f'"{variant.name}" has no recipe, and {len(built.untrained):,} of its parameters are untrained here, such as '
-            f"{built.untrained[0]}. Say how to train them: --set recipe.{_first(request)}.lr=… --set "
-            f"recipe.{_first(request)}.steps=…; build it from a model that has them trained; or say --set 'recipe={{}}' to take "
-            "every variant without a recipe as it is built."
-        )
+    if request.data and not stages and built.untrained:
+        _refuse_untrained(variant, request, built.untrained)
     for seed in request.seeds:
         yield Chain(variant, seed, tuple(_steps(variant, seed, request, stages, built.spec_hash, common)))
+
+
+def _refuse_untrained(variant: Variant, request: Request, untrained: Sequence[str]) -> None:
+    """Raises AblationError where the spec does not say how to train its heads. An empty recipe says that nothing is trained."""
+    if (recipe := variant.spec.recipe) is None:
+        lacks, as_built = "has no recipe", "'recipe={}' to take every variant without a recipe as it is built"
+    elif recipe.data is not None:
+        lacks, as_built = "has a recipe that says on what to train, and not how", "recipe.data=null to take it as it is built"
+    else:
+        return
+    raise AblationError(
+        f'"{variant.name}" {lacks}, and {len(untrained):,} of its parameters are untrained here, such as {untrained[0]}. Say how '
+        f"to train them: --set recipe.{_first(request)}.lr=… --set recipe.{_first(request)}.steps=…; build it from a model that "
+        f"has them trained; or say --set {as_built}."
+    )
 
 
 def _first(request: Request) -> str:

@@ -23,7 +23,7 @@ from composer.cli.options import (
     Quiet,
     Resume,
     RunsOn,
-    Set,
+    SetRecipe,
     Strict,
 )
 from composer.cli.screen import heading, one_voice, print_json, print_table
@@ -50,7 +50,7 @@ def distill(
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-distilled."),
     ] = None,
-    settings: Set = None,
+    settings: SetRecipe = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of the data, and of adapters.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,

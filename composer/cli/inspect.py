@@ -18,7 +18,10 @@ from composer.spec.inherit import shown
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A built or distilled folder, or what one can be built from, with softmax then.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A built or distilled folder, or a source, which is looked at with softmax attention."
+        ),
     ],
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="A text of your own to look at the model on.")] = None,
     tasks: Annotated[

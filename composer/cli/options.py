@@ -31,6 +31,10 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec: head.memory.0.size=32. May be repeated."),
 ]
+SetRecipe = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change the recipe for this run: recipe.finetune.lr=1e-4. May be repeated."),
+]
 Seq = Annotated[
     str,
     typer.Option(
@@ -82,8 +86,7 @@ Checkpointing = Annotated[
     bool,
     typer.Option(
         "--gradient-checkpointing",
-        help="Where the whole model learns, compute the inside of its layers again in the backward pass: less memory, more time. "
-        "Attention transfer layer by layer holds one at a time anyway.",
+        help="Where the whole model learns, compute the inside of its layers again in the backward pass: less memory, more time.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")]

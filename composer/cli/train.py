@@ -24,7 +24,7 @@ from composer.cli.options import (
     Quiet,
     Resume,
     RunsOn,
-    Set,
+    SetRecipe,
     Strict,
 )
 from composer.cli.screen import one_voice
@@ -43,7 +43,7 @@ def train(
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Where the result goes; if this is left out, MODEL-trained."),
     ] = None,
-    settings: Set = None,
+    settings: SetRecipe = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of the data.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,

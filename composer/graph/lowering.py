@@ -266,7 +266,7 @@ def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, re
     if form.backend == EVERY:
         return "one form computes it everywhere"
     if form.backend not in ANYWHERE or setting.device == "cpu":
-        return "of the forms that are built in, it is the first choice"
+        return "no form that is built in is tried before it"
     if any(other.backend not in (*ANYWHERE, EVERY) for other in forms):
         return f"{backend} was asked for"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"

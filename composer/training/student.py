@@ -80,7 +80,7 @@ def _recipe(record: Record, overrides: Overrides) -> Recipe:
     spec = load_spec(record.spec, overrides)
     if spec.recipe is None:
         raise TrainingError(
-            f'"{spec.name}" has no recipe: it needs no training of its own, or its paper says of none. To train it all the same, '
-            "say how: --set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
+            f'"{spec.name}" has no recipe: nothing says how to train it. Say so: '
+            "--set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
         )
     return spec.recipe

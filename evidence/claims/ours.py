@@ -71,7 +71,7 @@ CLAIMS = (
         "The delta rule in every layer beats every paper's student",
         {**PAPERS, "lawcat-delta": BEST},
         ALL,
-        "Found by the runs of the next claim, and written after them: it was not expected.",
+        "Found by the runs that compare at equal state, below, and written after them: it was not expected.",
     ),
     Claim(
         "It does so with seeds that nothing was chosen by",

@@ -32,8 +32,8 @@ CLAIMS = (
     Claim(
         "Layers that `select` keeps are closer to the teacher than every fourth layer and than chance",
         "docs/select.md",
-        "“which ones matters”: a student of eight layers of LAWCAT, two of which have the teacher's attention again, before any "
-        "fine-tuning.",
+        "“finds the layers where that is worth most”: a student of eight layers of LAWCAT, two of which have the teacher's "
+        "attention again, before any fine-tuning.",
         {name: f"{NAME}/{choice}" for name, choice in ROWS.items()},
         (BEFORE, BEATEN, STATE),
         (

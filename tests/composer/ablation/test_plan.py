@@ -190,10 +190,18 @@ def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
     assert set(one(write_spec(tmp_path / "s.yaml", softmax), asked, tmp_path)) == {"build", "compare", "evaluate"}
     assert set(one(write_spec(tmp_path / "t.yaml", SPEC), asked, tmp_path, "recipe={}")) == {"build", "compare", "evaluate"}
+    words = write_spec(tmp_path / "w.yaml", {**SPEC, "recipe": {"data": "web text"}})
+    assert set(one(words, asked, tmp_path, "recipe.data=null")) == {"build", "compare", "evaluate"}
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "no recipe": ({"recipe": None}, {}, AblationError, '"tiny" has no recipe, and 6 of its parameters are untrained here'),
+    "a recipe in words": (
+        {"recipe": {"data": "web text"}},
+        {},
+        AblationError,
+        '"tiny" has a recipe that says on what to train, and not how, and 6 of its parameters are untrained here',
+    ),
     "of another origin": (
         {"recipe": {"train": {"lr": 1e-2, "steps": 2}}},
         {},

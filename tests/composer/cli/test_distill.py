@@ -122,7 +122,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "a share of all": ("tiny", ["--data", "texts.jsonl", "--share", "0.9"], "a share of 0.9 held out"),
     "rows too long": ("long", ["--data", "texts.jsonl"], "tokens. Say rows of at most 128 (--set recipe.sequence=128)"),
     "rows too short": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.sequence=1"], "rows of 1 tokens"),
-    "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe: it needs no training of its own'),
+    "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe: nothing says how to train it'),
     "no such stage": ("finetune", ["--data", "texts.jsonl", "--stage", "transfer"], 'The recipe of "tiny" has no transfer'),
     "no stage": (
         "tiny",

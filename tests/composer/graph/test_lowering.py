@@ -78,7 +78,7 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
     by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", CPU)}
-    assert by_part["state"] == "of the forms that are built in, it is the first choice"
+    assert by_part["state"] == "no form that is built in is tried before it"
 
 
 @pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
@@ -95,13 +95,13 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
 
-    assert explained(LINEAR, AUTO)["state"] == ("fla", "of the forms that are built in, it is the first choice")
+    assert explained(LINEAR, AUTO)["state"] == ("fla", "no form that is built in is tried before it")
     assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
     assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
     why = explained({"memory": ["full"]}, AUTO)["full"][1]
     assert why.endswith("PyTorch picks FlashAttention's kernel or cuDNN's for it by itself")
     assert explained({"memory": [{"kind": "full", "gate": "head"}]}, AUTO)["full"][0] == "fla"
-    assert explained(LOLCATS, AUTO)["window"] == ("triton", "of the forms that are built in, it is the first choice")
+    assert explained(LOLCATS, AUTO)["window"] == ("triton", "no form that is built in is tried before it")
     assert explained(LOLA, AUTO)["window"][0] == "triton"
     backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
