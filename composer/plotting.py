@@ -70,9 +70,19 @@ def marker(index: int) -> str:
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
+def plain(name: str) -> str:
+    """A name as text of a picture, whose dollar signs begin no formula."""
+    return name.replace("$", r"\$")
+
+
+def label(name: str) -> str:
+    """A name as the label of a line: matplotlib leaves labels that begin with an underscore out of legends."""
+    return plain(f" {name}" if name.startswith("_") else name)
+
+
 def titled(figure: Any, text: str) -> None:
     """Put a title above all panels, aligned on the left."""
-    figure.suptitle(text, x=0.012, ha="left")
+    figure.suptitle(plain(text), x=0.012, ha="left")
 
 
 def legend(figure: Any, *axes: Any, columns: int = 8) -> None:

@@ -30,6 +30,8 @@ def check_request(request: Request) -> None:
     """Raises AblationError where parts of a request contradict each other."""
     if not (request.data or request.tasks):
         raise AblationError("Nothing is done with the variants: say --data to train them on, --tasks to score them on, or both.")
+    if not request.seeds:
+        raise AblationError("No seed is said; expected one at least, such as --seeds 0.")
     if request.held_out and not request.data:
         raise AblationError("--held-out is to evaluate on beside what is learned from: say --data, too.")
     if (request.lengths or request.files) and not request.tasks:

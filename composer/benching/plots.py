@@ -10,6 +10,7 @@ from typing import Any
 
 from composer.benching.report import BenchCell, BenchReport
 from composer.plotting import WIDTH, by_powers, colour, legend, line, marker, plotting, save, titled
+from composer.plotting import label as named
 
 MIB = 2**20
 Quantity = Callable[[BenchCell], float | None]
@@ -75,7 +76,7 @@ def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: A
     """A line a model, with a mark a cell; cells that ran out of memory are left out."""
     for index, model in enumerate(report.setting.models):
         points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
-        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "label": model.label}
+        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "label": named(model.label)}
         axis.plot([x for x, _ in points], [y for _, y in points], **look)
     ticks = sorted({across(cell) for cell in cells})
     axis.set_xscale("log", base=2)

@@ -135,7 +135,7 @@ def held_out(index: int, share: float) -> bool:
 @cache
 def _ratio(share: float) -> tuple[int, int]:
     """A share as two whole numbers, 3 and 10 for 0.3, to compute without rounding."""
-    return Fraction(share).limit_denominator(10_000).as_integer_ratio()
+    return Fraction(share).limit_denominator(max(10_000, math.ceil(1 / share))).as_integer_ratio()
 
 
 def _check(sequence: int, longest: int | None, share: float) -> None:

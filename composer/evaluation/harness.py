@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -13,6 +14,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import HarnessFacts, HarnessFigure
 from composer.files import sha256
+from composer.notices import warn_user
 from composer.spec.places import brief, nearest
 
 if TYPE_CHECKING:
@@ -87,10 +89,7 @@ def run_harness(
             torch_random_seed=options.seed,
             fewshot_random_seed=options.seed,
         )
-    return {
-        task: {name: value for name, value in figures.items() if _is_figure(name, value)}
-        for task, figures in answer["results"].items()
-    }
+    return {task: dict(_finite(task, figures)) for task, figures in answer["results"].items()}
 
 
 def harness_figures(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[HarnessFigure]:
@@ -101,6 +100,16 @@ def harness_figures(model: str, results: Mapping[str, Mapping[str, Any]]) -> Ite
             if not metric.endswith(ERROR_OF):
                 error = figures.get(f"{metric}{ERROR_OF},{way}")
                 yield HarnessFigure(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
+
+
+def _finite(task: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The figures of a task; of those that are no numbers, a warning."""
+    for name, value in figures.items():
+        if _is_figure(name, value):
+            if math.isfinite(value):
+                yield name, value
+            else:
+                warn_user(f"lm-eval's {task}: {name} is {value}, which is left out.")
 
 
 def _is_figure(name: str, value: Any) -> bool:

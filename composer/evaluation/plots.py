@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from composer.evaluation.folder import PLOTS, whole
 from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
-from composer.plotting import MAP, RESOLUTION, WIDTH, colour, legend, line, marker, plotting, titled, whole_ticks
+from composer.plotting import MAP, RESOLUTION, WIDTH, colour, label, legend, line, marker, plain, plotting, titled, whole_ticks
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
 ACROSS = 3
@@ -30,9 +31,12 @@ def draw(report: EvaluationReport, folder: Path) -> list[Path]:
 
 
 def _figures(report: EvaluationReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
+    taken: Counter[str] = Counter()
     for task in report.setting.tasks:
         cells = {model.label: _good(report, model.label, task.label) for model in report.setting.models}
         name = re.sub(r"[^\w.-]+", "_", task.label)
+        taken[name] += 1
+        name += f"-{taken[name]}" if taken[name] > 1 else ""  # labels may differ in punctuation alone
         if not any(cells.values()):
             continue
         yield f"{NAMES[task.scored]}-{name}", _over_length(pyplot, task, cells)
@@ -52,7 +56,7 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
     figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
     for index, (model, every) in enumerate(cells.items()):
         means, errors = [cell.mean for cell in every], [_error(cell) for cell in every]
-        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "capsize": 3, "label": model}
+        look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "capsize": 3, "label": label(model)}
         axis.errorbar([cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), **look)
     lengths = sorted({cell.length for every in cells.values() for cell in every})
     axis.set_xscale("log", base=2)
@@ -95,7 +99,7 @@ def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluatio
         image = axis.imshow(scores, vmin=0, vmax=1, cmap=MAP, aspect="auto")
         axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=90 if len(lengths) > 4 else 0)
         axis.set_yticks(range(DEPTHS), [f"{100 * part // DEPTHS} %" for part in range(DEPTHS)])
-        axis.set_title(model)
+        axis.set_title(plain(model))
         if place + across >= len(cells):
             axis.set_xlabel("tokens of the text")
             axis.tick_params(labelbottom=True)
@@ -114,7 +118,7 @@ def _over_position(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evalua
     for index, (model, every) in enumerate(cells.items()):
         for cell in every[-1:]:
             places = [(part.start + part.end - 1) / 2 for part in cell.by_position]
-            look = {"color": colour(index), "linestyle": line(index), "label": f"{model}, {cell.length:,} tokens"}
+            look = {"color": colour(index), "linestyle": line(index), "label": label(f"{model}, {cell.length:,} tokens")}
             axis.plot(places, [part.nats for part in cell.by_position], **look)
     axis.set(xlabel="position in the text (tokens)", ylabel="nats per token")
     whole_ticks(axis)

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, SampleResult, make_cell
+from composer.evaluation.report import (
+    CellKey,
+    EvaluationCell,
+    EvaluationReport,
+    EvaluationSetting,
+    SampleResult,
+    TaskIdentity,
+    make_cell,
+)
 from composer.graph.lowering import AUTO
 
+HARNESS_PACKAGE = "lm-eval"
+"""Its version is a setting of evaluations that run it."""
 SHOWN = 5
 """Differences that a message lists."""
 UNFINISHED = "not finished: ask for it again"
@@ -33,6 +43,11 @@ def joined(begun: Mapping[str, Any], setting: EvaluationSetting, earlier: Evalua
     if begun.get("harness") is None or now["harness"] is None:
         whole["harness"] = begun.get("harness") or now["harness"]
         then["harness"] = asked["harness"] = None
+        whole["versions"] = begun["versions"] | now["versions"]
+        then["versions"], asked["versions"] = ({**one["versions"], HARNESS_PACKAGE: None} for one in (begun, now))
+    if not (begun["tasks"] and now["tasks"]):
+        whole["samples"] = (begun if begun["tasks"] else now)["samples"]
+        then["samples"] = asked["samples"] = None
     then["lengths"] = asked["lengths"] = []
     differ = list(differences(then, asked))
     if differ:
@@ -52,17 +67,24 @@ def all_cells(
 ) -> Iterator[EvaluationCell]:
     """The cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
 
-    logged: all scored samples, those of interrupted calls included.
+    logged: all scored samples, those of interrupted calls included; an earlier report's cell that lacks some of them is made anew.
     """
-    found = {cell.key: cell for cell in (*(earlier.cells if earlier else ()), *fresh)}
+    before = {cell.key: cell for cell in (earlier.cells if earlier else ()) if cell.samples >= len(logged.get(cell.key, ()))}
+    found = before | {cell.key: cell for cell in fresh}
     for model in setting.models:
         for task in setting.tasks:
             for length in setting.lengths:
                 key = CellKey(model.label, task.label, length)
                 if key in found:
                     yield found[key]
-                elif logged.get(key):
-                    yield make_cell(key, task.scored, [*logged[key].values()], UNFINISHED)
+                elif judged := [one for _, one in sorted(logged.get(key, {}).items())]:
+                    yield make_cell(key, task.scored, judged, None if len(judged) >= _samples(task, setting) else UNFINISHED)
+
+
+def _samples(task: TaskIdentity, setting: EvaluationSetting) -> int:
+    """The samples of a cell; a text that is shorter than so many windows has fewer."""
+    said = task.options.get("samples")
+    return said if isinstance(said, int) else setting.samples
 
 
 def differences(then: Any, now: Any, path: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
-from composer.evaluation.resuming import all_cells
+from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
 from composer.files import sha256
@@ -30,7 +30,6 @@ from composer.weights.opened import check_backends
 from composer.words import plural
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")
-HARNESS_PACKAGE = "lm-eval"
 
 
 def evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -41,24 +42,27 @@ def write(found: Findings, folder: Path) -> list[Path]:
 
 
 def _write(found: Findings, folder: Path) -> list[Path]:
-    for name in _written_before(folder):
-        (folder / name).unlink(missing_ok=True)
-    written: list[Path] = []
     shots: list[Shot] = []
+    contents: dict[Path, bytes] = {}
     for picture in drawn(found):
-        image, numbers = folder / f"{picture.name}.png", folder / f"{picture.name}.json"
-        with files.whole(image) as partial:
-            picture.figure.savefig(partial, dpi=RESOLUTION, format="png", metadata={"Software": None})
-        files.write_whole(numbers, json.dumps(plain(picture.data), allow_nan=False) + "\n")
-        written += [image, numbers]
-        shots.append(Shot(picture.name, picture.title, picture.says, image.read_bytes()))
+        image = io.BytesIO()
+        picture.figure.savefig(image, dpi=RESOLUTION, format="png", metadata={"Software": None})
+        shots.append(Shot(picture.name, picture.title, picture.says, image.getvalue()))
+        numbers = json.dumps(plain(picture.data), allow_nan=False) + "\n"
+        contents |= {folder / f"{picture.name}.png": image.getvalue(), folder / f"{picture.name}.json": numbers.encode()}
     whole = plain(found)
     summary = {name: value for name, value in whole.items() if name != "heads"}
     summary["heads"] = [{name: head[name] for name in OF_A_HEAD} for head in whole["heads"]]
     summary["pictures"] = [shot.name for shot in shots]
+    for name in _written_before(folder):
+        (folder / name).unlink(missing_ok=True)
+    # The summary goes first: it says that the folder is a report's, which a call with --force may replace.
     files.write_whole(folder / SUMMARY, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    for path, content in contents.items():
+        with files.whole(path) as partial:
+            partial.write_bytes(content)
     files.write_whole(folder / PAGE, page(found, shots))
-    return [*written, folder / SUMMARY, folder / PAGE]
+    return [*contents, folder / SUMMARY, folder / PAGE]
 
 
 def _written_before(folder: Path) -> list[str]:

@@ -163,7 +163,12 @@ def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Ques
         stories = stories[:cut] if split == "train" else stories[cut:]
     if not stories:
         raise TaskError(f"{file} has too few stories to keep training and evaluation apart.")
-    return tuple(question for story in stories for question in story)
+    questions = tuple(question for story in stories for question in story)
+    if not questions:
+        raise TaskError(
+            f"{file} asks nothing in the stories for {split or 'training and evaluation'}; expected lines with a question."
+        )
+    return questions
 
 
 def files_of(folder: Path, number: int) -> dict[str, list[Path]]:

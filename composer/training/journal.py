@@ -66,14 +66,16 @@ class Journal:
 
 
 def draw(log: Path, target: Path) -> None:
-    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows.
+    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows. An empty log has no plot.
 
     Raises TrainingError where it cannot be written.
     """
     with _writable("curve", target.parent):
         from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
 
-        lines = list(_lines(log))
+        lines = list(_lines(log)) if log.is_file() else []
+        if not lines:
+            return
         stages = list(dict.fromkeys(line["stage"] for line in lines))
         with plotting() as pyplot:
             figure, axes = pyplot.subplots(1, len(stages), figsize=(WIDTH, 4), squeeze=False, layout="constrained")

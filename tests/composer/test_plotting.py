@@ -16,6 +16,7 @@ from composer.plotting import (
     LINES,
     WIDTH,
     colour,
+    label,
     legend,
     line,
     marker,
@@ -111,6 +112,19 @@ def test_names_are_thinned_where_there_is_no_room() -> None:
         assert {label.get_rotation() for label in axis.get_xticklabels()} == {90}
         named_ticks(axis, ["a", "b"], upright=4, most=5)
         assert {label.get_rotation() for label in axis.get_xticklabels()} == {0}
+        pyplot.close(figure)
+
+
+def test_names_are_no_formulas() -> None:
+    """Nor is one that begins with an underscore left out of the legend."""
+    with plotting() as pyplot:
+        figure, axis = pyplot.subplots(layout="constrained")
+        for name in ("_mine", "run$1_$2"):
+            axis.plot([0, 1], label=label(name))
+        titled(figure, "run$1_$2")
+        legend(figure, axis)
+        figure.canvas.draw()
+        assert len(figure.legends[0].get_texts()) == 2
         pyplot.close(figure)
 
 

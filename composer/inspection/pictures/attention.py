@@ -10,7 +10,7 @@ import numpy as np
 from composer.inspection.findings import Findings, HeadFindings, Numbers
 from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.style import memory_colours, panels, ticks
-from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, legend, named_ticks, whole_ticks
+from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, label, legend, named_ticks, plain, whole_ticks
 
 LEAST = 1e-4
 """The smallest weight that differs in colour from 0."""
@@ -48,7 +48,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
     own = [float(np.nanmean(head.found[index])) for head, index in every]
-    axis.bar(places - (width / 2 if found.teacher else 0), own, width, color=STUDENT, label=found.model)
+    axis.bar(places - (width / 2 if found.teacher else 0), own, width, color=STUDENT, label=label(found.model))
     theirs = [head.teacher_found[index].mean() if head.teacher_found is not None else None for head, index in every]
     if found.teacher:
         axis.bar(
@@ -65,7 +65,7 @@ def answers(pyplot: Any, found: Findings) -> DrawnFigure:
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
     named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{found.text}, {len(found.tokens):,} tokens. Answer right: {_answers_in_words(found)}")
+    axis.set_title(f"{plain(found.text)}, {len(found.tokens):,} tokens. Answer right: {_answers_in_words(found)}")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],

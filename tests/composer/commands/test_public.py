@@ -118,6 +118,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "inspect": (lambda: composer.inspect("nowhere"), "nowhere"),
     "inspect task": (lambda: composer.inspect(TEACHER, tasks="paskey"), 'did you mean "passkey"'),
     "ablate": (lambda: composer.ablate("lawcat", out="out"), "what to build from"),
+    "ablate seeds": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", lengths=64, seeds=[]), "seed"),
     "ablate jobs": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", jobs=0), "jobs"),
     "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
     "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "--top-p 2: say at most 1"),

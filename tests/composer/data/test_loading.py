@@ -58,6 +58,13 @@ def test_the_share_that_is_held_out(count: int, share: float) -> None:
     assert not any(held_out(index, 0) for index in range(count))
 
 
+@pytest.mark.parametrize("share", [4e-5, 1e-5, 3.3e-7])
+def test_a_small_share_of_many_documents(share: float) -> None:
+    assert held_out(0, share)
+    block = round(1 / share)
+    assert not any(held_out(index, share) for index in range(1, min(block, 1000)))
+
+
 def test_a_known_split_stays_as_it_is() -> None:
     assert [index for index in range(120) if held_out(index, 0.05)] == [0, 31, 55, 70, 95, 117]
     assert [index for index in range(40) if held_out(index, 1 / 11)] == [0, 17, 23, 38]

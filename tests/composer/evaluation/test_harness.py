@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from composer.errors import EvaluationError
 from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation import runner as runner_module
 from composer.evaluation.folder import HARNESS, RESULTS, TABLE
+from composer.evaluation.harness import _finite
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 
@@ -114,6 +116,32 @@ def test_a_model_is_asked_once(
     assert (report.harness[0].value * 4) % 1 == 0
     assert [cell.samples for cell in report.cells] == [4, 4]
     assert json.loads((tmp_path / RESULTS).read_text())["setting"]["harness"]["limit"] == 4
+
+
+def test_tasks_and_lm_eval_into_one_folder(
+    questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either order; what one call did not ask for is no contradiction to the other."""
+    monkeypatch.setattr(runner_module, "run_harness", lambda *_: {"mine": {"acc,none": 0.5, "acc_stderr,none": 0.1}})
+    theirs = EvaluationOptions(harness=("mine",), include_path=questions[0])
+    ours = EvaluationOptions(samples=2)
+    for order in ([ours, theirs], [theirs, ours]):
+        out = tmp_path / ("-".join("theirs" if options is theirs else "ours" for options in order))
+        for options in order:
+            report = evaluate(
+                [TEACHER], ["recall"] if options is ours else [], [128] if options is ours else [], replace(options, out=out)
+            )
+        assert [cell.samples for cell in report.cells] == [2]
+        assert [one.value for one in report.harness] == [0.5]
+        assert report.setting.samples == 2
+        assert "lm-eval" in report.setting.versions
+        with pytest.raises(EvaluationError, match="samples: 2 then, 3 now"):
+            evaluate([TEACHER], ["recall"], [128], replace(ours, samples=3, out=out))
+
+
+def test_a_figure_that_is_no_number_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert dict(_finite("mine", {"alias": "mine", "acc,none": 0.5, "ppl,none": float("nan")})) == {"acc,none": 0.5}
+    assert "lm-eval's mine: ppl,none is nan, which is left out." in caplog.text
 
 
 def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

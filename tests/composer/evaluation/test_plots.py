@@ -94,6 +94,14 @@ def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert first.read_bytes() == before
 
 
+def test_labels_that_differ_in_punctuation_alone(tmp_path: Path) -> None:
+    told = report()
+    tasks = tuple(told.setting.tasks[1].model_copy(update={"label": label}) for label in ("text=a/b", "text=a_b"))
+    cells = tuple(one.model_copy(update={"task": task.label}) for task in tasks for one in told.cells if one.task == "stories")
+    whole = told.model_copy(update={"setting": told.setting.model_copy(update={"tasks": tasks}), "cells": cells})
+    assert [path.stem for path in draw(whole, tmp_path) if "loss" in path.name] == ["loss-text_a_b", "loss-text_a_b-2"]
+
+
 def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:
     failed = [one.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for one in report().cells]
     assert draw(report().model_copy(update={"cells": tuple(failed)}), tmp_path) == []

@@ -68,3 +68,9 @@ def test_more_of_everything_into_a_folder(
     (out / RESULTS).unlink()
     again = evaluate([TEACHER], ["passkey"], [128], options)
     assert again.cell("teacher", "stories", 128).failure == "not finished: ask for it again"
+    # Its last sample is scored by a call that is stopped before it writes a report: the log has all of them.
+    log = (out / SAMPLES).read_text()
+    scored = evaluate([TEACHER], ["stories"], [128], options).cell("teacher", "stories", 128)
+    assert (out / SAMPLES).read_text().startswith(log)
+    (out / RESULTS).write_text(again.model_dump_json())
+    assert evaluate([TEACHER], ["passkey"], [128], options).cell("teacher", "stories", 128) == scored

@@ -12,7 +12,9 @@ import pytest
 
 import composer
 from composer.errors import InspectionError
+from composer.inspection import folder
 from composer.inspection.folder import PAGE, SUMMARY
+from composer.inspection.pictures import drawn
 from tests.composer.inspection.conftest import TEACHER
 from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, opened
 
@@ -57,6 +59,31 @@ def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
             assert watched.page.evaluate(NOTHING_HANGS_OUT)
             assert watched.page.evaluate(f"[...document.images].every(one => one.width >= {least})")
             assert watched.words == []
+
+
+def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While pictures are drawn nothing is written; while they are written, --force may replace what stands there."""
+    out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
+
+    def stopped(found: Any) -> Any:
+        yield next(drawn(found))
+        raise KeyboardInterrupt
+
+    def third(path: Path, **said: Any) -> Any:
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return whole(path, **said)
+
+    for name, patched in (("drawn", stopped), ("files.whole", third)):
+        with monkeypatch.context() as now:
+            now.setattr(f"composer.inspection.folder.{name}", patched)
+            with pytest.raises(KeyboardInterrupt):
+                composer.inspect(lola, alone=True, layers=[0], out=out, force=True, **QUICK)
+        left = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+        assert left == ({SUMMARY, *written[:2]} if written else set())
+    composer.inspect(lola, alone=True, layers=[0], out=out, force=True, **QUICK)
+    assert (out / PAGE).is_file()
 
 
 def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:

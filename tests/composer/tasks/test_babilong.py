@@ -10,7 +10,7 @@ import pytest
 
 from composer.errors import TaskError
 from composer.tasks.babi import PLACES, Question
-from composer.tasks.babilong import PEOPLE_AND_THINGS, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, read
+from composer.tasks.babilong import PEOPLE_AND_THINGS, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, of_split, read
 from composer.tasks.base import Sample, Split
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
@@ -167,3 +167,11 @@ def test_the_real_files(name: str, letters: Writer) -> None:
         assert sample.answers
         assert sample.answers[0] in PLACES
         assert made.score(sample, sample.answers[0]) == 1
+
+
+def test_a_file_that_asks_nothing(babi: Path) -> None:
+    for path in babi.glob("qa1_*"):
+        path.unlink()
+    (babi / "qa1_facts_test.txt").write_text("".join("1 Mary went to the garden.\n" for _ in range(10)))
+    with pytest.raises(TaskError, match=r"qa1_facts_test\.txt asks nothing in the stories for evaluation; expected lines with"):
+        of_split(babi, 1, "evaluation")

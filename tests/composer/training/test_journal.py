@@ -79,6 +79,15 @@ def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_log_that_was_removed(journal: Journal, tmp_path: Path) -> None:
+    """Its curve is missing, and the run goes on."""
+    (tmp_path / LOG).unlink()
+    draw(tmp_path / LOG, tmp_path / "curve.png")
+    (tmp_path / LOG).write_text("")
+    draw(tmp_path / LOG, tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()
+
+
 @pytest.mark.parametrize("count", [2, 7, 8, 40])
 def test_the_curve_is_legible(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     figures = kept_open(monkeypatch)
