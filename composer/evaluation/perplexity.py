@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from blocks.part import Closed
 from composer.errors import TaskError
-from composer.tasks.base import Sample, Scored
+from composer.tasks.base import Sample, Scored, stamp
 from composer.tasks.writer import Writer
 
 
@@ -44,7 +44,7 @@ class Perplexity(Closed):
 
     def windows(self, writer: Writer, length: int) -> LazySamples:
         """Raises ``TaskError`` where the text is shorter than one window."""
-        ids = tokens_of(writer.tokenizer, self.text)
+        ids = _tokens(writer.tokenizer, self.text, stamp(self.text))
         fresh = length - len(writer.begin)
         whole = len(ids) // fresh if fresh > 0 else 0
         if whole == 0:
@@ -60,8 +60,8 @@ class Perplexity(Closed):
 
 
 @lru_cache(maxsize=2)
-def tokens_of(tokenizer: Any, path: Path) -> np.ndarray:
-    """All tokens of a text file, int32."""
+def _tokens(tokenizer: Any, path: Path, _: tuple[int, int]) -> np.ndarray:
+    """All tokens of a text file, int32. The last argument is the file's stamp: one that has changed is read anew."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

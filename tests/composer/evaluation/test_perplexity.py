@@ -76,3 +76,10 @@ def test_what_cannot_be_read(tokenizer: Any, tmp_path: Path) -> None:
     for name in ("nowhere.txt", "bytes.txt"):
         with pytest.raises(TaskError, match=f"{name} cannot be read as text"):
             Perplexity(text=tmp_path / name).windows(Writer(tokenizer), 16)
+
+
+def test_a_text_that_changes(tmp_path: Path) -> None:
+    path, writer = tmp_path / "text.txt", Writer(Letters())
+    for text in ("abcd", "wxyz "):
+        path.write_text(text)
+        assert Perplexity(text=path).windows(writer, 4).draw(0).text == text[:4]
