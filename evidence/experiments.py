@@ -107,7 +107,7 @@ LATTE = Experiment(
     ("evidence/specs/latte-table-1.yaml", "evidence/specs/latte-latents.yaml"),
     Request(
         None,
-        data=("stories,samples=2400",),
+        data=("stories,samples=9600",),
         share=0.0,
         tokenizer=TEACHER,
         tasks=("stories",),
