@@ -140,7 +140,7 @@ def trained(setting: Setting, seed: int, work: Path, kept: Path = KEPT) -> Exper
 
 
 def _document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:
-    return keeping(load_spec(setting.spec).model_dump(mode="json", exclude_unset=True), layers)
+    return keeping(load_spec(setting.spec).model_dump(mode="json", exclude_unset=True), layers, setting.layers)
 
 
 def _choose(setting: Setting, seed: int, work: Path, tell: Told, device: str, kept: Path) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from composer.ablation.plan import AblationStep, Chain
-from composer.ablation.steps import FAILURE, Figures, found, run_step
+from composer.ablation.steps import FAILURE, WARNINGS, Figures, found, run_step
 from composer.errors import AblationError
 from composer.locks import say_nothing
+from composer.notices import warn_user
 
 LIBRARIES = (
     "transformers",
@@ -53,14 +54,15 @@ OnStep = Callable[[AblationStep | None, Figures, int, int], None]
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
     """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason.
 
-    Of the steps that can run, those of the first chain go first, so that a stopped ablation has whole chains.
+    Of the steps that can run, those of the first chain go first, so that a stopped ablation has whole chains. Warnings about a step
+    are logged as it ends.
     """
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     order = {name: rank for rank, name in enumerate(dict.fromkeys(step.name for chain in chains for step in chain.steps))}
     results: dict[str, Figures] = {}
     ready: list[AblationStep] = []
     followers: dict[str, list[AblationStep]] = {}
-    under_way = 0
+    under_way, warned = 0, set[tuple[str, str]]()
 
     def reached(step: AblationStep) -> None:
         before = results[step.after.name] if step.after is not None else {}
@@ -93,7 +95,16 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
         ended(step, figures)
         if tell is not None:
             tell(step, figures, len(results), len(steps))
+        _warn(step, figures, warned)
     return results
+
+
+def _warn(step: AblationStep, figures: Figures, warned: set[tuple[str, str]]) -> None:
+    """Logs the warnings about a step. warned: variants and the texts of their warnings: no variant has one twice."""
+    for said in figures.get(WARNINGS, ()):
+        if (step.variant.name, said) not in warned:
+            warned.add((step.variant.name, said))
+            warn_user(f"{step.variant.name}, {step.kind}: {said}")
 
 
 class _Here:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 """The results of a step, as JSON holds them. ``seconds`` is how long it took."""
 FAILURE = "failure"
+WARNINGS = "warnings"
+"""The key of the warnings about a step of training, a list; a step without any has none."""
 MARK = ".lock"
 """The file that marks a folder of steps."""
 
@@ -103,7 +106,8 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     recipe = Recipe.model_validate({"sequence": whole.sequence, "rows": whole.rows, step.kind: getattr(whole, step.kind)})
     if out.exists():  # a step that was killed before it wrote its figures
         shutil.rmtree(out)
-    options = _options(step, resume=(folder / f"{step.name}.run" / "run.json").is_file())
+    resume, warnings = (folder / f"{step.name}.run" / "run.json").is_file(), list[str]()
+    options = replace(_options(step), resume=resume, warn=warnings.append, again="say the same again")
     student = read_student(model_of(step.after, folder), (), recipe)
     report = (
         train(student, out, options)
@@ -111,7 +115,7 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
         else distill(student, out, options, which="transfer" if step.kind == "transfer" else "finetune")
     )
     (outcome,) = report.stages
-    return {
+    figures: Figures = {
         "before": outcome.before,
         "after": outcome.after,
         "loss": report.loss,
@@ -119,6 +123,7 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
         "steps": outcome.steps,
         "tokens": outcome.tokens,
     }
+    return figures | ({WARNINGS: warnings} if warnings else {})
 
 
 def _compare(step: AblationStep, folder: Path) -> Figures:
@@ -143,7 +148,7 @@ def _evaluate(step: AblationStep, folder: Path) -> Figures:
     return figures | ({FAILURE: "; ".join(failed)} if failed else {})
 
 
-def _options(step: AblationStep, *, resume: bool = False) -> TrainingOptions:
+def _options(step: AblationStep) -> TrainingOptions:
     from composer.training.run import TrainingOptions
 
     request = step.request
@@ -156,7 +161,6 @@ def _options(step: AblationStep, *, resume: bool = False) -> TrainingOptions:
         seed=step.seed,
         device=request.device,
         autocast=request.autocast,
-        resume=resume,
     )
 
 

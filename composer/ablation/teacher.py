@@ -6,18 +6,19 @@ import hashlib
 import json
 from pathlib import Path
 
-from composer.ablation.identity import files_for, model_identity
+from composer.ablation.identity import files_for, model_identity, tasks_of
 from composer.ablation.plan import Request
 from composer.ablation.report import scores_in
 from composer.ablation.steps import Figures
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
+from composer.evaluation.runner import PACKAGES, named_files
+from composer.files import sha256
 from composer.notices import inform
 from composer.versions import versions_of
 from composer.weights.sources import open_model
 
 TEACHER = "teacher"
-PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers")
 
 
 def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str | None]:
@@ -30,9 +31,17 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
     from composer.evaluation.folder import RESULTS
 
     try:
-        decides = {"teacher": model_identity(open_model(reference)), "device": request.device, "samples": request.samples}
-        text = json.dumps({**decides, "versions": versions_of(PACKAGES), "files": {k: str(v) for k, v in request.files.items()}})
-        out = steps / f"{TEACHER}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        decides = {
+            "teacher": model_identity(open_model(reference)),
+            "device": request.device,
+            "samples": request.samples,
+            "versions": versions_of(PACKAGES),
+            "files": {name: str(path) for name, path in request.files.items()},
+            "contents": {
+                f"{one.label}/{name}": sha256(path) for one in tasks_of(request) for name, path in named_files(one.task).items()
+            },
+        }
+        out = steps / f"{TEACHER}-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
         options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))
         if not (out / RESULTS).is_file():
             inform(f"Scoring the teacher, {reference}")

@@ -72,6 +72,17 @@ def notices_shown() -> Iterator[None]:
             log.propagate = propagate
 
 
+@contextmanager
+def warnings_alone() -> Iterator[None]:
+    """For the block, of the notices only warnings are printed."""
+    before = LOG.level
+    LOG.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        LOG.setLevel(before)
+
+
 def console() -> Console:
     """Styled on a terminal, plain elsewhere; never narrower than its words need."""
     from rich.console import Console

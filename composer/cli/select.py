@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 import composer
 from composer.cli.bars import training_steps
 from composer.cli.options import SOURCE, Backend, Data, HeldOut, HeldShare, Json, Quiet, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, warnings_alone
 from composer.commands.selection import ROWS, SEQUENCE
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
@@ -56,7 +57,7 @@ def select(
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.
     """
-    with training_steps(quiet=quiet or as_json) as watch:
+    with training_steps(quiet=quiet or as_json) as watch, warnings_alone() if quiet else nullcontext():
         found = composer.select(
             spec,
             source,
@@ -76,7 +77,6 @@ def select(
             student=student,
             force=force,
             progress=watch or False,
-            tell=(lambda said: None) if quiet else (lambda said: typer.echo(said, err=True)),
         )
     if as_json:
         print_json(found.model_dump(mode="json"))

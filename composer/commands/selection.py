@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, get_args
 
 from composer.api import SpecLike, build_folder, load_spec, resolve_spec
 from composer.arguments import Reference, check_known, several
-from composer.commands.training import distil
-from composer.data.loading import SHARE
+from composer.commands.training import bar_of
+from composer.data.loading import SHARE, check_references
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
 from composer.numbers import Tokens, check_count, check_seed, tokens_of
-from composer.progress import without_theirs
+from composer.progress import progress_callback, without_theirs
 from composer.selection.choice import candidates, count_within, state_bytes
+from composer.selection.origin import another_source
 from composer.selection.report import By
 from composer.spec.document import Spec
 from composer.spec.inherit import shown
@@ -25,12 +27,13 @@ from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.dimensions import dimensions
 from composer.weights.record import read_record
-from composer.weights.sources import describe_model
+from composer.weights.sources import describe_model, open_model
 from composer.words import plural
 
 if TYPE_CHECKING:
     from composer.selection.report import Selection
     from composer.training.loop import StepProgress
+    from composer.training.run import TrainingOptions
 
 ROWS = 16
 """Held-out rows to score on; each goes twice through the model for each of its layers."""
@@ -92,9 +95,9 @@ def select(
     check_possible(loaded, resolved, source, keep, budget, tokens)
     given = None if student is None else Path(student).expanduser()
     if given is not None:
-        check_student(given, resolved)
-    from composer.selection.resuming import check_learned
-    from composer.selection.runner import BUILT, STUDENT, SelectionOptions, select_layers, selection_folder
+        check_student(given, resolved, source)
+    check_references((*several(data), *several(held_out)))
+    from composer.selection.runner import SelectionOptions, select_layers, selection_folder
     from composer.training.run import TrainingOptions
 
     training = TrainingOptions(
@@ -107,36 +110,38 @@ def select(
         backend=backend,
         tell=tell or inform,
         warn=tell or warn_user,
+        again="say the same again without --force" if force else "say the same again",
     )
-    with selection_folder(folder, force=force), without_theirs():
+    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, without_theirs():
         if given is None:
-            given, built = folder / STUDENT, folder / BUILT
-            stopped = (folder / f"{STUDENT}.run").is_dir() and not force
-            build_folder(loaded, source, built, seed=seed, force=True)
-            asked = read_student(built, ())
-            stages_of(asked.record, asked.recipe, "transfer")
-            if given.is_dir() and not stopped and not force:
-                check_learned(given, built, training)
-                training.tell(f"{shown(given)} has learned already.")
-            else:
-                distil(
-                    built,
-                    data,
-                    given,
-                    held_out=held_out,
-                    share=share,
-                    stage="transfer",
-                    seed=seed,
-                    device=device,
-                    backend=backend,
-                    resume=stopped,
-                    force=not stopped,
-                    progress=progress,
-                    tell=tell,
-                )
-            rmtree(built)
+            given = _learned(loaded, source, folder, replace(training, watch=watch), force=force)
         options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
         return select_layers(loaded, given, folder, training, options)
+
+
+def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
+    """The student of all layers in the folder of a selection: trained, gone on with, or as a stopped selection has trained it.
+
+    Raises SelectionError, TrainingError, DataError and BuildError.
+    """
+    from composer.selection.resuming import check_learned
+    from composer.selection.runner import BUILT, STUDENT, clear
+    from composer.training.distill import distill
+
+    student, built = folder / STUDENT, folder / BUILT
+    stopped = (folder / f"{STUDENT}.run").is_dir() and not force
+    build_folder(spec, source, built, seed=training.seed, force=True)
+    asked = read_student(built, ())
+    stages_of(asked.record, asked.recipe, "transfer")
+    if student.is_dir() and not stopped and not force:
+        check_learned(student, built, training)
+        training.tell(f"{shown(student)} has learned already.")
+    else:
+        clear(folder)  # what --force replaces goes first: what stands beside a run is then no other selection's, and it can go on
+        # The source is the teacher that the student knows. A student beside a run that stopped is one that --force replaces.
+        distill(asked, student, replace(training, teacher=None, resume=stopped, force=True), which="transfer")
+    rmtree(built)
+    return student
 
 
 def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int | None, budget: int | None, sequence: int) -> None:
@@ -151,15 +156,21 @@ def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int 
             "it is the source; keep fewer."
         )
     if budget is not None and free:
-        cheapest = min(free, key=lambda layer: state_bytes(spec, (layer,), source, sequence))
-        count_within(lambda count: state_bytes(spec, (cheapest,)[:count], source, sequence), 1, budget)
+        layers = resolved.dimensions.layers
+        cheapest = min(free, key=lambda layer: state_bytes(spec, (layer,), layers, source, sequence))
+        count_within(lambda count: state_bytes(spec, (cheapest,)[:count], layers, source, sequence), 1, budget)
 
 
-def check_student(folder: Path, resolved: Resolved) -> None:
-    """Raises SelectionError where a folder holds no student of this spec."""
+def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:
+    """Raises SelectionError where a folder holds no student of this spec on this source, wherever the source stood then."""
     record = read_record(folder) if folder.is_dir() else None
-    if record is None or record.spec_hash != resolved.hash:
-        what = "it is not a built model" if record is None else f"it is of {record.resolved.name}, with another hash"
+    if record is None:
+        what = "it is not a built model"
+    elif record.spec_hash != resolved.hash:
+        what = f"it is of {record.resolved.name}, with another hash"
+    else:
+        what = another_source(folder, record, open_model(source))
+    if what is not None:
         raise SelectionError(
             f"--student {folder}: no student of {resolved.name} on this source, {what}. Leave it out to train one."
         )

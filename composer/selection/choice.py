@@ -10,6 +10,7 @@ from composer.api import explain
 from composer.errors import SelectionError
 from composer.selection.report import By, LayerScore
 from composer.spec.document import Spec
+from composer.spec.layer_rules import layers_at
 from composer.spec.loading import load_spec
 from composer.spec.resolve import SOURCE, Resolved
 
@@ -39,15 +40,29 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
     )
 
 
-def state_bytes(spec: Spec, layers: Sequence[int], source: str | os.PathLike[str], sequence: int) -> int:
-    """The bytes of the student's state at so many tokens with these layers kept. Raises SpecError and SourceError."""
+def state_bytes(spec: Spec, layers: Sequence[int], of: int, source: str | os.PathLike[str], sequence: int) -> int:
+    """The bytes of the student's state at so many tokens with these of its ``of`` layers kept. Raises SpecError and SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
-    return explain(load_spec(keeping(document, layers)), source, sequence=sequence).state_bytes
+    return explain(load_spec(keeping(document, layers, of)), source, sequence=sequence).state_bytes
 
 
-def keeping(document: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The spec with the source's attention in these layers: a last rule, which the earlier ones do not override."""
+def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict[str, Any]:
+    """The spec with the source's attention in these of its ``of`` layers: a last rule, which the earlier ones do not override.
+
+    Rules that it leaves without a layer are dropped, and so are heads of ``heads`` that no rule names then: a spec that has such
+    heads is refused.
+    """
     if not layers:
         return dict(document)
-    rule = {"at": layers[0] if len(layers) == 1 else list(layers), "use": SOURCE}
-    return {**document, "layers": [*document.get("layers", ()), rule]}
+    rules = [*document.get("layers", ()), {"at": layers[0] if len(layers) == 1 else list(layers), "use": SOURCE}]
+    last = {layer: number for number, rule in enumerate(rules) for layer in layers_at(rule["at"], of, ("layers", number, "at"))}
+    left = [rules[number] for number in sorted(set(last.values()))]
+    used = {name for rule in left for name in _named(rule["use"])}
+    heads = {name: head for name, head in document.get("heads", {}).items() if name in used}
+    others = {key: said for key, said in document.items() if key not in ("heads", "layers")}
+    return {**others, **({"heads": heads} if heads else {}), "layers": left}
+
+
+def _named(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
+    """The heads that a rule of a document names."""
+    return {use} if isinstance(use, str) else {group["head"] for group in use}

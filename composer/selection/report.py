@@ -37,7 +37,8 @@ class LayerScore(Closed):
 
 class Selection(Readable, Closed):
     """divergence: KL(teacher ‖ student) without a layer kept; kept_divergence: with those of ``keep``; both in nats a token, before
-    any fine-tuning. state_bytes: of the student at ``sequence`` tokens with the layers kept. document: the spec that keeps them."""
+    any fine-tuning. state_bytes: of the student at ``sequence`` tokens with the layers kept. all_fit: the budget would have allowed
+    to keep every layer. document: the spec that keeps them."""
 
     name: str
     teacher: str
@@ -50,6 +51,7 @@ class Selection(Readable, Closed):
     kept_divergence: float
     sequence: int
     state_bytes: int
+    all_fit: bool = False
     document: dict[str, Any]
     out: Path
 
@@ -75,9 +77,13 @@ def table(found: Selection) -> Table:
 
 def remarks(found: Selection) -> tuple[str, ...]:
     """The effect of keeping the layers, and the next step for the user."""
+    every = (
+        "The budget would allow to keep every layer, and that is the source itself: the one with the lowest score is left out.",
+    )
     return (
         f"KL(teacher ‖ student) is {found.divergence:.4g} nats a token with none of them kept, {found.kept_divergence:.4g} with "
         f"these ({found.tokens:,} tokens of {found.rows:,} held-out rows, before any fine-tuning).",
         f"State at {found.sequence:,} tokens: {size(found.state_bytes)}.",
+        *(every if found.all_fit else ()),
         f"Spec: {shown(found.out / 'spec.yaml')}",
     )

@@ -30,8 +30,8 @@ BUILT, STUDENT = "built", "student"
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """keep: layers, or None for as many as ``budget`` bytes of state at ``sequence`` tokens allow. rows: held-out rows to score on
-    at most."""
+    """keep: layers, or None for as many as ``budget`` bytes of state at ``sequence`` tokens allow, though never all. rows: held-out
+    rows to score on at most."""
 
     keep: int | None
     budget: int | None
@@ -47,23 +47,24 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     """
     described = read_student(student, ())
     teacher = open_teacher(described.record, training.teacher)
-    free = candidates(described.record.resolved)
+    layers, free = len(described.record.resolved.layers), candidates(described.record.resolved)
     _, held_out = rows_of(described, training)
     assert held_out is not None, "the options hold a share out"
     rows = some(held_out, options.rows)
-    training.tell(f"Scoring {len(described.record.resolved.layers)} layers on {len(rows)} held-out rows.")
+    training.tell(f"Scoring {layers} layers on {len(rows)} held-out rows.")
     model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)
     apart, scores = score_layers(model, taught, rows)
     ranked = [one for one in scores if one.layer in free]
     document = spec.model_dump(mode="json", exclude_unset=True)
 
-    folder = teacher.source.folder
-    count = options.keep
+    def bytes_of(count: int) -> int:
+        return state_bytes(spec, best(ranked, options.by, count), layers, teacher.source.folder, options.sequence)
+
+    count, all_fit = options.keep, False
     if count is None:
         assert options.budget is not None, "one of the two is said"
-        count = count_within(
-            lambda count: state_bytes(spec, best(ranked, options.by, count), folder, options.sequence), len(free), options.budget
-        )
+        count = count_within(bytes_of, len(free) - 1, options.budget)
+        all_fit = bytes_of(len(free)) <= options.budget
     keep = best(ranked, options.by, count)
     kept_apart, tokens = divergence_with(model, taught, rows, keep)
     name = f"{spec.name}-keep-{count}"
@@ -78,8 +79,9 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
         divergence=apart,
         kept_divergence=kept_apart,
         sequence=options.sequence,
-        state_bytes=state_bytes(spec, keep, folder, options.sequence),
-        document={**keeping(document, keep), "name": name},
+        state_bytes=bytes_of(count),
+        all_fit=all_fit,
+        document={**keeping(document, keep, layers), "name": name},
         out=out,
     )
     _write(found)
@@ -88,10 +90,18 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
 
 def _write(found: Selection) -> None:
     """The spec, the report and the picture. Raises SelectionError."""
+    clear(found.out)
     with failing_as(SelectionError, f"{found.out} cannot be written to", "Choose another --out."):
         write_whole(found.out / SPEC, to_yaml(found.document))
         write_whole(found.out / SELECTION, json.dumps(found.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
         draw(found, found.out / PICTURE)
+
+
+def clear(folder: Path) -> None:
+    """Removes what an earlier selection has found, but for its student. Raises SelectionError."""
+    with failing_as(SelectionError, f"The selection in {folder} cannot be removed", "Choose another --out."):
+        for name in (SELECTION, SPEC, PICTURE):  # the first of them says that a selection has ended there
+            (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from blocks.part import Closed
 from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, sha256, sync
 from composer.training.processes import by_all, by_first, count, held, rank
+from composer.training.stopping import AGAIN
 from composer.training.unit import Unit
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
@@ -56,12 +57,13 @@ class CheckpointFacts(Closed):
     told: dict[str, Any]
 
 
-def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written."""
+def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any], again: str = AGAIN) -> None:
+    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written, whose
+    message tells the user to make room, and ``again``."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
     failed = f"The checkpoint of step {step} could not be written to {folder}"
-    with failing_as(TrainingError, failed, "The one before it stands; make room, and go on with --resume."):
+    with failing_as(TrainingError, failed, f"The one before it stands; make room, and {again}."):
         try:
             by_first(lambda: _begin(folder, partial))
             processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
@@ -182,7 +184,7 @@ def _stored(checkpoint: Path) -> CheckpointFacts:
     if (checkpoint / PICKLE).exists():
         raise TrainingError(
             f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
-            "opened. Remove it to take the stage from its start with --resume, or begin anew with --force."
+            "opened. Remove it to take the stage from its start, or begin anew with --force."
         )
     text = read_text(checkpoint / FACTS, MOST_CONFIG)
     facts = parse_json(text)["facts"]
@@ -220,8 +222,8 @@ def _undamaged(checkpoint: Path, act: Callable[[], Answer]) -> Answer:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start with --resume, "
-            "or begin anew with --force."
+            f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start, or begin anew with "
+            "--force."
         ) from error
 
 

@@ -15,7 +15,6 @@ from composer.spec.recipe import Finetune, Stage, Transfer
 from composer.training.calibration import calibrate
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
-from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.model_transfer import ModelTransferCourse
@@ -81,7 +80,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
                 start = calibrate(student, teacher, transfer, run.rows, options.seed)
             shard(teacher, computing_alone(teacher), options.device)
             teacher_loss = held_out_loss(teacher)
-        setting, outcomes, learned, left = run.setting(Journal(run.folder)), [], {}, dict(stages)
+        setting, outcomes, learned, left = run.setting(run.journal()), [], {}, dict(stages)
         for name, stage in stages.items():
             if learned and count() > 1:
                 student = _anew(run, learned)
@@ -135,7 +134,7 @@ def _streamed(run: TrainingRun) -> TrainingReport:
     assert isinstance(stage, Transfer), "only transfer is streamed"
     check_disk(run, stage, student)
     with run.in_folder():
-        outcome, learned = transfer_streamed(run, stage, student, teacher, Journal(run.folder))
+        outcome, learned = transfer_streamed(run, stage, student, teacher, run.journal())
         return run.finish([outcome], learned)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.errors import TrainingError
 from composer.files import write_whole
 from composer.training.processes import by_first
+from composer.training.stopping import AGAIN
 from converters.bounded import MOST_LOG, parse_json, read_bytes, reason
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ MOST_NAMED = 12
 
 
 class Journal:
-    """The log of one run; a continued run appends to it. Of several processes only the first writes.
+    """The log of one run; a continued run appends to it. Of several processes only the first writes. again: how the user goes on.
 
     Where writing fails, all processes raise TrainingError, here and in the methods.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, again: str = AGAIN) -> None:
+        self._folder, self._again = folder, again
         self._boards: dict[str, Board] = {}
         by_first(self._make)
 
@@ -44,14 +45,14 @@ class Journal:
         by_first(lambda: self._write(stage, step, figures))
 
     def _make(self) -> None:
-        with _writable("log", self._folder):
+        with _writable("log", self._folder, self._again):
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def _rewind(self, stage: str, step: int) -> None:
         from composer.training.event_files import Board
 
         log = self._folder / LOG
-        with _writable("log", self._folder):
+        with _writable("log", self._folder, self._again):
             if log.is_file():
                 kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
                 write_whole(log, "".join(f"{json.dumps(line)}\n" for line in kept))
@@ -59,18 +60,19 @@ class Journal:
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
-        with _writable("log", self._folder):
+        with _writable("log", self._folder, self._again):
             with (self._folder / LOG).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"stage": stage, "step": step, **figures}) + "\n")
             self._boards[stage].write(step, dict(_flat(figures)))
 
 
-def draw(log: Path, target: Path) -> None:
+def draw(log: Path, target: Path, again: str = AGAIN) -> None:
     """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows. An empty log has no plot.
+    again: how to go on.
 
     Raises TrainingError where it cannot be written.
     """
-    with _writable("curve", target.parent):
+    with _writable("curve", target.parent, again):
         from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
 
         lines = list(_lines(log)) if log.is_file() else []
@@ -134,11 +136,9 @@ def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def _writable(what: str, folder: Path) -> Iterator[None]:
+def _writable(what: str, folder: Path, again: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
-        raise TrainingError(
-            f"The {what} in {folder} could not be written: {reason(error)}. {mend}, and go on with --resume."
-        ) from error
+        raise TrainingError(f"The {what} in {folder} could not be written: {reason(error)}. {mend}, and {again}.") from error

@@ -21,7 +21,7 @@ from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
 from composer.training.processes import added, broadcast_from_first, shares
-from composer.training.stopping import awaited
+from composer.training.stopping import AGAIN, awaited
 from composer.weights.record import Start
 
 EVALUATIONS = 10
@@ -55,6 +55,7 @@ class StageSetting:
     - autocast: the type that projections compute in; None: float32.
     - watch: called after each step.
     - tell: called with messages to the user.
+    - again: what they tell the user to do to go on with a stage that was stopped.
     """
 
     folder: Path
@@ -64,6 +65,7 @@ class StageSetting:
     autocast: torch.dtype | None = None
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
+    again: str = AGAIN
 
 
 class Outcome(Closed):
@@ -144,7 +146,7 @@ class _StageRun:
             if since < 0:
                 raise Stopped(
                     f"Stopped behind step {self.taken:,} of {self.steps:,} of {self.name}. What it has reached is in "
-                    f"{self.setting.folder}: say the same again with --resume to go on.",
+                    f"{self.setting.folder}: {self.setting.again} to go on.",
                     -int(since),
                 )
 
@@ -215,7 +217,7 @@ class _StageRun:
             before=self.before,
             after=self.after,
         )
-        checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump())
+        checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump(), self.setting.again)
 
     def _take_up(self) -> None:
         found = checkpoint.newest(self.folder)

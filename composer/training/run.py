@@ -31,6 +31,7 @@ from composer.training.measure import learned_nothing, too_few
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rows import bounded, rows_of, unwritten, warn_or_raise
 from composer.training.rules import check_held_out, learns_from_teacher
+from composer.training.stopping import AGAIN
 from composer.training.student import Student
 from composer.training.table import losses, remarks
 from composer.training.teacher import Teacher
@@ -63,6 +64,7 @@ class TrainingOptions:
     - watch: called after each step.
     - tell: called with messages to the user.
     - warn: called with warnings; None: ``tell`` is called with them.
+    - again: what messages tell the user to do to go on with a run that was stopped.
     """
 
     data: Sequence[str]
@@ -84,6 +86,7 @@ class TrainingOptions:
     watch: Callable[[StepProgress], None] | None = None
     tell: Callable[[str], None] = lambda said: None
     warn: Callable[[str], None] | None = None
+    again: str = AGAIN
 
 
 class TrainingReport(Readable, Closed):
@@ -128,11 +131,17 @@ class TrainingRun:
         held.enter_context(run_folder(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
 
+    def journal(self) -> Journal:
+        """Its log. Raises TrainingError."""
+        return Journal(self.folder, self.options.again)
+
     def setting(self, journal: Journal) -> StageSetting:
         """The settings of its stages."""
         kind = torch.bfloat16 if self.options.autocast else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
-        return StageSetting(self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell)
+        return StageSetting(
+            self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell, self.options.again
+        )
 
     def finish(
         self,
@@ -166,7 +175,7 @@ class TrainingRun:
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
-        draw(self.folder / LOG, self.folder / CURVE)
+        draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -7,7 +7,6 @@ import os
 from composer.devices import check_device
 from composer.spec.recipe import Finetune, Train
 from composer.training.finetune import FinetuneCourse, finetune_unit, loss_of
-from composer.training.journal import Journal
 from composer.training.loop import run_stage
 from composer.training.processes import take_gpu, together
 from composer.training.run import TrainingOptions, TrainingReport, load_student, open_run, prepare
@@ -27,7 +26,7 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         prepare(model, options)
         course = FinetuneCourse(model, finetune_unit(model, learned), learned, None)
         with run.in_folder():
-            outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(Journal(run.folder)))
+            outcome = run_stage(STAGE, course, learned, run.rows, run.held_out, run.setting(run.journal()))
             loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)
             return run.finish([outcome], course.units[0].parameters, loss=loss)
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AGAIN = "say the same again with --resume"
+"""How the user goes on with a run that was stopped, where the command that runs it says nothing else."""
 
 
 @contextmanager

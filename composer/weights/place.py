@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -28,18 +29,18 @@ _NOT_HERE = {
 
 
 def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> How:
-    """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows.
+    """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows, and with its time stamp.
 
     copy: always copy, even where a link or a clone is possible. moved: called with the number of bytes, as they are copied.
     """
     source = source.resolve()
-    if not copy:
-        if _linked(source, target):
-            return "linked"
-        if _cloned(source, target):
-            return "cloned"
-    copy_file(source, target, moved)
-    return "copied"
+    if not copy and _linked(source, target):
+        return "linked"
+    how: How = "cloned" if not copy and _cloned(source, target) else "copied"
+    if how == "copied":
+        copy_file(source, target, moved)
+    _keep_time(source, target)
+    return how
 
 
 def copy_file(source: Path, target: Path, moved: Callable[[int], None] = lambda _: None) -> None:
@@ -52,6 +53,13 @@ def copy_file(source: Path, target: Path, moved: Callable[[int], None] = lambda 
                 raise OSError(errno.EIO, f"{source} shrank while it was copied")
             left -= count
             moved(count)
+
+
+def _keep_time(source: Path, target: Path) -> None:
+    """As a link would: it identifies files that nobody has hashed, such as those of a run that goes on with a model built anew."""
+    stat = source.stat()
+    with suppress(OSError):  # a file system that lets nobody set it
+        os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def _linked(source: Path, target: Path) -> bool:

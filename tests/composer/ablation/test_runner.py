@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import composer
 from composer.ablation import runner, steps
 from composer.ablation.plan import AblationStep, Chain, Request
 from composer.ablation.runner import one_process, processes, run_chains
-from composer.ablation.steps import FAILURE, MARK, Figures
+from composer.ablation.steps import FAILURE, MARK, WARNINGS, Figures
 from composer.errors import AblationError
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
@@ -154,3 +155,20 @@ def _threads(process: int) -> int:
         return len(os.listdir(f"/proc/{process}/task"))
     except OSError:
         return 0
+
+
+def test_warnings_are_told_as_their_step_ends(asked: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps run in other processes, so their warnings come with their figures, and each variant tells of the same once."""
+    texts = tmp_path / "unknown.jsonl"
+    texts.write_text('{"text": "once qwx zzz xyz a time vvv kkk jjj"}\n' * 24)
+    unknown = replace(asked, data=(str(texts),), tasks=(), lengths=())
+    made = list(chains_of([write_spec(tmp_path / "s.yaml")], unknown, tmp_path).values())
+    steps_of = {step.kind: step.name for chain in made for step in chain.steps}
+    (tmp_path / MARK).touch()
+    with caplog.at_level("WARNING", "composer"), one_process() as workers:
+        results = run_chains(made, tmp_path, workers)
+    (said,) = [what for what in results[steps_of["transfer"]][WARNINGS] if "tokenizer has for what it cannot write" in what]
+    assert said in results[steps_of["finetune"]][WARNINGS]
+    assert WARNINGS not in results[steps_of["build"]]
+    assert [one.getMessage() for one in caplog.records].count(f"tiny, transfer: {said}") == 1
+    assert sum(said in one.getMessage() for one in caplog.records) == 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from typer.testing import CliRunner
 
 import composer
 from composer.cli.main import app
+from composer.training import loop
 
 pytestmark = pytest.mark.drawn
 
@@ -119,3 +124,121 @@ def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path
     anew = ran(*asked, *data, "--keep", "1", "--seed", "1", "--force")
     assert anew.exit_code == 0, anew.output
     assert record.stat().st_mtime_ns != learned
+
+
+def asked(out: Path, source: Path = TEACHER) -> list[str]:
+    return ["lawcat", "--from", str(source), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
+
+
+def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
+    """What comes of a command that SIGTERM reaches at its first step."""
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with monkeypatch.context() as sent:
+        step = loop._StageRun._step
+
+        def and_stop(run: loop._StageRun) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return step(run)
+
+        sent.setattr(loop._StageRun, "_step", and_stop)
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return ran(*words)
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("how_many", [("--keep", "1"), ("--budget", "10000000")])
+def test_a_spec_of_two_heads(tmp_path: Path, how_many: tuple[str, str]) -> None:
+    """On two layers the one that is kept is all that one head has. A budget for both keeps one, and says so."""
+    out = tmp_path / "out"
+    done = ran("alternating-delta", *asked(out)[1:], *how_many)
+    assert done.exit_code == 0, done.output
+    found = json.loads((out / "selection.json").read_text())
+    (kept,) = found["keep"]
+    heads = composer.explain(out / "spec.yaml", TEACHER)
+    assert heads.state_bytes == found["state_bytes"]
+    assert set(found["document"]["heads"]) == {("far", "near")[kept]}
+    assert found["all_fit"] is (how_many[0] == "--budget")
+    assert ("would allow to keep every layer" in done.stdout) is found["all_fit"]
+
+
+def test_quiet_keeps_warnings(tmp_path: Path) -> None:
+    """That the tokenizer cannot write the texts is told, and progress is not."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat sat on zzqx qwzx\nthe cat sat on vvvv jjjj\n" * 12)
+    words = ["lawcat", "--from", str(TEACHER), "--data", f"{texts},by=line", "--share", "0.2", *QUICK, "--keep", "1"]
+    loud, quiet = ran(*words, "-o", str(tmp_path / "loud")), ran(*words, "-o", str(tmp_path / "quiet"), "-q")
+    assert (loud.exit_code, quiet.exit_code) == (0, 0), loud.output + quiet.output
+    assert "Scoring 2 layers" in loud.stderr
+    (warning,) = quiet.stderr.splitlines()
+    assert "of the tokens of the data are the one that the tokenizer has for what it cannot write" in warning
+    assert warning in loud.stderr.splitlines()
+
+
+def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no --resume. One with --force goes on without it, as the old selection is gone by then, and not its student."""
+    out = tmp_path / "out"
+    stopped = stopped_by_a_signal(monkeypatch, *asked(out), "--keep", "1")
+    assert stopped.exit_code == 128 + signal.SIGTERM, stopped.output
+    assert f"What it has reached is in {out / 'student.run'}: say the same again to go on." in stopped.stderr
+    done = ran(*asked(out), "--keep", "1")
+    assert done.exit_code == 0, done.output
+    assert "Going on behind step 1 of 2" in done.stderr
+
+    anew = [*asked(out), "--keep", "1", "--seed", "1"]
+    stopped = stopped_by_a_signal(monkeypatch, *anew, "--force")
+    assert "say the same again without --force to go on." in stopped.stderr
+    assert not {"selection.json", "spec.yaml", "layers.png"} & {path.name for path in out.iterdir()}
+    done = ran(*anew)
+    assert done.exit_code == 0, done.output
+    assert "Going on behind step 1 of 2" in done.stderr
+    assert json.loads((out / "student" / "composition.json").read_text())["training"][0]["seed"] == 1
+    assert not (out / "student.run").exists()
+
+
+def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copies of weights that are too large to be hashed are those of the call before, also after one that was refused."""
+
+    def elsewhere(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr("composer.weights.build.HASHED_ANYWAY", 0)
+    out = tmp_path / "out"
+    with monkeypatch.context() as apart:
+        apart.setattr("os.link", elsewhere)
+        stopped_by_a_signal(monkeypatch, *asked(out), "--keep", "1")
+        refused = ran(*asked(out), "--keep", "1", "--set", "head.conv.kernel=3")
+        assert "was begun with other settings" in refused.stderr
+        done = ran(*asked(out), "--keep", "1")
+    assert done.exit_code == 0, done.output
+    assert "Going on behind step 1 of 2" in done.stderr
+
+
+def test_a_student_of_another_source(tmp_path: Path) -> None:
+    """Its source may have moved; one with another config, or with other weights, is another one."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    moved, other, out = tmp_path / "moved", tmp_path / "other", tmp_path / "out"
+    for folder in (moved, other):
+        shutil.copytree(TEACHER, folder, copy_function=shutil.copyfile)
+    assert ran(*asked(out), "--keep", "1").exit_code == 0
+    student = ["--keep", "1", "--student", str(out / "student")]
+    done = ran(*asked(tmp_path / "again", moved), *student)
+    assert done.exit_code == 0, done.output
+
+    weights = next(other.glob("*.safetensors"))
+    tensors = load_file(weights)
+    name = min(tensors)
+    save_file({**tensors, name: torch.flip(tensors[name], (0,))}, weights, {"format": "pt"})
+    refused = ran(*asked(tmp_path / "not", other), *student)
+    assert refused.exit_code == 2
+    assert f"it was built from {TEACHER.resolve()}, with other weights in {weights.name}" in refused.stderr
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    refused = ran(*asked(tmp_path / "not", other), *student)
+    assert "with another config.json. Leave it out" in refused.stderr
+    assert not (tmp_path / "not").exists()

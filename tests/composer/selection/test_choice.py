@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import composer
+from composer.api import resolve_spec
 from composer.errors import SelectionError
 from composer.selection.choice import best, candidates, count_within, keeping
 from composer.selection.report import LayerScore
@@ -37,8 +38,43 @@ def test_the_rule_comes_last_and_wins() -> None:
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
 
-    kept = resolve(load_spec(keeping(document, (1, 3))), SIZES)
+    kept = resolve(load_spec(keeping(document, (1, 3), 4)), SIZES)
     assert [groups[0].head for groups in kept.layers] == ["head", "source", "head", "source"]
     assert candidates(kept) == (0, 2)
-    assert keeping(document, (2,))["layers"][-1] == {"at": 2, "use": "source"}
-    assert keeping(document, ()) == document
+    assert keeping(document, (2,), 4)["layers"][-1] == {"at": 2, "use": "source"}
+    assert keeping(document, (), 4) == document
+
+
+def test_heads_without_a_layer_go_with_their_rules() -> None:
+    """A spec whose heads are not all used would be refused; rules and heads that still have a layer stay."""
+    document = composer.load_spec("alternating-delta").model_dump(mode="json", exclude_unset=True)
+    near, far = document["layers"]
+    source = {"at": [1, 3], "use": "source"}
+    for layers, heads, rules in (
+        ((1, 3), {"near"}, [near, source]),
+        ((0, 1, 2, 3), set(), [{"at": [0, 1, 2, 3], "use": "source"}]),
+        ((3,), {"near", "far"}, [near, far, {"at": 3, "use": "source"}]),
+    ):
+        kept = keeping(document, layers, 4)
+        assert (set(kept.get("heads", ())), kept["layers"]) == (heads, rules)
+        resolved = resolve_spec(kept, SIZES)
+        assert [index for index, groups in enumerate(resolved.layers) if groups[0].head == "source"] == list(layers)
+
+
+def test_groups_of_heads_and_overridden_rules() -> None:
+    """A head that a rule names beside another stays as long as that rule has a layer, and negative layers are layers."""
+    head = {"position": "rope", "memory": [{"kind": "window", "size": 4, "evict": "drop"}]}
+    halves = [{"head": "near", "heads": "1/2"}, {"head": "far", "heads": "1/2"}]
+    document = {
+        "compose": 1,
+        "name": "mixed",
+        "head": head,
+        "heads": {"near": head, "far": head, "last": head},
+        "layers": [{"at": "0:2", "use": halves}, {"at": -1, "use": "last"}],
+    }
+    some = keeping(document, (0, 3), 4)
+    assert set(some["heads"]) == {"near", "far"}
+    assert resolve_spec(some, SIZES).layers[2][0].head == "head"
+    both = keeping(document, (0, 1), 4)
+    assert set(both["heads"]) == {"last"}
+    resolve_spec(both, SIZES)

@@ -140,20 +140,22 @@ def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
         with pytest.raises(TrainingError) as caught:
             write()
         assert str(caught.value) == (
-            f"The log in {tmp_path} could not be written: No space left on device. Make room, and go on with --resume."
+            f"The log in {tmp_path} could not be written: No space left on device. Make room, and say the same again with --resume."
         )
         place.unlink(missing_ok=True)
         (tmp_path / LOG).write_text(kept)
     full(tmp_path / ".curve.png.partial")
     with pytest.raises(
-        TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and go on"
+        TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and say the same again"
     ):
         draw(tmp_path / LOG, tmp_path / "curve.png")
 
 
 def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / BOARD)
-    with pytest.raises(TrainingError, match=r"The log in .* could not be written: No such file .*\. Mend that, and go on"):
+    with pytest.raises(
+        TrainingError, match=r"The log in .* could not be written: No such file .*\. Mend that, and say the same again"
+    ):
         journal.write("one", 4, lr=0.1)
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"The log in .* could not be written: Not a directory\. Mend that"):

@@ -106,7 +106,7 @@ def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any],
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(
-        TrainingError, match=r"The log in .* could not be written: File too large\. Mend that, and go on with --resu"
+        TrainingError, match=r"The log in .* could not be written: File too large\. Mend that, and say the same again with --resu"
     ):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     monkeypatch.undo()

@@ -46,6 +46,15 @@ def test_where_no_link_can_be_the_bytes_come_another_way(file: Path, tmp_path: P
     assert not os.path.samefile(file, tmp_path / "target")
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_every_way_keeps_the_time_stamp(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: bool):
+    """It identifies files that nobody has hashed: a model that is built again from the same source is the same."""
+    os.utime(file, ns=(1_000_000_000, 1_234_567_890))
+    monkeypatch.setattr(os, "link", refuse(errno.EXDEV))
+    place(file, tmp_path / "target", copy=copy, moved=lambda _: None)
+    assert (tmp_path / "target").stat().st_mtime_ns == 1_234_567_890
+
+
 def test_a_clone_is_taken_where_the_file_system_makes_one(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(os, "link", refuse(errno.EXDEV))

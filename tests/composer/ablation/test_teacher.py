@@ -1,0 +1,49 @@
+"""The teacher's scores are kept by all that decides them: the contents of files, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from composer.ablation import teacher as module
+from composer.ablation.plan import Request
+from composer.ablation.teacher import teacher_scores
+from tests.composer.ablation.variants import request_for
+
+TASK = "perplexity 12 perplexity"
+
+
+def folders(steps: Path) -> set[str]:
+    return {path.name for path in steps.iterdir()}
+
+
+def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """No option replaces an evaluation in an ablation's folder, so none must be needed."""
+    steps, here = tmp_path / "steps", tmp_path / "own.txt"
+    steps.mkdir()
+    here.write_text("once upon a time there was a cat and it slept " * 9)
+
+    def asked(text: Path) -> Request:
+        return request_for(teacher, texts, tasks=("perplexity",), files={"text": text})
+
+    first, failure = teacher_scores(asked(here), steps)
+    assert (list(first), failure) == ([TASK], None)
+    assert teacher_scores(asked(here), steps) == (first, None)
+    assert len(folders(steps)) == 1
+    here.write_text("a dog ran home and the cat slept there once upon a time " * 9)
+    changed, failure = teacher_scores(asked(here), steps)
+    assert failure is None
+    assert changed[TASK] != first[TASK]
+    assert len(folders(steps)) == 2
+
+
+def test_another_version_of_what_scores(teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages are those that an evaluation names."""
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    teacher_scores(request_for(teacher, texts), steps)
+    of = module.versions_of
+    monkeypatch.setattr(module, "versions_of", lambda packages: {**of(packages), **({"peft": "9"} if "peft" in packages else {})})
+    teacher_scores(request_for(teacher, texts), steps)
+    assert len(folders(steps)) == 2
