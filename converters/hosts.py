@@ -18,6 +18,8 @@ from converters.local_layers import local_layers
 from converters.model_types import PREFIX
 from converters.trunk import Sizes, read_dtype
 
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+"""Names that hosts give the attention of a layer."""
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """Keys that a composed model's config has beside its host's."""
 
