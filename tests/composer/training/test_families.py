@@ -13,9 +13,15 @@ from composer.training.merge import merge_adapters
 from composer.weights.verify import verify
 from tests.composer.hosts.families import small
 from tests.composer.training.runs import VOCABULARY, make_student, run
+from tests.composer.training.streams import STREAM, same
+from tests.composer.weights.students import weights
 
 NAMED = ["biogpt", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert-decoder", "persimmon", "phi", "phi3"]
 """The families whose projections are not all called as Llama's."""
+SCALED = ["gemma", "gemma2", "gemma3_text", "vaultgemma"]
+"""Those whose embedding has a scale, which is in no file."""
+STREAMED = [*SCALED, "gpt2", "gpt_bigcode", "biogpt", "gpt_neox"]
+"""Beside these, those whose layers take arguments by their places; some learn positions, others turn."""
 IDS = torch.arange(20).view(2, 10) % 14
 
 
@@ -41,3 +47,13 @@ def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path,
     assert verify(tmp_path / "out").ok
     merge_adapters(tmp_path / "out", tmp_path / "merged")
     torch.testing.assert_close(logits(tmp_path / "merged"), adapted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", STREAMED)
+def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
+    student, few = student_of(family, teacher, tmp_path), "recipe.transfer.steps=2"
+    run(student, tmp_path / "whole", texts, few, which="transfer")
+    run(student, tmp_path / "streamed", texts, few, **STREAM)
+    wanted, start = weights(tmp_path / "whole"), weights(student)
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in wanted.items()), "something was learned"
+    assert same(wanted, tmp_path / "streamed")
