@@ -11,6 +11,7 @@ from composer.api import SpecLike, build_folder, load_spec, resolve_spec
 from composer.arguments import Reference, check_known, several
 from composer.commands.training import distil
 from composer.data.loading import SHARE
+from composer.devices import room_for
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
@@ -108,7 +109,11 @@ def select(
         tell=tell or inform,
         warn=tell or warn_user,
     )
-    with selection_folder(folder, force=force), without_theirs():
+    fewer = (
+        f"Where there is more, the same command goes on with what is in {shown(folder)}. Shorter rows (recipe.sequence) take "
+        "less, and start anew: --force."
+    )
+    with selection_folder(folder, force=force), room_for(f"on {device}", fewer, SelectionError), without_theirs():
         if given is None:
             given, built = folder / STUDENT, folder / BUILT
             stopped = (folder / f"{STUDENT}.run").is_dir() and not force

@@ -13,7 +13,7 @@ from typing import IO, Any
 from blocks.part import Closed
 from composer.api import load
 from composer.arguments import Reference
-from composer.devices import check_device, ran_out_of_memory, seeded
+from composer.devices import check_device, ran_out_of_memory, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
@@ -92,7 +92,7 @@ def generate(
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
-    with without_theirs():
+    with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), without_theirs():
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token
 
@@ -181,7 +181,8 @@ def sample(
     check_positions(described.trunk, str(model), longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
     check_device(device)
     first: list[str] = []
-    with without_theirs():
+    fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."
+    with room_for(f"on {device}", fewer, DataError), without_theirs():
         from composer.data.sampling import sample_texts
         from composer.training.rows import tokenizer_of
         from composer.training.teacher import open_language_model
