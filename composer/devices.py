@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,20 @@ def ran_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return type(error) is RuntimeError and re.search(ALLOCATION, str(error)) is not None
+
+
+@contextmanager
+def room_for(what: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError) -> Iterator[None]:
+    """For the block, raises ``refusal`` where memory runs out; other errors pass.
+
+    what: where, or in doing what. remedy: what to do, or what says it then.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
+        if not ran_out_of_memory(error):
+            raise
+        raise refusal(f"Out of memory {what}. {remedy if isinstance(remedy, str) else remedy()}") from error
 
 
 def check_memory(needed: int, what: str) -> None:

@@ -9,10 +9,15 @@ from converters.bounded import MOST_CONFIG, brief, read_json, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from converters.config import LARGEST_NUMBER
 from converters.errors import WeightsError
+from converters.hosts import ATTENTIONS
 from converters.shard import read_shard
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""The projections that may have adapters."""
+"""The projections that may have adapters, by their usual names."""
+OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense", "c_proj", "Wo"))
+"""Names that hosts give the joint projection of queries, keys and values, and the output projection if it is not o_proj."""
+_WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in OTHERS for name in names)
+"""The same as adapters name them, with their attention: outside of it, others may have such a name."""
 
 _CHECKED = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
 """Keys that are checked one by one, and keys that only name the adapters' origin."""
@@ -51,8 +56,16 @@ def check_adapter(folder: Path, name: str) -> None:
         raise WeightsError(f"{path} has adapters of rank {brief(rank)}; {ADAPTER_WEIGHTS} has none of them.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= LARGEST_NUMBER:
         raise WeightsError(f"{path} says lora_alpha: {brief(alpha)}; expected a number greater than 0.")
-    if not (isinstance(targets, list) and targets and all(target in TARGETS for target in targets)):
-        raise WeightsError(f"{path} says target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}.")
+    if not (isinstance(targets, list) and targets and all(map(_is_projection, targets))):
+        raise WeightsError(
+            f"{path} says target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}, or of the names that hosts have "
+            "for these, with their attention, such as self_attn.qkv_proj or attention.dense."
+        )
     for key, value in config.items():
         if key not in _CHECKED and value not in (None, False, [], {}, _NEUTRAL.get(key)):
             raise WeightsError(f"{path} says {brief(key)}: {brief(value)}, which is nothing that these adapters have.")
+
+
+def _is_projection(target: object) -> bool:
+    """Whether adapters on a module of this name are on a projection of attention."""
+    return isinstance(target, str) and (target in TARGETS or target in _WITHIN)

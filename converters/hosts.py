@@ -18,6 +18,8 @@ from converters.local_layers import local_layers
 from converters.model_types import PREFIX
 from converters.trunk import Sizes, read_dtype
 
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+"""Names that hosts give the attention of a layer."""
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """Keys that a composed model's config has beside its host's."""
 
@@ -50,8 +52,8 @@ LINES: Mapping[str, Line] = {
     "seed_oss": Line(head_dim=128),
 }
 
-LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode"})
-"""Families with a vector for each position."""
+LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt"})
+"""Families with a vector for each position, those among them that write without being sources."""
 
 PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"

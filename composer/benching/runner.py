@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from composer.errors import BenchError
 from composer.model.attention import INTERFACE
 from composer.versions import versions_of
 from composer.weights.opened import Opened, check_backends, open_models
+from composer.weights.positions import check_positions
 from converters.composed import ADAPTER_KEY
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
@@ -150,22 +152,14 @@ def device_name(device: str) -> str:
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
-    """Raises BenchError where a length exceeds a model's table of learned positions. Other kinds of positions have no end."""
+    """Raises BenchError where a length exceeds a model's table of learned positions."""
+    more = steps + 1
     for one in opened:
-        trunk = one.source.trunk
-        if not trunk.learns_positions:
-            continue
-        more = steps + 1
-        for option, longest, most in (
-            ("--prefill", max(lengths, default=0), trunk.max_positions),
-            ("--decode", max(positions, default=0), trunk.max_positions - more),
-        ):
-            if longest > most:
-                beside = f", {more:,} of them for what is decoded there" if option == "--decode" else ""
-                raise BenchError(
-                    f"{option}: {one.reference} has learned {trunk.max_positions:,} positions{beside}, too few for {longest:,} "
-                    f"tokens: ask for at most {max(most, 0):,}."
-                )
+        check = partial(check_positions, one.source.trunk, ask="ask for at most", refusal=BenchError)
+        check(f"--prefill: {one.reference}", max(lengths, default=0))
+        check(
+            f"--decode: {one.reference}", max(positions, default=0), more=more, of=f", with {more:,} more for what is decoded there"
+        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from composer.arguments import Reference, path_of
+from composer.devices import room_for
 from composer.errors import InspectionError, in_words
 from composer.evaluation.options import SHORTEST
 from composer.graph.lowering import AUTO
@@ -76,7 +77,8 @@ def inspect(
     with progress_callback(progress, lambda said: BarUpdate("looking", 0, 1, said), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run
 
-        with without_theirs(warnings=True):
+        fewer = f"Look at a shorter text (--length, now {lengths[0]:,}), with fewer --queries, or without the teacher: --alone."
+        with room_for(f"on {device}", fewer, InspectionError), without_theirs(warnings=True):
             return run(model, options, tokenizer=tokenizer, tell=tell)
 
 

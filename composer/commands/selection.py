@@ -12,6 +12,7 @@ from composer.api import SpecLike, build_folder, load_spec, resolve_spec
 from composer.arguments import Reference, check_known, several
 from composer.commands.training import bar_of
 from composer.data.loading import SHARE, check_references
+from composer.devices import room_for
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
@@ -112,7 +113,12 @@ def select(
         warn=tell or warn_user,
         again="say the same again without --force" if force else "say the same again",
     )
-    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, without_theirs():
+    fewer = (
+        f"Where there is more, the same command goes on with what is in {shown(folder)}. Shorter rows (recipe.sequence) take "
+        "less, and start anew: --force."
+    )
+    room = room_for(f"on {device}", fewer, SelectionError)
+    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, room, without_theirs():
         if given is None:
             given = _learned(loaded, source, folder, replace(training, watch=watch), force=force)
         options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)

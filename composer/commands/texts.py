@@ -13,7 +13,7 @@ from typing import IO, Any
 from blocks.part import Closed
 from composer.api import load
 from composer.arguments import Reference
-from composer.devices import check_device, ran_out_of_memory, seeded
+from composer.devices import check_device, ran_out_of_memory, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
@@ -26,6 +26,7 @@ from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.trust import load_tokenizer
 from composer.weights.opened import open_models
+from composer.weights.positions import check_positions
 from composer.weights.sources import describe_model
 from composer.words import plural, size
 from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
@@ -35,6 +36,8 @@ SHOWN = 3
 """Texts of a file that a report shows."""
 LONGEST = 200
 """Characters of each."""
+LAST = "the last one is written, and not read"
+"""Why a model writes one token more than it has positions."""
 
 
 class Generated(Readable, Closed):
@@ -87,18 +90,20 @@ def generate(
     check_seed(seed, least=LEAST_SEED)
     if top_p < 1 and temperature == 0:
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
-    built = describe_model(model).is_composed  # report mistakes before imports that take seconds
+    described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
-    with without_theirs():
+    with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), without_theirs():
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token
 
-        loaded, folder = _loaded(str(model), device, backend, built=built)
+        loaded, folder = _loaded(str(model), device, backend, built=described.is_composed)
         tokenizer = _tokenizer(folder)
         tokens = tokenizer(prompt, return_tensors="pt").to(device)
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
+        of = f", {count:,} of the prompt and {most:,} to write"
+        check_positions(described.trunk, str(model), count + most, f"{LAST}, so both may come to", more=-1, of=of)
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
             warn_user(said)
         keep_tokens_alone(loaded)
@@ -172,10 +177,12 @@ def sample(
     if target.is_dir():
         raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")
     _check_free(target, force=force)
-    describe_model(model)  # report mistakes before imports that take seconds
+    described = describe_model(model)  # report mistakes before imports that take seconds
+    check_positions(described.trunk, str(model), longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
     check_device(device)
     first: list[str] = []
-    with without_theirs():
+    fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."
+    with room_for(f"on {device}", fewer, DataError), without_theirs():
         from composer.data.sampling import sample_texts
         from composer.training.rows import tokenizer_of
         from composer.training.teacher import open_language_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from blocks.part import Closed
 from composer.arguments import Reference, check_known, path_of, several
 from composer.data.loading import SHARE, check_references
+from composer.devices import room_for
 from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
@@ -101,7 +102,9 @@ def distil(
             tell=tell or inform,
             warn=tell or warn_user,
         )
-        return run(student, _out(model, out, "distilled"), options, which=stage)
+        target = _out(model, out, "distilled")
+        with room_for(f"on {device} in training", lambda: _less_memory(target, options, streams=True), TrainingError):
+            return run(student, target, options, which=stage)
 
 
 @in_words
@@ -157,7 +160,9 @@ def train(
             tell=tell or inform,
             warn=tell or warn_user,
         )
-        return run(student, _out(model, out, "trained"), options)
+        target = _out(model, out, "trained")
+        with room_for(f"on {device} in training", lambda: _less_memory(target, options, streams=False), TrainingError):
+            return run(student, target, options)
 
 
 class MergeReport(Readable, Closed):
@@ -212,6 +217,16 @@ def _options(data: str | Sequence[str], held_out: str | Sequence[str], **more: A
     from composer.training.run import TrainingOptions
 
     return TrainingOptions(data=several(data), held_out=several(held_out), **more)
+
+
+def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
+    """What to do where memory has run out, and how the run that has ended so goes on. streams: whether layers can be streamed."""
+    ways = ["a smaller `batch` or a larger `accumulate` of the stage", "shorter rows (recipe.sequence)"]
+    ways += [] if options.gradient_checkpointing else ["--gradient-checkpointing, where the whole model learns"]
+    ways += ["--stream, for attention transfer on the cpu"] if streams and not options.stream else []
+    folder = Path(f"{out.expanduser()}.run")
+    kept = f" What was reached is in {shown(folder)}: the same recipe goes on with --resume, another starts anew with --force."
+    return f"What takes less: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
 
 
 def _out(model: Reference, out: Reference | None, did: str) -> Path:

@@ -14,6 +14,8 @@ from composer.notices import warn_user
 from composer.tasks.base import Sample
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
+from composer.weights.positions import check_positions
+from converters.trunk import Sizes
 
 OnMade = Callable[[CellKey, int, int], None]
 """Called for each sample that is made for the check: with its cell, the number made so far, and the number to make."""
@@ -35,7 +37,6 @@ def impossible_cells(
     doubts: dict[str, list[str]] = {}
     for subject in subjects:
         trunk = subject.source.trunk
-        most = trunk.max_positions if trunk.learns_positions else None
         for one in asked:
             tokens: list[int] = []
 
@@ -49,7 +50,7 @@ def impossible_cells(
                 if on_made is not None:
                     on_made(key, done, count)
 
-            reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, most, subject.reference, on_sample)
+            reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, trunk, subject.reference, on_sample)
             found |= {CellKey(subject.label, one.label, length): reason for length, reason in reasons}
             if said := hardly_written(f"the texts of {one.label}", tokens, unknown_token(subject.tokenizer)):
                 doubts.setdefault(said, []).append(subject.label)
@@ -70,7 +71,7 @@ def _impossible(
     vocabulary: int,
     one: NamedTask,
     lengths: Sequence[int],
-    most: int | None,
+    trunk: Sizes | None,
     reference: str,
     made: OnSample = lambda *_: None,
 ) -> Iterator[tuple[int, str]]:
@@ -79,7 +80,8 @@ def _impossible(
     writer, problems, seen = Writer(tokenizer), {}, False
     for length in lengths:
         try:
-            _check_room(one, length, most, reference)
+            if trunk is not None:
+                _check_room(one, length, trunk, reference)
             samples = drawn(one.task, writer, length)
             texts, count = [], 1 if seen else samples.count
             for index in range(count):
@@ -96,14 +98,10 @@ def _impossible(
 
 
 class _NoRoom(EvaluationError):
-    """A length exceeds a model's table of learned positions. Other kinds of positions have no end."""
+    """A length exceeds a model's table of learned positions."""
 
 
-def _check_room(one: NamedTask, length: int, most: int | None, reference: str) -> None:
+def _check_room(one: NamedTask, length: int, trunk: Sizes, reference: str) -> None:
     more = MORE if one.task.scored == "written" else 0
-    if most is not None and length + more > most:
-        room = f", with {MORE} more for what is written" if more else ""
-        raise _NoRoom(
-            f"{reference} has learned {most:,} positions, too few for {length:,} tokens{room}: "
-            f"ask for lengths up to {most - more:,}."
-        )
+    of = f", with {MORE} more for what is written" if more else ""
+    check_positions(trunk, reference, length, "ask for lengths up to", _NoRoom, more=more, of=of)

@@ -15,6 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
+from composer.weights.positions import check_positions
 
 if TYPE_CHECKING:
     from composer.training.teacher import Teacher
@@ -65,6 +66,7 @@ def look(
 ) -> Findings:
     """The findings on a model in memory, and its teacher if there is one, on a text."""
     from composer.inspection.models import TextRun, stream_likeness
+    from composer.weights.from_model import trunk_of
 
     resolved = student.config.resolved()
     layers = _layers(options, len(resolved.layers))
@@ -75,6 +77,9 @@ def look(
             f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "
             "heads, key heads and channels, and the same vocabulary. Name the model that the student was built from."
         )
+    for one, name in ((student, label), (teacher, f"The teacher {teacher_label}")):
+        if one is not None:
+            check_positions(trunk_of(one), name, len(text.ids), "ask for a --length of at most", InspectionError)
     queries = text.queries(options.queries)
     if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
         raise InspectionError(

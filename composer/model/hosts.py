@@ -19,12 +19,10 @@ from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.spec.resolve import Resolved
+from converters.hosts import ATTENTIONS
 
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
-
-ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
-"""Names that hosts give the attention of a layer."""
 
 TURNS: Mapping[str, Callable[[Any], bool]] = {
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,

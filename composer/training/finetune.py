@@ -19,15 +19,13 @@ from composer.training.losses import next_token_losses
 from composer.training.processes import added, count, shares
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
+from converters.adapter import OTHERS
 from converters.canonical import is_composed
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 MODEL = "model"
-
-OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense", "c_proj", "Wo"))
-"""Names that hosts give the joint projection of queries, keys and values, and the output projection if it is not o_proj."""
 
 
 class FinetuneCourse(WholeCourse):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +86,9 @@ class StoredModel:
         del layer.forward
         own, prefix = self._names[index], self._within(index)
         wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
-        if index in self._joined and not attention_alone:
-            tensors = self._join(index)
+        if index in self._joined and any(prefix + name not in self._tensors for name in wanted):
+            found = self._join(index)
+            tensors = {name: found[name] for name in wanted}
         else:
             tensors = {name: self._read(prefix + name) for name in wanted}
         layer.load_state_dict(tensors, strict=not attention_alone, assign=True)
@@ -118,22 +121,30 @@ class StoredModel:
         calls, self._calls = self._calls, {}
         return LayerInputs(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
 
-    def _called(self, index: int, hidden: Tensor, **options: Any) -> Tensor:
-        """The forward of a layer without weights: it records its arguments, and returns its input."""
-        self._calls[index] = {"hidden": hidden, "options": options}
+    def _called(self, index: int, hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
+        """The forward of a layer without weights: it records its arguments, by their names, and returns its input."""
+        names = islice(inspect.signature(type(self._layers[index]).forward).parameters, 2, None)  # without itself and its input
+        self._calls[index] = {"hidden": hidden, "options": {**dict(zip(names, positional, strict=False)), **options}}
         return hidden
 
     def _fill(self, path: str, module: nn.Module, config: Any) -> None:
         """Fill a module outside of the layers: its own parameters, and buffers, which are in no file. The embedding is left out, as
         its rows are read batch by batch."""
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            self._fill_buffers(module, config)
         for name, _ in module.named_parameters(recurse=False):
             full = f"{path}.{name}".removeprefix(".")
             if self._prefix + full != self._embedding:
                 self._put(self._base, full, self._read(self._prefix + full))
-        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            made = type(module)(config=config)
-            for name, buffer in made.named_buffers(recurse=False):
-                module.register_buffer(name, buffer, persistent=False)
+
+    def _fill_buffers(self, module: nn.Module, config: Any) -> None:
+        """Fill a module's own buffers, whose numbers follow from the config, or from what the module itself was made with."""
+        takes_config = "config" in inspect.signature(type(module)).parameters
+        made: Any = type(module)(config=config) if takes_config else module
+        for name, buffer in list(made.named_buffers(recurse=False)):
+            module.register_buffer(name, buffer if takes_config else torch.empty_like(buffer, device="cpu"), persistent=False)
+        if not takes_config:
+            self._base._init_weights(module)  # as a loader does; the module's parameters have no memory yet
 
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter without numbers by a tensor."""

@@ -36,6 +36,7 @@ from composer.weights.findings import Check, Outcome, VerifyReport
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
 from composer.weights.stream import all_finite, as_tensor
+from converters.adapter import check_adapter
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
@@ -56,7 +57,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     if record is None:
         raise BuildError(f"{path} has no {RECORD}: it was not written by `compose build`, so there is nothing to check it against.")
     present = files_in(path)
-    checks = [*_spec(record), _config(path, record), _coverage(path, record), *unnamed(record)]
+    checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *unnamed(record)]
     for name, stored in record.files.items():
         if name in present:
             checks += _file(name, present[name], stored, progress)
@@ -108,7 +109,8 @@ def _config(folder: Path, record: Record) -> Check:
     except ConverterError as error:
         return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
     trunk, recorded = asdict(described.trunk), DEFAULTS | record.trunk
-    different = [key for key in trunk if trunk[key] != recorded.get(key)]
+    # A host's windows follow from its config, which is compared. Records of before they were read have none.
+    different = [key for key in trunk if key != "windows" and trunk[key] != recorded.get(key)]
     config = described.config
     spec, found = (config.get(key) for key in SPEC_KEYS)
     if not _is(record.resolved, spec):
@@ -127,6 +129,18 @@ def _config(folder: Path, record: Record) -> Check:
         detail = f"not what the record says: {', '.join(different)}"
         return Check(what="config", subject=CONFIG, outcome="failed", detail=detail)
     return Check(what="config", subject=CONFIG, outcome="passed", detail="the trunk and the heads of the record")
+
+
+def _adapters(folder: Path, record: Record) -> Iterator[Check]:
+    """A check that the adapters are such as are loaded, as a loader makes it before it takes any. None where there are none."""
+    if (name := adapter_in(record)) is None:
+        return
+    try:
+        check_adapter(folder, name)
+    except ConverterError as error:
+        yield Check(what="adapters", subject=name, outcome="failed", detail=str(error))
+        return
+    yield Check(what="adapters", subject=name, outcome="passed", detail="of a kind that is loaded, on projections of attention")
 
 
 def _is(resolved: Resolved, document: object) -> bool:

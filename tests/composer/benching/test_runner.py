@@ -162,7 +162,7 @@ def test_learned_positions_end(tmp_path: Path) -> None:
     options = BenchOptions(**QUICK)
     with pytest.raises(BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: ask for at most 32"):
         bench([folder], [8, 33], options=options)
-    with pytest.raises(BenchError, match="--decode: .*, 3 of them for what is decoded there, too few for 30 tokens: .* most 29"):
+    with pytest.raises(BenchError, match="--decode: .*too few for 30 tokens, with 3 more for what is decoded there: .* most 29"):
         bench([folder], [], [30], options)
     report = bench([folder], [32], [29], options)
     assert [cell.failure for cell in report.cells] == [None, None]

@@ -81,6 +81,16 @@ def test_mistakes(compose: Compose, student: Path, teacher: Path) -> None:
     assert "bare has no tokenizer" in message("bare", "--prompt", PROMPT)
 
 
+def test_more_tokens_than_there_are_positions(compose: Compose, teacher: Path) -> None:
+    trunk = "{width: 32, layers: 1, heads: 4, vocabulary: 64, embedding: learned, length: 16}"
+    Path("short.yaml").write_text(f"compose: 1\nname: short\nextends: lawcat\ntrunk: {trunk}\n")
+    assert compose("build", "short.yaml", "--fresh", "-o", "short", "--tokenizer", teacher).exit_code == 0
+    result = compose("generate", "short", "--prompt", PROMPT, "--max-new-tokens", 16)
+    assert result.exit_code == 2
+    assert "short has learned 16 positions, too few for 24 tokens" in " ".join(result.stderr.split())
+    assert "generation_config" not in result.stderr
+
+
 def test_a_model_that_nobody_has_composed_writes_as_transformers_has_it(compose: Compose, teacher: Path) -> None:
     result = compose("generate", teacher, "--prompt", PROMPT, "--max-new-tokens", 4)
     assert result.exit_code == 0

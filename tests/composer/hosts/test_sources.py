@@ -15,7 +15,10 @@ import composer
 from composer.errors import BuildError, SourceError, TrainingError
 from composer.spec.recipe import Lora
 from composer.training.finetune import add_adapters, projections
+from composer.weights.record import RECORD
+from composer.weights.verify import verify
 from converters.hosts import REFUSED
+from tests.checkpoints import edit_config
 from tests.composer.hosts.families import PASSED, small
 
 DOCS = Path(__file__).parents[3] / "docs" / "sources.md"
@@ -98,6 +101,21 @@ def test_layers_stay_as_they_are(spec: dict[str, Any]) -> None:
     ids = torch.randint(3, 90, (2, 23))
     kept = composer.build(spec, source)
     torch.testing.assert_close(kept(ids).logits, source(ids, use_cache=False).logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_student_of_a_source_with_local_layers_passes_verify(tmp_path: Path, known: bool) -> None:
+    """Also where its record is of before the windows of its layers were read."""
+    small("gemma2").save_pretrained(tmp_path / "source")
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "student")
+    record = json.loads((tmp_path / "student" / RECORD).read_text())
+    assert record["trunk"]["windows"] == [8, None]
+    if not known:
+        del record["trunk"]["windows"]
+        (tmp_path / "student" / RECORD).write_text(json.dumps(record))
+    assert verify(tmp_path / "student").ok
+    edit_config(tmp_path / "student", sliding_window=4)
+    assert not verify(tmp_path / "student").ok
 
 
 @pytest.mark.parametrize(

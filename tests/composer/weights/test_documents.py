@@ -44,7 +44,7 @@ def adapted(source: Path, tmp_path: Path) -> Path:
     build(source, tmp_path / "student", LAWCAT)
     (tmp_path / "log").write_text("a log")
     tensors = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{which}.weight": torch.ones(2, 32) for which in "AB"}
-    adapter = Adapter({"peft_type": "LORA", "r": 2, "lora_alpha": 4}, tensors)
+    adapter = Adapter({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}, tensors)
     write_trained(tmp_path / "student", tmp_path / "adapted", Trained({}, adapter, (), {"log.jsonl": tmp_path / "log"}))
     assert verify(tmp_path / "adapted").ok
     assert not verify(tmp_path / "adapted").unchecked
@@ -94,7 +94,15 @@ class TestWhatStandsBeside:
         config.write_text(config.read_text().replace('"lora_alpha": 4', '"lora_alpha": 400'))
         assert failed(adapted) == {("contents", "adapter/adapter_config.json")}
         config.unlink()
-        assert failed(adapted) == {("contents", "adapter/adapter_config.json")}
+        assert failed(adapted) == {("adapters", "adapter"), ("contents", "adapter/adapter_config.json")}
+
+    def test_adapters_that_no_loader_takes(self, adapted: Path):
+        """Though the record has the hash of their config."""
+        config = adapted / "adapter" / "adapter_config.json"
+        config.write_text(config.read_text().replace('"q_proj"', '"gate_proj"'))
+        found = hashlib.sha256(config.read_bytes()).hexdigest()
+        change_record(adapted, lambda record: record["documents"].update({"adapter/adapter_config.json": found}))
+        assert failed(adapted) == {("adapters", "adapter")}
 
     @pytest.mark.parametrize("said", [..., None, "training"])
     def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, said: object):

@@ -1,0 +1,119 @@
+"""Where memory runs out, a command says so and what takes less; what it has reached stands, and is gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from composer.errors import ComposerError
+from composer.inspection.models import TextRun
+from composer.selection import runner
+from composer.training.loop import _StageRun
+from tests.composer.programs import ROOT
+from tests.composer.weights.students import weights
+
+TEACHER = ROOT / "examples" / "teacher"
+ERRORS = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+    ),
+    "python": MemoryError(),
+}
+LESSON = ["recipe.sequence=32", "recipe.finetune.steps=3", "recipe.finetune.batch=1", "recipe.finetune.lora.rank=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return composer.build_folder("lolcats", TEACHER, tmp_path_factory.mktemp("built") / "student").out
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trunk = {"width": 32, "layers": 1, "heads": 4, "vocabulary": 512}
+    recipe = {"sequence": 32, "train": {"lr": 0.01, "steps": 3, "batch": 1}}
+    spec = {"compose": 1, "name": "own", "extends": "lawcat", "trunk": trunk, "recipe": recipe}
+    return composer.build_folder(spec, out=tmp_path_factory.mktemp("built") / "own", fresh=True, tokenizer=TEACHER).out
+
+
+def raising(error: Exception, passing: int = 0, then: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function that calls another a few times, and then raises the error."""
+    left = passing
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or then is None:
+            raise error
+        return then(*arguments, **options)
+
+    return full
+
+
+def distil(folder: Path, out: Path, **options: Any) -> Any:
+    settings = {"stage": "finetune", "overrides": LESSON, "checkpoint_seconds": 0.0, **options}
+    return composer.distil(folder, "stories,samples=20", out, **settings)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_StageRun, "_step", raising(ERRORS[error], 2, _StageRun._step))
+        words = r"Out of memory on cpu in training. What takes less: a smaller `batch` or a larger `accumulate` .*recipe.sequence.*"
+        with pytest.raises(
+            ComposerError, match=words + r"--gradient-checkpointing.*--stream.* is in .*out\.run: .*--resume"
+        ) as caught:
+            distil(folder, tmp_path / "out")
+    assert caught.value.__cause__ is ERRORS[error]
+    told: list[str] = []
+    distil(folder, tmp_path / "out", resume=True, tell=told.append)
+    assert any("Going on behind step 2 of 3" in said for said in told)
+    distil(folder, tmp_path / "whole")
+    found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
+def test_what_is_asked_for_already_is_not_named(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what a command does not have."""
+    monkeypatch.setattr(_StageRun, "_step", raising(ERRORS["cpu"]))
+    with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*--resume") as caught:
+        composer.train(fresh, "stories,samples=20", tmp_path / "out", gradient_checkpointing=True)
+    assert "--gradient-checkpointing" not in str(caught.value)
+    assert "--stream" not in str(caught.value)
+
+
+def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from composer.data import sampling
+
+    monkeypatch.setattr(sampling, "keep_tokens_alone", raising(ERRORS["cuda"]))
+    with pytest.raises(
+        ComposerError, match=r"Out of memory on cpu\. Write fewer texts at once \(--batch, now 4\), .*--length, now 16"
+    ):
+        composer.sample(str(TEACHER), tmp_path / "texts.jsonl", texts=4, batch=4, length=16)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(TextRun, "student", raising(ERRORS["cpu"]))
+    with pytest.raises(ComposerError, match=r"Out of memory on cpu\. Look at a shorter text \(--length, now 96\), .*--alone"):
+        composer.inspect(folder, length=96)
+
+
+def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = ["recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}"]
+    asked: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "score_layers", raising(ERRORS["cuda"]))
+        with pytest.raises(ComposerError, match=r"Out of memory on cpu\. Where there is more, the same command goes on"):
+            composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", **asked)
+    told: list[str] = []
+    composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", tell=told.append, **asked)
+    assert any("has learned already" in said for said in told)
+
+
+def test_other_errors_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_StageRun, "_step", raising(RuntimeError("a shape is wrong")))
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        distil(folder, tmp_path / "out")

@@ -1,0 +1,60 @@
+"""Whatever names a family has for its layers' parts: adapters on them are loaded and merged, and layers are streamed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import composer
+from composer.training.merge import merge_adapters
+from composer.weights.verify import verify
+from tests.composer.hosts.families import small
+from tests.composer.training.runs import VOCABULARY, make_student, run
+from tests.composer.training.streams import STREAM, same
+from tests.composer.weights.students import weights
+
+NAMED = ["biogpt", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert-decoder", "persimmon", "phi", "phi3"]
+"""The families whose projections are not all called as Llama's."""
+SCALED = ["gemma", "gemma2", "gemma3_text", "vaultgemma"]
+"""Those whose embedding has a scale, which is in no file."""
+STREAMED = [*SCALED, "gpt2", "gpt_bigcode", "biogpt", "gpt_neox", "flint"]
+"""Beside these, those whose layers take arguments by their places, which learn positions or turn, and one whose attention has
+tensors of other names in files."""
+IDS = torch.arange(20).view(2, 10) % 14
+
+
+def student_of(family: str, teacher: Path, folder: Path) -> Path:
+    """A student of a tiny model of the family, with the tokenizer of ``teacher``."""
+    small(family, vocab_size=VOCABULARY).save_pretrained(folder / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(teacher / name, folder / "source" / name)
+    return make_student(folder / "student", folder / "source")
+
+
+@torch.no_grad()
+def logits(folder: Path) -> torch.Tensor:
+    return composer.load(folder)(IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", ["qwen3", *NAMED])
+def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
+    student = student_of(family, teacher, tmp_path)
+    run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
+    adapted = logits(tmp_path / "out")
+    assert (adapted - logits(student)).abs().max() > 1e-4, "they say something"
+    assert verify(tmp_path / "out").ok
+    merge_adapters(tmp_path / "out", tmp_path / "merged")
+    torch.testing.assert_close(logits(tmp_path / "merged"), adapted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", STREAMED)
+def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
+    student, few = student_of(family, teacher, tmp_path), "recipe.transfer.steps=2"
+    run(student, tmp_path / "whole", texts, few, which="transfer")
+    run(student, tmp_path / "streamed", texts, few, **STREAM)
+    wanted, start = weights(tmp_path / "whole"), weights(student)
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in wanted.items()), "something was learned"
+    assert same(wanted, tmp_path / "streamed")
