@@ -62,7 +62,7 @@ oldest:
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n 0 -m gpu $(TESTS)
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/forms.py
 	$(BIN)/python benchmarks/own_kernels.py
 	$(BIN)/python benchmarks/whole_models.py
 

@@ -26,7 +26,7 @@ def measurements(text: str, results: Path = RESULTS) -> str:
 
 def sections(results: Path) -> Iterable[str]:
     """What each file says, or that it is not there."""
-    files = {"kernels_cuda": forms, "own_kernels_cuda": heads, **{f"whole_models_{size}_cuda": models for size in MODELS}}
+    files = {"forms_cuda": forms, "own_kernels_cuda": heads, **{f"whole_models_{size}_cuda": models for size in MODELS}}
     for name, told in files.items():
         path = results / f"{name}.json"
         if path.exists():
@@ -49,7 +49,7 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def forms(result: Result) -> str:
-    """Of ``benchmarks/kernels.py``."""
+    """Of ``benchmarks/forms.py``."""
 
     def line(row: Result) -> list[str]:
         name = [row["form"], f"{row['tokens']:,}", "yes" if row["backward"] else ""]

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import Budget, Goal, about, rounds, worst, write
+
+
+def test_a_script_starts() -> None:
+    """Its folder comes first among those that are searched for modules: none of its neighbours may have a library's name."""
+    script = Path(__file__).parents[2] / "benchmarks" / "forms.py"
+    said = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "--seconds" in said.stdout
 
 
 def test_a_budget_counts_down() -> None:

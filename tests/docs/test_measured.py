@@ -40,7 +40,7 @@ def test_tables_follow_from_the_files(tmp_path: Path) -> None:
     row = {"form": "linear", "tokens": 4096, "backward": True, "failure": None, "seconds": seconds}
     late = row | {"tokens": 8192, "failure": "no time left"}
     exact = [{"form": "linear", "error": 0.001, "finite": True}]
-    write("kernels_cuda", {"about": facts, "rows": [row, late], "errors": exact, "goals": []}, tmp_path)
+    write("forms_cuda", {"about": facts, "rows": [row, late], "errors": exact, "goals": []}, tmp_path)
     head = {"triton": {"least": 0.001}, "torch": {"least": 0.003}, "softmax": None, "apart": 0.0}
     found = {"lola forward 8192": head, "hedgehog": {"failure": "no time left"}}
     own = {"lola": {"error": 0.01, "finite": False}}
@@ -56,7 +56,7 @@ def test_tables_follow_from_the_files(tmp_path: Path) -> None:
     assert "| lola | 1.0e-02 | no |\n" in text
     assert "| fast | 1.5 | at least 2 | not met |\n" in text
     assert facts["device"] in text
-    assert json.loads((tmp_path / "kernels_cuda.json").read_text())["about"] == facts
+    assert json.loads((tmp_path / "forms_cuda.json").read_text())["about"] == facts
 
 
 def test_a_page_without_the_place_is_told() -> None:

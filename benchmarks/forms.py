@@ -1,11 +1,11 @@
 """Forms on a GPU beside what they are measured by: fla's best function called by hand on the same tensors, and PyTorch's attention.
 
-    python benchmarks/kernels.py [--lengths 2048,4096,8192,16384] [--seconds 60]
+    python benchmarks/forms.py [--lengths 2048,4096,8192,16384] [--seconds 60]
 
 B 1, H 32, D 128, bfloat16, forward and with the way back. All are timed in turn, minimum and median of many runs: read the ratios.
 Nothing is timed before it agrees with what it is measured by. How far outputs lie from the definition in float64 is measured at
 2,048 tokens, and whether they are finite at 131,072. What the seconds do not suffice for is not run, and says so. Writes
-benchmarks/results/kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/kernels.py --quick
+benchmarks/results/forms_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/forms.py --quick
 --device cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
 """
 
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     if not said.quick:
         facts = about(said.device, heads=size.heads, head_dim=size.width, dtype=str(size.dtype).removeprefix("torch."))
         result = {"about": facts, "rows": rows, "errors": exact, "goals": [goal.document() for goal in found]}
-        write(f"kernels_{said.device}", result, folder)
+        write(f"forms_{said.device}", result, folder)
 
 
 if __name__ == "__main__":

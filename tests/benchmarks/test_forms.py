@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401
-from benchmarks import kernels
+from benchmarks import forms
+from benchmarks.forms import HEADS, LONG, Size, errors, goals, measured
 from benchmarks.harness import NO_TIME
-from benchmarks.kernels import HEADS, LONG, Size, errors, goals, measured
 
 SMALL = Size("cpu", 1, 16, torch.float32, 24, 40, 1)
 
@@ -36,7 +36,7 @@ def test_what_finds_no_time_says_so() -> None:
 
 
 def test_nothing_is_timed_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "by_hand", lambda name, of: torch.zeros_like(of["value"]))
+    monkeypatch.setattr(forms, "by_hand", lambda name, of: torch.zeros_like(of["value"]))
     with pytest.raises(SystemExit, match="nothing is timed"):
         measured(SMALL, 24, 600.0)
 
