@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ SAVED = Figure.savefig
 
 
 def _blank(self: Figure, fname: Any, **_: Any) -> None:
-    Path(fname).write_bytes(BLANK)
+    """fname: a path, or a stream of bytes."""
+    if isinstance(fname, BytesIO):
+        fname.write(BLANK)
+    else:
+        Path(fname).write_bytes(BLANK)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -146,10 +146,11 @@ def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, 
 def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:
     tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}
     (tmp_path / "notes").write_text("a log")
-    trained = of(FRESH, folder=student, adapter=Adapter({"r": 2}, tensors), papers={"log.jsonl": tmp_path / "notes"})
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    trained = of(FRESH, folder=student, adapter=Adapter(config, tensors), papers={"log.jsonl": tmp_path / "notes"})
     record = written(student, tmp_path / "out", trained)
     assert record.files["adapter/adapter_model.safetensors"].how == "written"
-    assert json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text()) == {"r": 2}
+    assert json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text()) == config
     assert json.loads((tmp_path / "out" / "config.json").read_text())["adapter"] == "adapter"
     assert (tmp_path / "out" / "training" / "log.jsonl").read_text() == "a log"
     write_trained(student, tmp_path / "out", of(FRESH, folder=student), force=True)
