@@ -83,7 +83,8 @@ CLAIMS = (
             above("lawcat-delta above LAWCAT, mean of all", Place(CONFIRMED["lawcat-delta"], ALL), Place(CONFIRMED["LAWCAT"], ALL)),
             at_least("lawcat-delta at 0.98 or more, mean of all", Place(CONFIRMED["lawcat-delta"], ALL), 0.98),
         ),
-        "LAWCAT is the next best of the papers' students; the others are far behind both.",
+        "LAWCAT is the next best of the papers' students; the others are far behind both. With seed 3 passkeys at twice and at "
+        "eight times the length are found less often than with the first three seeds.",
     ),
     Claim(
         "At equal state, windows between layers with states are ahead of states alone",
