@@ -200,7 +200,7 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
         yield from _recommended(recommended(found), source)
         yield "\n![Mean score over state, at once to eight times the training length](choosing.png)\n\n"
         yield "The line is the best score that so much state buys; those with a ring are the three above.\n\n"
-        yield _training()
+        yield _training(recommended(found)[-1].candidate)
         yield from _by_budget(found, source)
         yield from _every(found, source)
     if missing:
@@ -217,14 +217,14 @@ def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iter
         yield f"| | {_link(source)} | {_costs(source)} | for comparison: its cache grows with the text |\n"
 
 
-def _training() -> str:
-    """The commands that train a student as these were."""
+def _training(one: Candidate) -> str:
+    """The commands that train a student as all of these were."""
     experiment = EXPERIMENTS[TRAINED]
     said = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
-    lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(one)}" for one in experiment.overrides)])
+    lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
     return f"""Not all of these specs have a recipe of their own. All but `lola`, which learns nothing more, were trained like this:
 
-    compose build lawcat-delta --from {TEACHER} -o build-output/student
+    compose build {one.path} --from {TEACHER} -o build-output/student
     compose distill build-output/student -o build-output/trained{lines}
 
 """

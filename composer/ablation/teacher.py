@@ -12,8 +12,7 @@ from composer.ablation.report import scores_in
 from composer.ablation.steps import Figures
 from composer.devices import ran_out_of_memory
 from composer.errors import ComposerError
-from composer.evaluation.runner import PACKAGES, named_files
-from composer.files import sha256
+from composer.evaluation.runner import PACKAGES, task_facts
 from composer.notices import inform
 from composer.versions import versions_of
 from composer.weights.sources import open_model
@@ -37,9 +36,7 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
             "samples": request.samples,
             "versions": versions_of(PACKAGES),
             "files": {name: str(path) for name, path in request.files.items()},
-            "contents": {
-                f"{one.label}/{name}": sha256(path) for one in tasks_of(request) for name, path in named_files(one.task).items()
-            },
+            "contents": {one.label: task_facts(one).files for one in tasks_of(request)},
         }
         out = steps / f"{TEACHER}-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
         options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))

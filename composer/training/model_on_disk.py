@@ -139,12 +139,14 @@ class StoredModel:
 
     def _fill_buffers(self, module: nn.Module, config: Any) -> None:
         """Fill a module's own buffers, whose numbers follow from the config, or from what the module itself was made with."""
-        takes_config = "config" in inspect.signature(type(module)).parameters
-        made: Any = type(module)(config=config) if takes_config else module
-        for name, buffer in list(made.named_buffers(recurse=False)):
-            module.register_buffer(name, buffer if takes_config else torch.empty_like(buffer, device="cpu"), persistent=False)
-        if not takes_config:
-            self._base._init_weights(module)  # as a loader does; the module's parameters have no memory yet
+        kind: Any = type(module)
+        if "config" in inspect.signature(kind).parameters:
+            for name, buffer in kind(config=config).named_buffers(recurse=False):
+                module.register_buffer(name, buffer, persistent=False)
+            return
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, torch.empty_like(buffer, device="cpu"), persistent=False)
+        self._base._init_weights(module)  # as a loader does; the module's parameters have no memory yet
 
     def _put(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter without numbers by a tensor."""
