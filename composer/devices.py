@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from composer.errors import BuildError, ComposerError
@@ -47,6 +47,10 @@ def device_kind(device: str) -> str:
     return device.partition(":")[0]
 
 
+class NoRoom(Exception):
+    """Memory has run out, which the caller knows a way around."""
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory has run out."""
     import torch
@@ -57,17 +61,21 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def room_for(what: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError) -> Iterator[None]:
-    """For the block, raises ``refusal`` where memory runs out; other errors pass.
-
-    what: where, or in doing what. remedy: what to do, or what says it then.
-    """
+def room(refusal: Callable[[], Exception] = NoRoom) -> Iterator[None]:
+    """For the block, raises what ``refusal`` makes where memory runs out; other errors pass."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
         if not ran_out_of_memory(error):
             raise
-        raise refusal(f"Out of memory {what}. {remedy if isinstance(remedy, str) else remedy()}") from error
+        raise refusal() from error
+
+
+def room_for(
+    what: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError
+) -> AbstractContextManager[None]:
+    """``room`` that says where, or in doing what, memory ran out, and what to do. remedy: that, or what says it then."""
+    return room(lambda: refusal(f"Out of memory {what}. {remedy if isinstance(remedy, str) else remedy()}"))
 
 
 def check_memory(needed: int, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from composer.ablation.identity import files_for
 from composer.ablation.plan import MODELS, AblationStep, StepKind
 from composer.api import build_folder
-from composer.devices import ran_out_of_memory
+from composer.devices import room
 from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.locks import alone, beside
@@ -60,13 +60,10 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
         began = time.monotonic()
         figures: Figures
         try:
-            figures = RUN[step.kind](step, folder)
+            with room(lambda: ComposerError(f"out of memory on {step.request.device}")):
+                figures = RUN[step.kind](step, folder)
         except ComposerError as error:
             figures = {FAILURE: str(error)}
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            figures = {FAILURE: f"out of memory on {step.request.device}"}
         figures["seconds"] = round(time.monotonic() - began, 2)
         if FAILURE not in figures:
             write_whole(results, json.dumps(figures, indent=2, ensure_ascii=False) + "\n")

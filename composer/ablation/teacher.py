@@ -10,7 +10,7 @@ from composer.ablation.identity import files_for, model_identity, tasks_of
 from composer.ablation.plan import Request
 from composer.ablation.report import scores_in
 from composer.ablation.steps import Figures
-from composer.devices import ran_out_of_memory
+from composer.devices import room
 from composer.errors import ComposerError
 from composer.evaluation.runner import PACKAGES, task_facts
 from composer.notices import inform
@@ -42,13 +42,10 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
         options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))
         if not (out / RESULTS).is_file():
             inform(f"Scoring the teacher, {reference}")
-        report = evaluate({TEACHER: reference}, request.tasks, request.lengths, options)
+        with room(lambda: ComposerError(f"out of memory on {request.device}")):
+            report = evaluate({TEACHER: reference}, request.tasks, request.lengths, options)
     except ComposerError as error:
         return {}, str(error)
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        return {}, f"out of memory on {request.device}"
     figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
     failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
     return {column.title: score for column, score in scores_in(figures).items()}, "; ".join(failed) or None

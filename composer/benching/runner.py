@@ -18,8 +18,7 @@ from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, warm
-from composer.benching.turns import NoRoom, room
-from composer.devices import check_device
+from composer.devices import check_device, room
 from composer.errors import BenchError
 from composer.model.attention import INTERFACE
 from composer.versions import versions_of
@@ -109,14 +108,9 @@ def _run(
         Contestant(one.label, one.load(options.dtype, options.device, options.backend), graph=options.graph) for one in opened
     ]
     facts = [_facts(one, contestant.model, options, built) for one, contestant in zip(opened, contestants, strict=True)]
-    try:
-        with room():
-            warm(contestants, trial)
-    except NoRoom as error:
-        raise BenchError(
-            f"The models leave no room in the memory of {options.device}, where all of them are at once. "
-            "Bench fewer, or take a smaller --dtype."
-        ) from error
+    full = f"The models leave no room in the memory of {options.device}, where all of them are at once."
+    with room(lambda: BenchError(f"{full} Bench fewer, or take a smaller --dtype.")):
+        warm(contestants, trial)
     cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
     for workload, measured in run_trial(contestants, trial, gauge, lambda workload: tell(workload.in_words)):

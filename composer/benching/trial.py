@@ -13,7 +13,8 @@ from torch import Tensor
 from blocks.part import Closed
 from composer.benching.memory import Gauge, unmeasured
 from composer.benching.report import Measurement, Workload
-from composer.benching.turns import NO_ROOM, NoRoom, in_turn, room
+from composer.benching.turns import NO_ROOM, in_turn
+from composer.devices import NoRoom, room
 from composer.model.cache import ComposedCache
 from composer.model.cuda_graph import may_record
 

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
-from composer.devices import ran_out_of_memory
+from composer.devices import NoRoom, room
 
 NO_ROOM = "out of memory"
-
-
-class NoRoom(Exception):
-    """A run has run out of memory."""
-
-
-@contextmanager
-def room() -> Iterator[None]:
-    """Raises NoRoom where the block runs out of memory; other errors pass."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        raise NoRoom from None
 
 
 def in_turn(

@@ -13,7 +13,7 @@ from typing import IO, Any
 from blocks.part import Closed
 from composer.api import load
 from composer.arguments import Reference
-from composer.devices import check_device, ran_out_of_memory, room_for, seeded
+from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
@@ -110,7 +110,7 @@ def generate(
         loaded.use_graph = graph
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
         began = time.perf_counter()
-        with _room_for(loaded, count + most), _settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
+        with room(lambda: _no_room(loaded, count + most)), _settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
@@ -237,26 +237,20 @@ def _settings_refused(settings: Path) -> Iterator[None]:
         raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
 
 
-@contextmanager
-def _room_for(model: Any, tokens: int) -> Iterator[None]:
-    """For the block, raises ComposerError where memory runs out, with the bytes of the state and a remedy."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
-        if not ran_out_of_memory(error):
-            raise
-        if not hasattr(model.config, "resolved"):
-            raise ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens") from error
-        spec, kind = model.config.resolved(), dtype_name(model.dtype)
-        cost = explain_resolved(spec, sequence=tokens, dtype=kind)
-        sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
-        name, largest = max(sizes, key=lambda one: one[1])
-        remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
-        if any(group.state_grows for group in cost.groups) or not remedies:
-            remedies.append("give it a shorter prompt, or ask for fewer tokens")
-        raise ComposerError(
-            f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
-        ) from error
+def _no_room(model: Any, tokens: int) -> ComposerError:
+    """The error where memory has run out, with the bytes of the state and a remedy."""
+    if not hasattr(model.config, "resolved"):
+        return ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens")
+    spec, kind = model.config.resolved(), dtype_name(model.dtype)
+    cost = explain_resolved(spec, sequence=tokens, dtype=kind)
+    sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
+    name, largest = max(sizes, key=lambda one: one[1])
+    remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
+    if any(group.state_grows for group in cost.groups) or not remedies:
+        remedies.append("give it a shorter prompt, or ask for fewer tokens")
+    return ComposerError(
+        f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from composer.devices import ran_out_of_memory
+from composer.devices import NoRoom, room
 from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.perplexity import LazySamples, Perplexity
@@ -115,10 +115,9 @@ def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
 def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:
     """Scores all samples at once, or in halves where memory does not suffice. Raises CellFailed where it does not for one."""
     try:
-        return judge(samples)
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
+        with room():
+            return judge(samples)
+    except NoRoom as error:
         if len(samples) == 1:
             raise CellFailed("out of memory") from error
     # After the except clause: the error keeps the memory of the failed attempt alive.

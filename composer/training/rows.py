@@ -74,10 +74,7 @@ def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows,
     asked = options.held_out_rows
     few = some(held_out, rows_to_evaluate(stages.values(), rows) if asked is None else asked)
     if asked is None and len(few) < len(held_out) and is_first():
-        options.tell(
-            f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, to take about a fifth of the time; "
-            f"--held-out-rows {len(held_out)} takes all."
-        )
+        options.tell(f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, to take about a fifth of the time.")
     return few
 
 

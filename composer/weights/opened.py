@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocks.part import Closed
-from composer.devices import ran_out_of_memory
+from composer.devices import room
 from composer.errors import ComposerError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
@@ -70,25 +70,23 @@ class Opened:
         from composer.weights.loading import load_model
 
         folder = self.source.folder
+        full = f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
         try:
-            if self.source.is_composed:
-                built = load_model(folder, dtype, device).requires_grad_(False)
-                built.run_on(backend)
-                return built
-            import torch
+            with room(lambda: self.refusal(full)):
+                if self.source.is_composed:
+                    built = load_model(folder, dtype, device).requires_grad_(False)
+                    built.run_on(backend)
+                    return built
+                import torch
 
-            refuse_code(folder, self.refusal)
-            kind = getattr(torch, dtype or self.source.trunk.dtype)
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True, trust_remote_code=False)
-            return model.to(device).requires_grad_(False).eval()
+                refuse_code(folder, self.refusal)
+                kind = getattr(torch, dtype or self.source.trunk.dtype)
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=kind, local_files_only=True, trust_remote_code=False
+                )
+                return model.to(device).requires_grad_(False).eval()
         except ValueError as error:
             raise self.refusal(f"transformers cannot open {self.reference}: {error}") from error
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            raise self.refusal(
-                f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
-            ) from error
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:
         """The model's identity. Reads all weights whose hash is not recorded."""
