@@ -75,7 +75,7 @@ def distill(
     """
     if processes_started() == 1:
         at_once(f"Distilling {model}", quiet=quiet or as_json)
-    with one_voice() as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
+    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
         report = composer.distil(
             model,
             data,

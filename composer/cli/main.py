@@ -25,14 +25,14 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
-from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, replace_what_cannot_be_shown
+from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown
 from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
-from composer.errors import ComposerError, Mistake, Stopped, mistakes_of
+from composer.errors import ComposerError, Mistake, Stopped
 from converters.errors import ConverterError
 
 JSON = "composer as JSON"
@@ -53,9 +53,7 @@ class Commands(TyperGroup):
             with notices_shown():
                 return super().invoke(ctx)
         except (ComposerError, ConverterError) as error:
-            typer.echo(str(error), err=True)
-            if ctx.meta[JSON]:
-                print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
+            print_mistake(error, as_json=ctx.meta[JSON])
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it

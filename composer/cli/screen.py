@@ -7,16 +7,18 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from composer.devices import processes_started
-from composer.errors import ComposerError
+from composer.errors import ComposerError, mistakes_of
 from composer.notices import LOG
 from composer.tables import UNBOUNDED, View, text_table
 from converters import hub
+from converters.errors import ConverterError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,8 +121,15 @@ def print_view(view: View, *, wrap: bool = True) -> None:
     typer.echo(view.text(screen))
 
 
+def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> None:
+    """The message on stderr, and as JSON on stdout, too."""
+    typer.echo(str(error), err=True)
+    if as_json:
+        print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
+
+
 @contextmanager
-def one_voice() -> Iterator[bool]:
+def one_voice(*, as_json: bool = False) -> Iterator[bool]:
     """Makes the processes that torchrun has started a group; gives whether this is the one that prints.
 
     An error of all is printed by the first alone, and no other exits before it has: torchrun ends all as soon as one exits.
@@ -135,9 +144,9 @@ def one_voice() -> Iterator[bool]:
             yield is_first()
         except ComposerError as error:
             if is_first():
-                typer.echo(str(error), err=True)
+                print_mistake(error, as_json=as_json)
             if not meet(PATIENCE) and not is_first():  # an error that only this process has
-                typer.echo(str(error), err=True)
+                print_mistake(error, as_json=as_json)
             raise typer.Exit(MISTAKE) from error
         except KeyboardInterrupt as error:
             if is_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mist
     assert "Traceback" not in printed
     assert not (tmp_path / "out").exists()
     assert fingerprint(student) == before
+
+
+def test_a_mistake_is_told_once_as_json(student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", "missing.txt", "-o", "out", "--json"])
+    monkeypatch.chdir(tmp_path)
+    assert several(2, lambda rank: main(), tmp_path / "printed") == [MISTAKE, MISTAKE]
+    printed = (tmp_path / "printed").read_text()
+    (mistake,) = json.loads(printed[printed.index("{") :])["mistakes"]
+    assert "missing.txt" in mistake["message"]
 
 
 def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
