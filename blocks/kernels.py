@@ -14,11 +14,14 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from blocks.legend import torch
+from blocks.legend import Tensor, torch
 from blocks.operation import Setting
 
 EXTRA = "pip install 'attention-composer[gpu]'"
 DTYPES = ("float32", "bfloat16", "float16")
+STEEPEST = -25.0
+"""What is left of a state after a steeper decay, a part in 10¹¹, is far below the rounding of what enters. Kernels add decays up
+over a chunk: sums of -inf would be no numbers, and a steeper decay would round those of all tokens behind it."""
 
 
 class Refused(Exception):
@@ -111,6 +114,11 @@ def needs_gpu(setting: Setting) -> str | None:
     if setting.device != "cuda" and not (setting.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "Triton runs on a GPU (or, for tests, in its interpreter: TRITON_INTERPRET=1)"
     return None if setting.dtype in DTYPES else f"Triton's kernels do not take {setting.dtype}"
+
+
+def gently(log_decay: Tensor) -> Tensor:
+    """A decay of float32 that is nowhere steeper than ``STEEPEST``, as kernels take it."""
+    return log_decay.float().clamp(min=STEEPEST)
 
 
 def _in_a_line(error: Exception) -> str:

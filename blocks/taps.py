@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from blocks.fla import kernel, one_row, rows
 from blocks.flow import Tokens, repeat_heads
 from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
-from blocks.recurrences.fla import kernel, one_row, rows
 
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 

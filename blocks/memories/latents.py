@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
-from blocks import initialise
+from blocks import fla, initialise
 from blocks.flow import Partial, Tokens, accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
@@ -17,7 +17,7 @@ from blocks.memories.base import Memory
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Fresh, Parameters, Problem, Shown, Slot, State
 from blocks.positions import NoPosition, PositionConfig
-from blocks.recurrences import additive, cumulative_fla, fla
+from blocks.recurrences import additive, cumulative_fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from blocks.fla import kernel, one_row, rows
 from blocks.flow import Partial, take
 from blocks.kernels import Kernel, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting
-from blocks.recurrences.fla import kernel, one_row, rows
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
 FORGETTING = kernel("ops.forgetting_attn", "parallel_forgetting_attn")

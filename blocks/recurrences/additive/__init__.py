@@ -16,12 +16,12 @@ key B E n F (n heads, N or K of them) and value B E K V, or None.
 
 from __future__ import annotations
 
+from blocks.fla import fits, fits_a_step
 from blocks.operation import FLA, REFERENCE, TORCH, Form
 from blocks.recurrences.additive import fla
 from blocks.recurrences.additive.chunked import chunked
 from blocks.recurrences.additive.naive import naive
 from blocks.recurrences.additive.step import step
-from blocks.recurrences.fla import fits, fits_a_step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 FORMS: tuple[Form, ...] = (

@@ -6,11 +6,9 @@ taken in the values' dtype, bfloat16 in a model of bfloat16, and summed in float
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor, torch
-from blocks.recurrences.fla import (
+from blocks.fla import (
     answered,
     filled_state,
-    gently,
     in_chunks,
     kernel,
     missing_of,
@@ -18,6 +16,8 @@ from blocks.recurrences.fla import (
     to_heads,
     width,
 )
+from blocks.kernels import gently
+from blocks.legend import Float, Int, Tensor, torch
 
 CHUNKS = kernel("ops.simple_gla", "chunk_simple_gla"), kernel("ops.gla", "chunk_gla")
 STEPS = kernel("ops.simple_gla", "fused_recurrent_simple_gla"), kernel("ops.gla", "fused_recurrent_gla")

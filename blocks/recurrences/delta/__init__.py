@@ -20,12 +20,12 @@ A form of decode is told by ``in_place`` whether it may write over ``state``; it
 
 from __future__ import annotations
 
+from blocks.fla import fits_a_step
 from blocks.operation import FLA, REFERENCE, TORCH, Form, one_pair_at_most
 from blocks.recurrences.delta import fla
 from blocks.recurrences.delta.chunked import chunked
 from blocks.recurrences.delta.naive import naive
 from blocks.recurrences.delta.step import step
-from blocks.recurrences.fla import fits_a_step
 
 DECAY_RANKS = frozenset({"none", "head", "channel"})
 

@@ -6,13 +6,10 @@ Its ``delta_rule`` takes no float32, and is asked in bfloat16 alone. Query heads
 
 from __future__ import annotations
 
-from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Setting
-from blocks.recurrences import fla
-from blocks.recurrences.fla import (
+from blocks import fla
+from blocks.fla import (
     answered,
     filled_state,
-    gently,
     in_chunks,
     kernel,
     missing_of,
@@ -20,6 +17,9 @@ from blocks.recurrences.fla import (
     to_heads,
     width,
 )
+from blocks.kernels import gently
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.operation import Setting
 
 GATED, PLAIN = kernel("ops.gated_delta_rule", "chunk_gated_delta_rule"), kernel("ops.delta_rule", "chunk_delta_rule")
 STEP = kernel("ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")

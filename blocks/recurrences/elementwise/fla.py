@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
+from blocks import fla
+from blocks.fla import kernel
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
-from blocks.recurrences import fla
-from blocks.recurrences.fla import kernel
 
 CHUNKS = kernel("ops.hgrn", "chunk_hgrn")
 

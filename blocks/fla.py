@@ -17,9 +17,6 @@ from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting, one_pair_at_most
 
-STEEPEST = -25.0
-"""What is left of a state after a steeper decay, a part in 10¹¹, is far below the rounding of what enters. Kernels add decays up
-over a chunk: sums of -inf would be no numbers, and a steeper decay would round those of all tokens behind it."""
 COLUMNS = 8
 """Features and values are filled up to a multiple of it: other widths fall off the kernels' vectorised loads."""
 
@@ -89,11 +86,6 @@ def filled(states: Tensor, size: int) -> Tensor:
     """``… D`` to ``… size``, with zeros."""
     missing = size - states.shape[-1]
     return torch.nn.functional.pad(states, (0, missing)) if missing else states
-
-
-def gently(log_decay: Tensor) -> Tensor:
-    """A decay of float32 that is nowhere steeper than ``STEEPEST``."""
-    return log_decay.float().clamp(min=STEEPEST)
 
 
 @dataclass(frozen=True)
