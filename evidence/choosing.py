@@ -16,7 +16,7 @@ from composer.evaluation.options import EvaluationOptions
 from composer.files import write_whole
 from composer.spec.explain import Explanation
 from composer.words import size
-from evidence.experiments import EXPERIMENTS, LENGTHS, SEEDS, TEACHER
+from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEACHER
 from evidence.kept import Run, all_runs
 from evidence.verdict import Kept, Place
 
@@ -125,10 +125,15 @@ def _complete(run: str, seeds: Sequence[int], kept: Kept) -> bool:
 def _candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], kept: Kept) -> Candidate:
     by_seed = {task: {length: kept.at(Place(run, column(task, length))) for length in LENGTHS} for task in asked()}
     scores = {task: {length: statistics.fmean(values.values()) for length, values in own.items()} for task, own in by_seed.items()}
-    seeds = list(by_seed[answered()[0]][LENGTHS[0]])
-    means = [statistics.fmean(by_seed[task][length][seed] for task in answered() for length in LENGTHS) for seed in seeds]
+    means = _means(run, kept)
     spread = statistics.stdev(means) if len(means) > 1 else 0.0
     return Candidate(name, path, run, costs, scores, spread)
+
+
+def _means(run: str, kept: Kept) -> list[float]:
+    """The mean score with each seed."""
+    by_seed = [kept.at(Place(run, column(task, length))) for task in answered() for length in LENGTHS]
+    return [statistics.fmean(scores[seed] for scores in by_seed) for seed in by_seed[0]]
 
 
 def steps(every: Sequence[Candidate], task: str, length: int) -> list[Candidate]:
@@ -198,6 +203,7 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
     if found:
         yield "## Three to begin with\n\n"
         yield from _recommended(recommended(found), source)
+        yield from _confirmed(Kept(runs))
         yield "\n![Mean score over state, at once to eight times the training length](choosing.png)\n\n"
         yield "The line is the best score that so much state buys; those with a ring are the three above.\n\n"
         yield _training(recommended(found)[-1].candidate)
@@ -215,6 +221,18 @@ def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iter
         yield f"| **{one.title}** | {_link(one.candidate)} | {_costs(one.candidate)} | {one.rule} |\n"
     if source is not None:
         yield f"| | {_link(source)} | {_costs(source)} | for comparison: its cache grows with the text |\n"
+
+
+def _confirmed(kept: Kept) -> Iterator[str]:
+    """The mean scores with seeds that nothing was chosen by, where those runs are kept."""
+    seeds, said = CONFIRMATION.request.seeds, []
+    for variant in read_variants(CONFIRMATION.specs, CONFIRMATION.overrides):
+        run = f"{CONFIRMATION.name}/{variant.name}"
+        if not _complete(run, seeds, kept):
+            return
+        said.append(f"`{variant.name}` {', '.join(f'{mean:.3f}' for mean in _means(run, kept))}")
+    yield f"\nSpecs were chosen by these scores. With seeds {', '.join(map(str, seeds))}, which chose nothing, mean scores are: "
+    yield f"{'; '.join(said)}.\n"
 
 
 def _training(one: Candidate) -> str:

@@ -120,6 +120,13 @@ def test_the_page_says_the_rule_and_what_is_missing() -> None:
     assert "No run is kept yet of `lolcats`, `lawcat`" in empty
 
 
+def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
+    fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
+    said = "With seeds 3, 4, 5, which chose nothing, mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
+    assert said in page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
+    assert "chose nothing" not in page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
+
+
 def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
     draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
