@@ -194,15 +194,16 @@ class StateMemory(Recurrent):
         return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.mass_asked), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
-        matrix = state["state"]
+        matrix, log_scale = state["state"], None
         if "maximum" in state:
             exponents = key + state["maximum"][:, None]
-            largest = exponents.amax(-1, keepdim=True)
-            key = (exponents - largest.masked_fill(largest.isneginf(), 0.0)).exp()
+            log_scale = exponents.amax(-1)
+            log_scale = log_scale.masked_fill(log_scale.isneginf(), 0.0)
+            key = (exponents - log_scale[..., None]).exp()
         elif self.normalise:
             key, _ = scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._answer(output, None, output.dtype, key.shape[-1], mass=False).output
+        return self._answer(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
         """S, times exp(M) of exponential features, without z."""

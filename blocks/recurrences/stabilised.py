@@ -56,13 +56,13 @@ def stabilise_one(
     maximum: Float[Tensor, "B N F"],
 ) -> Stabilised:
     """The same for one token and the E keys that enter at it, of N heads or of fewer that are shared."""
+    before = maximum if log_decay is None else maximum + log_decay.view(*maximum.shape[:2], -1)
+    if segment is not None:
+        before = before.masked_fill((segment != 0)[..., None], -math.inf)
     with torch.no_grad():
-        before = maximum if log_decay is None else maximum + log_decay.view(*maximum.shape[:2], -1)
-        if segment is not None:
-            before = before.masked_fill((segment != 0)[..., None], -math.inf)
-        running = before
+        running = before.detach()
         if log_key is not None:
-            running = torch.maximum(before, repeat_heads(log_key.amax(1), maximum.shape[1], dim=1))
+            running = torch.maximum(running, repeat_heads(log_key.amax(1), maximum.shape[1], dim=1))
         finite = running.masked_fill(running.isneginf(), 0.0)[:, None]
     exponents = log_query + repeat_heads(finite, log_query.shape[2])
     log_scale = exponents.detach().amax(-1)

@@ -34,8 +34,9 @@ def single(
     batch, _, heads, size = query.shape
     grouped = query.to(kind).view(batch, key.shape[2], -1, size) / math.sqrt(size)
     logits = capped(grouped @ key.to(kind).permute(0, 2, 3, 1), softcap)
-    logits = logits if position is None else logits.masked_fill(_rows(position) < 0, -math.inf)
     logits = logits if hiding is None else logits + hiding
+    # Last, so that no gradient of what is hidden, which is NaN where there is no pair at all, reaches what comes before.
+    logits = logits if position is None else logits.masked_fill(_rows(position) < 0, -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     weights = (logits - lse.clamp(min=torch.finfo(kind).min)).exp()
     output = weights @ value.to(kind).permute(0, 2, 1, 3)

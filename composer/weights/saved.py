@@ -27,6 +27,7 @@ from composer.weights.plan import Dropped, Inherited, Plan
 from composer.weights.record import RECORD, Record, SavedByTransformers, read_record, stored_file, versions
 from composer.weights.side_files import CONFIG
 from composer.weights.stream import as_tensor
+from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.shard import BYTES, Tensor
 from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
@@ -57,8 +58,15 @@ class _Records:
 
     def saved(self, model: Any, folder: Path) -> None:
         """Puts the record beside the weights. Where that fails, a warning says why, and the save itself succeeds."""
-        if not isinstance(model._origin, Origin) or getattr(model, "_hf_peft_config_loaded", False):
+        if getattr(model, "_hf_peft_config_loaded", False):
+            if getattr(model.config, ADAPTER_KEY, None) is not None:
+                warn_caller(
+                    f"{folder} is saved without its model: of one with adapters transformers writes these alone, and nothing else "
+                    "that was trained; fold them into the weights (`compose merge`), and load and save what comes out"
+                )
             return  # a folder of adapters alone has no record
+        if not isinstance(model._origin, Origin):
+            return
         try:
             record = record_of_saved(model._origin, folder)
             write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")

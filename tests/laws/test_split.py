@@ -1,4 +1,4 @@
-"""Law 2: any split of a sequence into calls is the whole, down to one token at a time, with the state handed on."""
+"""Law 2: any split of a sequence into calls is the whole, down to one token at a time, with the state handed on; gradients, too."""
 
 from __future__ import annotations
 
@@ -52,3 +52,33 @@ def test_any_split_is_the_whole(name: str, bounds: tuple[int, ...]) -> None:
 @settings(deadline=None)
 def test_random_heads_split_anywhere(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int]) -> None:
     assert_split(*drawn, length, tuple(bounds))
+
+
+def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> list[torch.Tensor]:
+    """By inputs and parameters, through the states between the calls."""
+    head, given_ = built(spec, shape).requires_grad_(), inputs(shape, 2, length)
+    leaves = [tensor.requires_grad_() for tensor in given_.tensors]
+    outputs, state = [], None
+    for piece in pieces(length, bounds):
+        output, state = run(head, given_.cut(piece), state)
+        outputs.append(output)
+    torch.cat(outputs, dim=1).square().sum().backward()
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (*leaves, *head.parameters())]
+
+
+@once
+def assert_same_gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
+    found, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
+    for own, whole in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_of_one_token_after_the_other_are_those_of_the_whole(name: str) -> None:
+    assert_same_gradients(HEADS[name], SMALL.shape(4), 14, tuple(range(14)))
+
+
+@given(drawn=random_heads(), length=st.integers(2, 14))
+@settings(deadline=None)
+def test_random_heads_have_the_same_gradients_one_token_after_the_other(drawn: tuple[HeadSpec, Shape], length: int) -> None:
+    assert_same_gradients(*drawn, length, tuple(range(length)))

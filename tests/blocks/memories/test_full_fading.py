@@ -96,6 +96,14 @@ def test_calls_hand_on_what_has_fallen(cuts: list[int], form: str) -> None:
     }
 
 
+def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
+    head = built(complete({"memory": [{"kind": "window", "size": 4}, {"kind": "full", "gate": "head"}]}), SMALL.shape(4))
+    head.requires_grad_()
+    output, _ = run(head, inputs(SMALL.shape(4), 2, 1))
+    output.sum().backward()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in head.parameters())
+
+
 def test_slopes_are_alibi() -> None:
     """The distance to each pair times 2^(-8h/H) is taken from its logit."""
     shape = SMALL.shape(4)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.recurrences import additive
-from blocks.recurrences.stabilised import stabilise
+from blocks.recurrences.stabilised import stabilise, stabilise_one
 from tests.blocks.support import by_backend, close, owner, random
 
 FORMS = by_backend(additive.FORMS)
@@ -136,6 +136,27 @@ def test_gradients_are_those_of_exp(kind: str) -> None:
     output, _ = FORMS["reference"](log_query.exp(), log_key.exp(), value, decay, segment, start)
     for mine, wanted in zip(stable, torch.autograd.grad(output.square().sum(), tensors), strict=True):
         close(mine, wanted, 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None:
+    log_query, log_key, value = random(1, 7, 4, 3), random(1, 7, 2, 3), random(1, 7, 2, 2)
+    decay = decays(kind, 1, 7, 2, 3)
+    segment = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+    start, maximum = torch.zeros(1, 2, 3, 2, dtype=torch.float64), torch.full((1, 2, 3), -math.inf, dtype=torch.float64)
+    tensors = [tensor.requires_grad_() for tensor in (log_query, log_key, value, decay) if tensor is not None]
+    output, _ = FORMS["reference"](log_query.exp(), log_key.exp(), value, decay, segment, start)
+    wanted = torch.autograd.grad(output.square().sum(), tensors)
+    outputs, state = [], start
+    for t in range(7):
+        one, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
+        got = stabilise_one(log_query[:, one], log_key[:, one], None if decay is None else decay[:, one], begins, maximum)
+        answer, state = FORMS["reference"](got.query, got.key, value[:, one], got.log_decay, begins, state)
+        maximum = got.maximum
+        assert not maximum.requires_grad
+        outputs.append(answer * got.log_scale.exp()[..., None])
+    for mine, other in zip(torch.autograd.grad(torch.cat(outputs, dim=1).square().sum(), tensors), wanted, strict=True):
+        close(mine, other, 1e-9)
 
 
 @pytest.mark.parametrize("jump", [50.0, 500.0])

@@ -106,3 +106,20 @@ def test_students(family: str, spec: str, tmp_path: Path) -> None:
     student(input_ids=ids, labels=ids).loss.backward()
     gradients = {name: one.grad for name, one in student.named_parameters() if ".composed." in name}
     assert all(one is not None and bool(one.isfinite().all()) for one in gradients.values())
+
+
+@pytest.mark.parametrize("spec", ["softmax", "lolcats"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@torch.no_grad()
+def test_autocast_stays_near_a_float32_model(family: str, spec: str) -> None:
+    """Norms of queries and keys leave these in float32 there, and values are in bfloat16. What is kept is, too."""
+    model, ids = composer.build(spec, small(family), overrides=["head.memory.0.size=4"] if spec == "lolcats" else []), tokens()
+    expected = model.base(ids).last_hidden_state
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answer = model.base(ids[:, :-1], use_cache=True)
+        held = answer.past_key_values
+        last = model.base(ids[:, -1:], past_key_values=held).last_hidden_state
+    found = torch.cat((answer.last_hidden_state, last), dim=1).float()
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+    kinds = {tensor.dtype for name, tensor in held.state(0).tensors.items() if name.endswith((".key", ".value"))}
+    assert kinds == {torch.bfloat16}

@@ -8,7 +8,7 @@ import torch
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.model.head import Head
-from tests.laws.cases import complete
+from tests.laws.cases import built, complete, inputs, run
 
 KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
@@ -31,3 +31,25 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
         at += length
     assert held["sparse.position"].flatten().tolist() == [2]
     assert held["state.state"].flatten().tolist()[0] == pytest.approx(8 + 4 * (1 - 2**-0.1))
+
+
+@pytest.mark.parametrize("scale", ["none", "root"])
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: str) -> None:
+    """Undivided: Σ_s exp(k) exp(k_s) v_s, over √F with a root, however the state keeps it. What is nearest to it falls."""
+    state = {"kind": "state", "normalise": False, "scale": scale}
+    memory = [{"kind": "sparse", "size": 2, "keep": "self_recall"}, state]
+    spec = complete({"position": "none", "feature_map": "exp", "memory": memory, "read": "sum"})
+    shape = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=2)
+    head, given = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
+    features = torch.cat((given.key, -given.key), dim=-1)[0, :, 0].exp()
+    held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), given.value[0, :, 0]
+    for t in range(12):
+        held.append(t)
+        if len(held) > 2:
+            answers = features @ matrix / (2.0 if scale == "root" else 1.0)
+            least = min(held, key=lambda s: float((answers[s] - value[s]).norm()))
+            held.remove(least)
+            matrix = matrix + torch.outer(features[least], value[least])
+    _, after = run(head, given, backend=backend)
+    assert after["sparse.position"].flatten().tolist() == held

@@ -15,6 +15,7 @@ import composer
 from composer.model.modeling import ComposedPreTrainedModel
 from composer.weights.origin import IN_MEMORY
 from composer.weights.record import RECORD, Record, read_record
+from composer.weights.trained import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.composer.cli.conftest import Compose
 from tests.composer.hosts.families import small
@@ -208,6 +209,20 @@ def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> No
 def test_without_a_record_there_is_none_to_keep(built: Path, tmp_path: Path) -> None:
     (built / RECORD).unlink()
     composer.load(built).save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / RECORD).exists()
+
+
+def test_of_a_model_with_adapters_these_alone_are_saved_and_it_says_so(built: Path, tmp_path: Path) -> None:
+    shapes = {name: one.shape for name, one in composer.load(built).named_parameters() if name.endswith("q_proj.weight")}
+    tensors = {
+        f"base_model.model.{name.removesuffix('weight')}lora_{side}.weight": torch.zeros(size)
+        for name, (out, given) in shapes.items()
+        for side, size in (("A", (2, given)), ("B", (out, 2)))
+    }
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    write_trained(built, tmp_path / "adapted", Trained({}, Adapter(config, tensors), (), {}))
+    with pytest.warns(UserWarning, match="is saved without its model: of one with adapters .*`compose merge`"):
+        composer.load(tmp_path / "adapted").save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved" / RECORD).exists()
 
 
