@@ -171,7 +171,7 @@ def unknown_key(path: Path, around: Alternatives, above: tuple[Alternatives, ...
     parent; above: those of the parent's own parents, the document first."""
     top, key = ["extends"] if len(path) == 1 else [], str(path[-1])
     known = sorted([*fields(around), *top], key=lambda name: name != "kind")
-    outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives)]
+    outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives) and step != key]
     guess = f"; it belongs beside {brief(outer[-1])}: it is indented too far." if outer else nearest(key, known)
     if not guess:
         homes = [name for name in known if key in fields(under(around, name))]

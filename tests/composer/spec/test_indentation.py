@@ -66,7 +66,11 @@ HEAD = "compose: 1\nname: x\nhead:\n"
             HEAD + "  memory:\n    - kind: window\n      feature_map: elu\n",
             'x.yaml:6:7  head.memory[0].feature_map: unknown key "feature_map"; it belongs beside "memory": it is indented too',
         ),
-        # What is not a matter of columns is told of as before.
+        # What is not a matter of columns is told of as before; a key that is called like the part it stands in, too.
+        (
+            HEAD + "  memory: [{kind: delta, rate: {kind: fixed, rate: 0.5}}]\n",
+            'x.yaml:4:46  head.memory[0].rate.rate: unknown key "rate". Known keys: kind, value',
+        ),
         (HEAD + "  memory: full:\n", "x.yaml:4:15  not YAML: a `:` where no key can stand"),
         (HEAD + "  memory: [window,\n  full]\n   read: shared", "x.yaml:6:4  not YAML: expected the end of the block, but found"),
         (HEAD + "  memory: [full]\n  raed: sum\n", 'x.yaml:5:3  head.raed: unknown key "raed"; did you mean "read"?'),
