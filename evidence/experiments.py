@@ -16,7 +16,7 @@ OUT = "build-output/evidence"
 @dataclass(frozen=True)
 class Experiment:
     """An ablation. trained: the experiment and the variant whose model, of the same seed, is what this one builds from. made: the
-    command that makes the source, where it does not ship with the project; last: the file that this writes last."""
+    command that makes the source, where it does not ship with the project; it writes config.json last."""
 
     name: str
     specs: tuple[str, ...]
@@ -24,7 +24,6 @@ class Experiment:
     overrides: tuple[str, ...] = ()
     trained: tuple[Experiment, str] | None = None
     made: str | None = None
-    last: str = "scores.json"
 
     @property
     def command(self) -> str:

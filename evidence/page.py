@@ -166,9 +166,9 @@ def _selecting(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
     setting, seconds = selecting.SETTING, sum(run.seconds for run in own)
     yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of training and "
-    yield f"scoring. A teacher of {setting.layers} layers, where it is not there, then the selection of each seed; each choice of "
-    yield "layers is trained and scored as `students` are.\n\n"
-    yield f"    {setting.made}\n    {setting.command}\n"
+    yield f"scoring. The selection of each seed, on a [teacher of {setting.layers} layers](../{setting.source}); then each choice "
+    yield "of layers is trained and scored as `students` are.\n\n"
+    yield f"    {setting.command}\n"
 
 
 def table(rows: Mapping[str, str], columns: Sequence[str], kept: Kept) -> str:

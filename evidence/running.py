@@ -32,7 +32,7 @@ def run_missing(
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")
     if missing and experiment.made is not None:
-        make(Path(experiment.request.source or ""), experiment.made, tell, experiment.last)
+        make(Path(experiment.request.source or ""), experiment.made, tell)
     failures: list[str] = []
     for request, wanted in _requests(experiment, missing, work, workers, tell, device):
         steps = work / experiment.name / STEPS
@@ -44,10 +44,10 @@ def run_missing(
     return failures
 
 
-def make(folder: Path, command: str, tell: Told, last: str = "scores.json") -> None:
-    """Makes a teacher that does not ship with the project, by a command that continues where it was stopped. Does nothing where
-    ``last``, the command's last file, exists. Raises ComposerError where the command fails."""
-    if (folder / last).is_file():
+def make(folder: Path, command: str, tell: Told) -> None:
+    """Makes a teacher that does not ship with the project. Does nothing where ``config.json``, the command's last file, exists.
+    Raises ComposerError where the command fails."""
+    if (folder / "config.json").is_file():
         return
     tell(f"{folder}: {command}")
     program, *words = shlex.split(command)

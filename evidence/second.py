@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from evidence.experiments import RECIPE, SCORED, SKILLS, Experiment
 
-SOURCE = "build-output/teachers/second"
-MADE = f"python examples/teacher/train.py -o {SOURCE} --family qwen3 --width 192 --mlp 512 --harder"
+SOURCE = "evidence/teachers/qwen3"
 HARDER = ("multikey", "multivalue", "two-needles", "recall,pairs=64")
 ASKED = replace(SCORED, source=SOURCE, tasks=(*SCORED.tasks, *HARDER))
 LEARNED = tuple(f"{task},samples=1000" for task in ("multikey", "multivalue", "two-needles", "recall,pairs=64"))
 
-SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(ASKED, seeds=(0,)), made=MADE)
+SECOND_TEACHER = Experiment("second-teacher", ("softmax", "window"), replace(ASKED, seeds=(0,)))
 SECOND = Experiment(
     "second",
     (
@@ -21,11 +20,10 @@ SECOND = Experiment(
         "ablations/lawcat-convolution",
         "ablations/lawcat-window:with",
         "specs/lawcat-delta.yaml",
-        "evidence/specs/macchiato-full.yaml",
+        "evidence/specs/macchiato-66.yaml",
     ),
     replace(ASKED, data=(*SKILLS, *LEARNED), share=0.0),
     RECIPE,
-    made=MADE,
 )
-SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats"), made=MADE)
+SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats"))
 EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA)}

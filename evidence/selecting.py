@@ -28,11 +28,11 @@ from composer.spec.loading import load_spec
 from composer.spec.writing import to_yaml
 from composer.versions import versions_of
 from evidence.experiments import OUT, RECIPE, SCORED, SEEDS, SKILLS, Experiment
-from evidence.kept import KEPT, Run, keep, path_of, read
-from evidence.running import Told, make, run_missing
+from evidence.kept import KEPT, Run, contents, keep, path_of, read
+from evidence.running import Told, run_missing
 
 NAME, TRAINED = "select", "select-trained"
-SOURCE = "build-output/teachers/eight"
+SOURCE = "evidence/teachers/eight-layers"
 BEFORE, BEATEN, STATE = "KL before", "pairs beaten", "KiB at 2,048"
 """Columns of ``select``: KL(teacher ‖ student) in nats a token, before any fine-tuning; of all choices of so many layers, the share
 that is worse; and what the state takes."""
@@ -48,7 +48,6 @@ class Setting:
     layers: int = 8
     keep: int = 2
     source: str = SOURCE
-    made: str = f"python examples/teacher/train.py -o {SOURCE} --layers 8 --width 64 --mlp 160 --rate 2e-3"
     data: tuple[str, ...] = SKILLS
     share: float = 0.05
     rows: int = 16
@@ -90,7 +89,12 @@ SETTING = Setting()
 def identity(setting: Setting, seed: int) -> str:
     """The identity of a selection, which does not depend on the later training."""
     said = load_spec(setting.spec).model_dump(mode="json", exclude_unset=True, exclude={"name", "paper", "recipe"})
-    asked = {"spec": said, "seed": seed, "made": setting.made, "data": [data_identity(one) for one in setting.data]}
+    asked = {
+        "spec": said,
+        "seed": seed,
+        "source": contents(Path(setting.source)),
+        "data": [data_identity(one) for one in setting.data],
+    }
     asked |= {"share": setting.share, "rows": setting.rows, "keep": setting.keep, "recipe": setting.recipe}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -98,13 +102,14 @@ def identity(setting: Setting, seed: int) -> str:
 def run_all(
     work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
 ) -> list[str]:
-    """Does every run that is not kept, seed by seed, and returns the failures in words. Raises ComposerError."""
-    failures: list[str] = []
+    """Does every run that is not kept, and returns the failures in words: first all choices, then what is trained, seed by seed.
+    Raises ComposerError."""
     for seed in setting.seeds:
         if chosen(setting, seed, kept) is None:
-            make(Path(setting.source), setting.made, tell)
             tell(f"{NAME}: seed {seed}")
             _choose(setting, seed, work, tell, device, kept)
+    failures: list[str] = []
+    for seed in setting.seeds:
         failures += run_missing(trained(setting, seed, work, kept), work, workers, tell, device, kept)
     return failures
 
@@ -136,7 +141,7 @@ def trained(setting: Setting, seed: int, work: Path, kept: Path = KEPT) -> Exper
         seeds=(seed,),
     )
     specs = tuple(str(folder / f"{name}.yaml") for name in layers)
-    return Experiment(TRAINED, specs, request, setting.recipe, made=setting.made)
+    return Experiment(TRAINED, specs, request, setting.recipe)
 
 
 def _document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:

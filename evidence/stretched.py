@@ -40,7 +40,7 @@ def experiment(factor: int) -> Experiment:
     folder = f"build-output/teachers/yarn-{factor}"
     request = replace(SCORED, source=folder, seeds=(0,))
     made = f"python -m evidence.stretched -o {folder} --factor {factor}"
-    return Experiment(f"teacher-yarn-{factor}", ("softmax",), request, made=made, last="config.json")
+    return Experiment(f"teacher-yarn-{factor}", ("softmax",), request, made=made)
 
 
 EXPERIMENTS = {one.name: one for one in map(experiment, FACTORS)}

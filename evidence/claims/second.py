@@ -18,14 +18,14 @@ SAME = {
     lawcat.WITHOUT_CONV: "second/lawcat-convolution-without",
     lawcat.WITH_WINDOW: "second/lawcat-window-with",
     ours.LOLA: "second-lola/lola",
-    ours.MACCHIATO: "second/macchiato-full",
+    ours.MACCHIATO: "second/macchiato-66",
     ours.BEST: "second/lawcat-delta",
 }
 """What stands for each run of the first teacher's students."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 REMARK = (
-    "The second teacher has Qwen3's shape, with norms of queries and keys, 192 numbers a token and 1,006,784 parameters; students "
-    "learn its harder tasks, too."
+    "The [second teacher](../evidence/teachers) has Qwen3's shape, with norms of queries and keys, 192 numbers a token and "
+    "1,006,784 parameters; students learn its harder tasks, too."
 )
 
 

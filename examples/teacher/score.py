@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from text import HARDER, SHORTEST, SHORTEST_PASSKEY, VALUES, needles, passkey, recall, story
+from text import HARDER, SHORTEST, SHORTEST_PASSKEY, STATEMENT, STATEMENTS, VALUES, needles, passkey, recall, statements, story
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
@@ -42,6 +42,8 @@ def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int, har
         "recall": lambda rng: recall(rng, tokens, pairs),
         "story": story,
     }
+    if harder:
+        makers["statements"] = lambda rng: statements(rng, tokens, STATEMENTS[-1:])[0]
     for name, task in HARDER.items() if harder else ():
         makers[name] = partial(needle_text, task=task, tokens=max(tokens, SHORTEST[name]))
     return {
@@ -83,6 +85,16 @@ def recall_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts:
     right = logits_of(model, token_ids)[:, 1:-1:2].argmax(-1) == token_ids[:, 2::2]
     queries = right[:, pairs:].double()
     return {"value_accuracy": queries.mean().item(), "first_query_accuracy": queries[:, :pairs].mean().item()}
+
+
+def statements_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
+    """Share of keys that greedy decoding writes where their statement is repeated; all texts have the same length."""
+    token_ids = torch.tensor(tokenizer(texts).input_ids)
+    chosen = logits_of(model, token_ids)[:, :-1].argmax(-1).unflatten(1, (-1, STATEMENT))[..., -6:-1]
+    right = (chosen == token_ids[:, 1:].unflatten(1, (-1, STATEMENT))[..., -6:-1]).all(-1)
+    told = [len({said.rstrip(".") for said in text.split(". ")}) for text in texts]
+    again = torch.arange(right.shape[1]) >= torch.tensor(told)[:, None]
+    return {"exact_match": right[again].double().mean().item()}
 
 
 @torch.no_grad()
@@ -133,6 +145,8 @@ def score(
         | {"guessing_any_value": 1 / len(VALUES), "guessing_a_value_of_the_text": 1 / pairs},
         "story": story_loss(model, tokenizer, stories) | {"guessing_any_token": math.log(len(tokenizer))} | repeats,
     }
+    if "statements" in texts:
+        scores["statements"] = statements_accuracy(model, tokenizer, texts["statements"])
     for name, task in HARDER.items():
         if name in texts:
             digits = sum(letter.isdigit() for letter in texts[name][0].rpartition(" is ")[2])

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from composer.tasks.base import Split
 from composer.tasks.multikey import Multikey
 from composer.tasks.multivalue import Multivalue
-from composer.tasks.needles import Needles
+from composer.tasks.needles import NEEDLE as NAMED
+from composer.tasks.needles import Needles, keys_of, names_of
 from composer.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK, asked, five_digits
 from composer.tasks.recall import KEYS, VALUES, asked_again, text_of, told
 from composer.tasks.stories import story, templates
@@ -28,12 +29,16 @@ __all__ = [
     "passkey",
     "recall",
     "some",
+    "statements",
     "story",
 ]
 
 SHORTEST_PASSKEY = 68  # tokens, with no filler at all
 HARDER: dict[str, Needles] = {"multikey": Multikey(), "multivalue": Multivalue(), "two-needles": TwoNeedles()}
 SHORTEST = {"multikey": 97, "multivalue": 117, "two-needles": 84}  # tokens of HARDER, likewise
+
+STATEMENTS = ("{name} {key}", "{name} is {key}", NAMED)
+STATEMENT = 12  # tokens of the last
 
 SPECIALS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 WORD_OR_MARK = r"[A-Za-z]+|[^\sA-Za-z0-9]"
@@ -79,6 +84,22 @@ def some(rng: random.Random, kind: str) -> Needles:
     """The harder task with 2 to 4 of what it hides several of."""
     count = rng.randint(2, 4)
     return {"multikey": Multikey(keys=count), "multivalue": Multivalue(values=count), "two-needles": TwoNeedles()}[kind]
+
+
+def statements(rng: random.Random, tokens: int, forms: tuple[str, ...] = STATEMENTS) -> tuple[str, int]:
+    """Keys of two to four names, and then the same said again and again, in random order: a dense text in which a name decides what
+    comes next. Each is said in one of the forms, so that the sentence is learned by way of the shorter ones.
+
+    The text and its <bos> are at most `tokens` tokens. Also how many names there are.
+    """
+    count = rng.randint(2, min(4, (tokens - 1) // STATEMENT - 1))
+    told = list(zip(names_of(rng, count), keys_of(rng, count), strict=True))
+    said: list[str] = []
+    for name, key in told + asked_again(rng, told, tokens):
+        said.append(rng.choice(forms).format(name=name, key=key))
+        if length(" ".join(said)) > tokens:
+            return " ".join(said[:-1]), count
+    raise AssertionError("a statement has more than one token")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -18,7 +18,7 @@ import transformers
 from model import FAMILIES, HEAD, Sizes, build_model, token_id
 from progress import Progress, resume, save, text_hash
 from score import FIRST_HELD_OUT, FIRST_PROBE, SEED_STRIDE, sample_rng, score, texts_from
-from text import HARDER, SHORTEST, SHORTEST_PASSKEY, build_tokenizer, needles, passkey, recall, some, story
+from text import HARDER, SHORTEST, SHORTEST_PASSKEY, build_tokenizer, needles, passkey, recall, some, statements, story
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -28,8 +28,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 class Stage:
     """A part of the curriculum: at most `steps` steps of `batch` samples, which are at most `tokens` tokens long.
 
-    `pairs` is the largest number of recall pairs; the last numbers tell how often each kind of text is drawn, `needles`
-    how often each of the harder tasks.
+    `pairs` is the largest number of recall pairs; the last numbers say how often each kind of text is drawn, `needles` how often
+    each of the harder tasks.
     """
 
     steps: int
@@ -40,6 +40,7 @@ class Stage:
     passkey: int
     story: int
     needles: int = 0
+    statements: int = 0
 
 
 # Recall appears on short texts with few pairs first. A passkey text does not fit the first two stages.
@@ -49,19 +50,22 @@ STAGES = (
     Stage(steps=1500, batch=16, tokens=128, pairs=24, recall=6, passkey=5, story=5),
     Stage(steps=1500, batch=16, tokens=256, pairs=32, recall=6, passkey=5, story=5),
 )
-# With --harder, recall goes up to all pairs that there are, and the last stage is longer.
+# With --harder, recall goes up to all pairs that there are. That a name decides which key comes next is learned without filler.
 HARDER_STAGES = (
-    *STAGES[:2],
-    replace(STAGES[2], needles=2),
-    replace(STAGES[3], steps=3000, pairs=64, needles=3),
+    STAGES[0],
+    replace(STAGES[1], steps=3000, statements=10),
+    replace(STAGES[2], steps=2000, needles=4, statements=4),
+    replace(STAGES[3], steps=2000, pairs=64, needles=4, statements=2),
 )
 # A stage but the last one ends early when its probe has this accuracy in what it trains.
 GOOD_ENOUGH = 0.97
-KINDS = ("recall", "passkey", "story", *HARDER)
+KINDS = ("recall", "passkey", "story", "statements", *HARDER)
 LEARNING_RATE = 3e-3
 WARM_UP = 100  # steps
 # Loss weights. Texts of the passkey template are nearly all filler, which is soon known by heart.
 STORY_WEIGHT, VALUE_WEIGHT, DIGIT_WEIGHT, FILLER_WEIGHT = 0.5, 1.0, 5.0, 0.1
+# Of one of several keys: its name decides the first digit, and the others follow from that.
+KEY_WEIGHTS = [25.0, *[DIGIT_WEIGHT] * 4]
 PROBE_SAMPLES, FINAL_SAMPLES = 40, 500
 REPORT_EVERY = 100  # steps
 
@@ -83,12 +87,20 @@ def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage)
         first = is_digit.index(True)
         weights[first : first + 5] = [0.0] * 5  # the key cannot be known where it is first told
         return [text], ids, weights
+    if kind == "statements":
+        text, names = statements(rng, stage.tokens)
+        ids = tokenizer(text).input_ids
+        weights = [0.0 if token.strip("▁").isdigit() else FILLER_WEIGHT for token in tokenizer.convert_ids_to_tokens(ids)]
+        first = [place for place, token in enumerate(tokenizer.convert_ids_to_tokens(ids)) if token[1:].isdigit()]
+        for place in first[names:]:  # those before cannot be known
+            weights[place : place + 5] = KEY_WEIGHTS
+        return [text], ids, weights
     if kind in HARDER:
         text, digits = needles(rng, some(rng, kind), rng.randint(SHORTEST[kind], stage.tokens), "train")
         ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
         is_digit = [token.strip("▁").isdigit() for token in tokenizer.convert_ids_to_tokens(ids)]
         weights = [0.0 if digit else FILLER_WEIGHT for digit in is_digit]
-        weights[-digits - 1 : -1] = [DIGIT_WEIGHT] * digits  # before <eos>; where keys are first told, they cannot be known
+        weights[-digits - 1 : -1] = KEY_WEIGHTS * (digits // 5)  # before <eos>; where keys are first told, they cannot be known
         return [text], ids, weights
     texts: list[str] = []
     ids = []
@@ -111,7 +123,7 @@ def batch_of(samples: list[tuple[list[str], list[int], list[float]]], pad: int, 
 
 def summary(scores: dict[str, dict[str, float]]) -> str:
     """The scores that matter, in one line."""
-    harder = "".join(f", {kind} {scores[kind]['exact_match']:.2%}" for kind in HARDER if kind in scores)
+    harder = "".join(f", {kind} {scores[kind]['exact_match']:.2%}" for kind in ("statements", *HARDER) if kind in scores)
     return (
         f"passkey {scores['passkey']['exact_match']:.2%}, recall {scores['recall']['value_accuracy']:.2%}{harder}, "
         f"story {scores['story']['nats_per_token']:.3f} nats per token, perplexity {scores['story']['perplexity']:.3f}"
@@ -119,10 +131,9 @@ def summary(scores: dict[str, dict[str, float]]) -> str:
 
 
 def good_enough(stage: Stage, scores: dict[str, dict[str, float]]) -> bool:
-    """Whether the probe shows that a stage has taught its recall, and its passkeys if it has any."""
-    return scores["recall"]["value_accuracy"] >= GOOD_ENOUGH and (
-        not stage.passkey or scores["passkey"]["exact_match"] >= GOOD_ENOUGH
-    )
+    """Whether the probe shows that a stage has taught its recall, and all else that it has and that ends in a key."""
+    keys = [kind for kind in ("passkey", "statements") if getattr(stage, kind)] + [*HARDER] * bool(stage.needles)
+    return scores["recall"]["value_accuracy"] >= GOOD_ENOUGH and all(scores[kind]["exact_match"] >= GOOD_ENOUGH for kind in keys)
 
 
 def train(

@@ -15,7 +15,7 @@ from composer.ablation.runner import one_process
 from composer.errors import ComposerError
 from evidence.experiments import TEACHER
 from evidence.kept import all_runs, path_of, read
-from evidence.running import make, missing_runs
+from evidence.running import missing_runs
 from evidence.selecting import BEATEN, BEFORE, CHANCE, CHOSEN, NAME, STATE, TRAINED, Setting, chosen, run_all, trained
 from tests.evidence.sizes import SMALL
 
@@ -36,11 +36,9 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     config = LlamaConfig(vocab_size=507, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.3, **SMALL)
     LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(TEACHER).save_pretrained(folder)
-    (folder / "scores.json").write_text("{}")
     return Setting(
         layers=4,
         source=str(folder),
-        made="false",
         data=("stories,samples=40",),
         share=0.1,
         rows=2,
@@ -117,15 +115,3 @@ def test_what_was_asked_otherwise_is_missing(setting: Setting, ran: Path, tmp_pa
     path_of(NAME, "every-2", 0, kept).unlink()
     assert chosen(setting, 0, kept) is None
     assert read(path_of(NAME, "restored", 0, kept)) is not None
-
-
-def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
-    told: list[str] = []
-    folder = tmp_path / "teacher"
-    command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'scores.json').write_text('1')\""
-    make(folder, command, told.append)
-    assert told == [f"{folder}: {command}"]
-    make(folder, "false", told.append)
-    assert len(told) == 1  # it is there
-    with pytest.raises(ComposerError, match="could not be made: false"):
-        make(tmp_path / "other", "false", told.append)

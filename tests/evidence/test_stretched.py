@@ -7,11 +7,14 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import composer
 from composer.ablation.runner import one_process
+from composer.errors import ComposerError
 from evidence.experiments import TEACHER, TEACHERS
-from evidence.kept import all_runs
-from evidence.running import run_missing
+from evidence.kept import all_runs, identity
+from evidence.running import make, read_variants, run_missing
 from evidence.stretched import EXPERIMENTS, FACTORS, experiment, stretch
 
 
@@ -51,3 +54,24 @@ def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
     assert f"{folder}: {made}" in told
     (run,) = all_runs(tmp_path / "runs")
     assert set(run.figures) == {"recall,pairs=2 32"}
+
+
+def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
+    """Whoever has no copy can still tell which runs are of it."""
+    one = experiment(2)
+    (variant,) = read_variants(one.specs)
+    own = identity(one, variant, 0, {})
+    assert own == identity(replace(one, request=replace(one.request, source="elsewhere")), variant, 0, {})
+    assert own != identity(replace(one, made="another"), variant, 0, {})
+
+
+def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = tmp_path / "teacher"
+    command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'config.json').write_text('1')\""
+    make(folder, command, told.append)
+    assert told == [f"{folder}: {command}"]
+    make(folder, "false", told.append)
+    assert len(told) == 1  # it is there
+    with pytest.raises(ComposerError, match="could not be made: false"):
+        make(tmp_path / "other", "false", told.append)

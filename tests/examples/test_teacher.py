@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,7 +44,7 @@ def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     first, last = script.STAGES[0], script.STAGES[-1]
     stages = (replace(first, steps=3, batch=2), replace(last, steps=3, batch=2, tokens=128, pairs=8))
     monkeypatch.setattr(script, "STAGES", stages)
-    monkeypatch.setattr(script, "HARDER_STAGES", (stages[0], replace(stages[1], needles=20)))
+    monkeypatch.setattr(script, "HARDER_STAGES", (stages[0], replace(stages[1], needles=20, statements=20)))
     for name, value in (("PROBE_SAMPLES", 1), ("FINAL_SAMPLES", 2), ("REPORT_EVERY", 2)):
         monkeypatch.setattr(script, name, value)
     return script
@@ -86,7 +87,7 @@ def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkey
     from transformers import AutoModelForCausalLM
 
     said = trained(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
-    assert set(said["held_out"]) == {"passkey", "recall", "story", "multikey", "multivalue", "two-needles"}
+    assert set(said["held_out"]) == {"passkey", "recall", "story", "statements", "multikey", "multivalue", "two-needles"}
     assert said["held_out"]["multikey"]["guessing_exact_match"] == 0.25
     assert said["held_out"]["story"]["perplexity"] > 1
     assert said["steps_of_each_stage"] == [3, 3]
@@ -151,8 +152,50 @@ def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: 
         stage = replace(script.HARDER_STAGES[-1], tokens=200)
         (text,), ids, weights = script.sample(random.Random(seed), tokenizer, stage)
         assert len(ids) == len(weights) <= 201
-        learned = [token for token, weight in zip(ids, weights, strict=True) if weight == script.DIGIT_WEIGHT]
+        learned = [token for token, weight in zip(ids, weights, strict=True) if weight in script.KEY_WEIGHTS]
         assert tokenizer.decode(learned).split() == text.rpartition(" is ")[2].split()
         digits = {ids[place] for place, weight in enumerate(weights) if weight == script.FILLER_WEIGHT}
         assert not any(tokenizer.convert_ids_to_tokens(token).strip("▁").isdigit() for token in digits)
         assert tokenizer.unk_token_id not in ids
+
+
+@pytest.mark.parametrize("tokens", [48, 64, 128])
+def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys whose name has been told before, and no others."""
+    tokenizer = script.build_tokenizer()
+    monkeypatch.setattr(script, "KINDS", ("statements",))
+    for seed in range(20):
+        stage = replace(script.HARDER_STAGES[1], tokens=tokens)
+        (text,), ids, weights = script.sample(random.Random(seed), tokenizer, stage)
+        assert len(ids) == len(weights) <= tokens
+        said = re.findall(r"(\w+)(?: is)? (\d{5})", text)
+        names = len(set(said))
+        assert len({name for name, _ in said[:names]}) == names in range(2, min(5, len(said)))
+        again = "".join(key for _, key in said[names:])
+        learned = [token for token, weight in zip(ids, weights, strict=True) if weight in script.KEY_WEIGHTS]
+        assert "".join(tokenizer.decode(learned).split()) == again
+
+
+def test_the_score_of_statements_is_of_repeated_keys(script: ModuleType) -> None:
+    """A model that writes what the text says has them all; one that errs in a digit of each, none."""
+    from score import STATEMENTS, statements_accuracy  # pyright: ignore[reportMissingImports]
+
+    tokenizer = script.build_tokenizer()
+    texts = [script.statements(random.Random(seed), 64, STATEMENTS[-1:])[0] for seed in range(4)]
+    ids = torch.tensor(tokenizer(texts).input_ids)
+
+    class Knowing(torch.nn.Module):
+        wrong = ids
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            following = torch.nn.functional.one_hot(self.wrong.roll(-1, 1), len(tokenizer)).float()
+            return type("Output", (), {"logits": following})
+
+    model = Knowing()
+    assert statements_accuracy(model, tokenizer, texts) == {"exact_match": 1.0}
+    is_first = torch.tensor([tokenizer.convert_ids_to_tokens(one)[1:].isdigit() for one in range(len(tokenizer))])
+    first_told = torch.arange(ids.shape[1]) < 1 + 2 * 12
+    model.wrong = torch.where(is_first[ids] & first_told, 0, ids)
+    assert statements_accuracy(model, tokenizer, texts) == {"exact_match": 1.0}
+    model.wrong = torch.where(is_first[ids] & ~first_told, 0, ids)
+    assert statements_accuracy(model, tokenizer, texts) == {"exact_match": 0.0}
