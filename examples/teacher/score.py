@@ -90,8 +90,8 @@ def recall_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts:
 def statements_accuracy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, float]:
     """Share of keys that greedy decoding writes where their statement is repeated; all texts have the same length."""
     token_ids = torch.tensor(tokenizer(texts).input_ids)
-    chosen = logits_of(model, token_ids)[:, :-1].argmax(-1).unflatten(1, (-1, STATEMENT))[..., -6:-1]
-    right = (chosen == token_ids[:, 1:].unflatten(1, (-1, STATEMENT))[..., -6:-1]).all(-1)
+    right = logits_of(model, token_ids)[:, :-1].argmax(-1) == token_ids[:, 1:]
+    right = right.unflatten(1, (-1, STATEMENT))[..., -6:-1].all(-1)  # the five digits before the full stop
     told = [len({said.rstrip(".") for said in text.split(". ")}) for text in texts]
     again = torch.arange(right.shape[1]) >= torch.tensor(told)[:, None]
     return {"exact_match": right[again].double().mean().item()}

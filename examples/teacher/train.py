@@ -90,9 +90,10 @@ def sample(rng: random.Random, tokenizer: PreTrainedTokenizerFast, stage: Stage)
     if kind == "statements":
         text, names = statements(rng, stage.tokens)
         ids = tokenizer(text).input_ids
-        weights = [0.0 if token.strip("▁").isdigit() else FILLER_WEIGHT for token in tokenizer.convert_ids_to_tokens(ids)]
-        first = [place for place, token in enumerate(tokenizer.convert_ids_to_tokens(ids)) if token[1:].isdigit()]
-        for place in first[names:]:  # those before cannot be known
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        weights = [0.0 if token.strip("▁").isdigit() else FILLER_WEIGHT for token in tokens]
+        first_digits = [place for place, token in enumerate(tokens) if token[1:].isdigit()]
+        for place in first_digits[names:]:  # the keys before cannot be known
             weights[place : place + 5] = KEY_WEIGHTS
         return [text], ids, weights
     if kind in HARDER:
