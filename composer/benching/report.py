@@ -29,7 +29,7 @@ class Workload(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The result of one model on one workload: the seconds of each timed run, by rounds, and bytes as in ``BenchCell``."""
+    """The result of one model on one workload: the seconds of each timed run, in order, and bytes as in ``BenchCell``."""
 
     seconds: tuple[float, ...] = ()
     state_bytes: int | None = None
@@ -52,7 +52,7 @@ class BenchCell(Closed):
     tokens_per_second: float | None
     """Of all rows together, at the median."""
     speed: float | None
-    """How many times as fast as the first model: the median over rounds of its seconds over this one's."""
+    """How many times as fast as the first model: the median over runs of its seconds over this one's."""
     state_bytes: int | None
     """Of the whole batch, after ``length`` tokens."""
     peak_bytes: int | None
@@ -143,5 +143,5 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
-    """The median of ratios, round by round: what else the machine does slows both runs of a round."""
+    """The median of ratios, run by run: what else the machine does slows both runs of a turn."""
     return statistics.median(one / other for one, other in zip(first, own, strict=True)) if own else None

@@ -45,7 +45,7 @@ def remarks(report: BenchReport) -> list[str]:
     setting = report.setting
     said = []
     if len(setting.models) > 1:
-        said.append(f"speed: how many times as fast as {setting.models[0].label}, the median of each round's own ratio.")
+        said.append(f"speed: how many times as fast as {setting.models[0].label}, the median of the ratios of runs of one turn.")
     if setting.device == "cpu":
         said.append("On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike.")
     if setting.peak == "allocated":

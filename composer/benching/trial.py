@@ -22,6 +22,9 @@ TOKENS, ROW = 8192, 1024
 """The most tokens of one call that fills a cache: of all rows, and of one row."""
 RECORDED = 2
 """Steps before the first timed one: a warm-up, and the step that is recorded."""
+IN_A_ROW = 8
+"""Tokens that a model decodes before the next one has its turn: a light step right after a heavy one's would begin with the other's
+data in the processor's caches, as no step of a text does."""
 WARM = 8
 """Tokens of the calls before the first measurement, in which kernels and buffers are set up."""
 
@@ -133,7 +136,8 @@ def run_workload(
     runs = {one.label: partial(one.prefill if prompt else one.step, ids) for one in contestants}
     found = {one.label: _first(one, runs[one.label], ids, workload, trial, gauge) for one in contestants}
     left = {label: run for label, run in runs.items() if found[label].failure is None}
-    seconds = in_turn(left, trial.repeats if prompt else trial.steps, settle)
+    rounds, row = (trial.repeats, 1) if prompt else (trial.steps, IN_A_ROW)
+    seconds = in_turn(left, rounds, settle, row=row)
     for one in contestants:
         if one.label not in seconds:
             continue

@@ -75,15 +75,18 @@ def listening(**most: int) -> tuple[list[Contestant], list[tuple[str, int, tuple
     return [Contestant(label, Listening(label, calls, limit)) for label, limit in most.items()], calls
 
 
-def test_models_take_turns() -> None:
+def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt by prompt, and several tokens at a time."""
+    monkeypatch.setattr(trial_module, "IN_A_ROW", 2)
     models, calls = listening(a=10**9, b=10**9)
-    (_, found), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,)))
+    (_, found), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,), steps=4))
     assert [(label, shape) for label, _, shape in calls[:6]] == [(label, (3, 8)) for label in "ababab"]
     assert calls[6:] == [
         *(("a", 0, (3, 4)), ("a", 4, (3, 1)), ("b", 0, (3, 4)), ("b", 4, (3, 1))),
-        *((label, seen, (3, 1)) for seen in (5, 6) for label in "ab"),
+        *((label, seen, (3, 1)) for turn in ((5, 6), (7, 8)) for label in "ab" for seen in turn),
     ]
-    assert all(len(one.seconds) == 2 and min(one.seconds) > 0 for one in (*found.values(), *decoded.values()))
+    assert [len(one.seconds) for one in (*found.values(), *decoded.values())] == [2, 2, 4, 4]
+    assert all(min(one.seconds) > 0 for one in (*found.values(), *decoded.values()))
 
 
 def test_positions_go_on_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:

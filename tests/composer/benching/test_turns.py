@@ -35,6 +35,13 @@ def test_every_round_has_all_of_them_in_turn() -> None:
     assert clock.heard == list("abc") * 3
 
 
+def test_several_runs_in_a_row_are_timed_one_by_one() -> None:
+    clock = Clock()
+    runs = {"a": clock.run("a", 1.0), "b": clock.run("b", 2.0, lambda time: MemoryError() if time == 4 else None)}
+    assert in_turn(runs, 5, lambda: None, lambda: clock.now, row=3) == {"a": [1.0] * 5, "b": None}
+    assert clock.heard == list("aaabbb" + "aab")
+
+
 def test_a_device_is_waited_for_before_and_after() -> None:
     clock, queued = Clock(), [5.0]
 
