@@ -20,7 +20,7 @@ from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
-from blocks.scores.base import Contenders, order
+from blocks.scores.base import Contenders, last, order
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense, native, native_fits, single
 
@@ -180,8 +180,9 @@ class Sparse(Holding):
         members, left = place[:, : self.size], torch.full_like(position, call.tokens.position.shape[1])
         if below is not None:
             below.look(self._falling(eligible, call), eligible["mapped"])
+        filled = position >= 0
         for first in range(0, falls.shape[1], together):
-            column, there = falls[:, first], position >= 0
+            column, there = falls[:, first], filled
             if segment is not None:
                 there = there & (eligible["segment"] == segment.gather(1, column[:, None])[..., None])
             if below is not None and self.keep.reads == "state":
@@ -266,7 +267,12 @@ class Sparse(Holding):
         self, score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], there: Bool[Tensor, "B E H"]
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E-M H"]]:
         """Those that stay and those that fall on, each in the order of their age."""
-        first = order(score.masked_fill(~there, -math.inf), resolution, self.size)
+        score = score.masked_fill(~there, -math.inf)
+        if 0 < self.size == score.shape[1] - 1:
+            fall = last(score, resolution)
+            stay = torch.arange(self.size, device=fall.device)[:, None]
+            return stay + (stay >= fall), fall
+        first = order(score, resolution, self.size)
         return first[:, : self.size].sort(dim=1).values, first[:, self.size :].sort(dim=1).values
 
 

@@ -74,11 +74,26 @@ def order(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], cou
     """
     if count == 0:
         return torch.arange(score.shape[1], device=score.device)[:, None].expand_as(score)
-    resolution = resolution.masked_fill(~score.isfinite(), 0.0)
     bar = score.topk(count, dim=1).indices[:, -1:]
-    above, within = score - score.gather(1, bar), resolution + resolution.gather(1, bar)
-    # Of two infinities the difference is none, and they are equal.
+    above, within = _from(bar, score, resolution)
     return ((above < -within).to(torch.int8) - (above > within).to(torch.int8)).argsort(dim=1, stable=True)
+
+
+def last(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"]) -> Int[Tensor, "B 1 H"]:
+    """The last of that ``order`` where all but one of two or more stay, without sorting: what a step of decode asks for."""
+    bar = score.topk(2, dim=1, largest=False).indices[:, 1:]
+    above, within = _from(bar, score, resolution)
+    age = torch.arange(score.shape[1], device=score.device)[:, None]
+    return torch.where(above > within, -1, age + (above < -within) * score.shape[1]).argmax(dim=1, keepdim=True)
+
+
+def _from(bar: Tensor, score: Tensor, resolution: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each score lies above that of the pair at the bar, and within which distance the two are equal.
+
+    The difference of two infinities is no number, and compares as equal.
+    """
+    resolution = resolution.masked_fill(~score.isfinite(), 0.0)
+    return score - score.gather(1, bar), resolution + resolution.gather(1, bar)
 
 
 def places(score: Float[Tensor, "B E H"]) -> Int[Tensor, "B E H"]:
