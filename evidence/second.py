@@ -26,4 +26,6 @@ SECOND = Experiment(
     RECIPE,
 )
 SECOND_LOLA = Experiment("second-lola", ("evidence/specs/lola.yaml",), ASKED, trained=(SECOND, "lolcats"))
-EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA)}
+SECOND_HYBRIDS = replace(SECOND, name="second-hybrids", specs=("evidence/specs/kept-softmax.yaml",))
+"""Students that keep one layer of softmax, beside those with windows of as many bytes."""
+EXPERIMENTS = {one.name: one for one in (SECOND_TEACHER, SECOND, SECOND_LOLA, SECOND_HYBRIDS)}

@@ -70,6 +70,37 @@ def harder(task: str) -> Claim:
     )
 
 
+HYBRIDS = {
+    "softmax in the first layer": "second-hybrids/kept-softmax-first",
+    "softmax in the last layer": "second-hybrids/kept-softmax-last",
+}
+WINDOWS, DELTA = "second-hybrids/kept-softmax-windows", SAME[ours.BEST]
+
+
+def _harder(run: str, at: str) -> Place:
+    return Place(run, tuple(f"{task} {at}" for task in HARDER))
+
+
+KEPT_SOFTMAX = Claim(
+    "A layer of softmax retrieves more than windows of as many bytes at the training length, and less than states alone beyond it",
+    "evidence/specs/kept-softmax.yaml",
+    "Hybrids against pure students at equal state: beside the delta rule one layer of two keeps its softmax, or both have a "
+    "window of 222 tokens. At 512 tokens that is 439 KiB of state for all three; lawcat-delta, without either, takes 103.",
+    {"teacher": SAME[TEACHER], **HYBRIDS, "windows in both layers": WINDOWS, "lawcat-delta": DELTA},
+    tuple(f"{task} {at}" for at in TIMES[:3] for task in HARDER),
+    (
+        *(
+            above(f"{name} above windows, harder retrieval at 256", _harder(run, "256"), _harder(WINDOWS, "256"))
+            for name, run in HYBRIDS.items()
+        ),
+        *(
+            above(f"lawcat-delta above {name}, harder retrieval at 1,024", _harder(DELTA, "1,024"), _harder(run, "1,024"))
+            for name, run in HYBRIDS.items()
+        ),
+    ),
+    "Written before its runs. A layer of softmax has the teacher's positions, which it learned up to 256 tokens.",
+)
+
 CLAIMS = (
     *(again(claim) for claim in lawcat.CLAIMS if set(claim.rows.values()) <= set(SAME)),
     *map(harder, HARDER),
@@ -79,4 +110,5 @@ CLAIMS = (
         (*PASSKEY, *RECALL, *(at for columns in COLUMNS.values() for at in columns)),
         REMARK,
     ),
+    KEPT_SOFTMAX,
 )

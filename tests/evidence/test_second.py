@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from composer.ablation.runner import one_process
+from composer.api import explain
 from composer.spec.resolve import resolve
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
@@ -16,7 +17,7 @@ from evidence.claims.claim import LAWCAT, LOLCATS
 from evidence.experiments import TEACHER
 from evidence.kept import all_runs
 from evidence.running import missing_runs, read_variants, run_missing
-from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER, SOURCE
+from evidence.second import EXPERIMENTS, HARDER, SECOND, SECOND_HYBRIDS, SOURCE
 from evidence.verdict import Place
 from tests.evidence.sizes import SMALL
 
@@ -53,9 +54,18 @@ def test_every_variant_is_trained_and_scored_on_the_harder_tasks(tmp_path: Path)
 
 def test_every_variant_fits_the_second_teacher() -> None:
     trunk = dimensions(describe_model(SOURCE).trunk)
-    for experiment in (SECOND_TEACHER, SECOND, SECOND_LOLA):
+    for experiment in EXPERIMENTS.values():
         for variant in read_variants(experiment.specs, experiment.overrides):
             assert resolve(variant.spec, trunk).dimensions.heads == 6
+
+
+def test_hybrids_and_windows_take_as_many_bytes() -> None:
+    taken = {
+        variant.name: explain(variant.spec, SOURCE, sequence=512).state_bytes for variant in read_variants(SECOND_HYBRIDS.specs)
+    }
+    first, last, windows = taken.values()
+    assert first == last == 449_928
+    assert windows == 449_768
 
 
 def test_the_same_is_expected_of_the_second_teacher() -> None:
