@@ -148,12 +148,16 @@ class TrainingRun:
         outcomes: Sequence[Outcome],
         changed: Mapping[str, Tensor],
         *,
+        model: ComposedForCausalLM | None = None,
         adapter: Adapter | None = None,
         loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the run folder. Raises BuildError, and TrainingError where the run has
-        learned nothing and ``strict`` makes that an error."""
+        learned nothing and ``strict`` makes that an error.
+
+        changed: parameters by their names in ``model``. None: all of them are heads' own, or the model is one of this project.
+        """
         warn_or_raise(learned_nothing(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
@@ -171,7 +175,7 @@ class TrainingRun:
             for outcome in outcomes
         )
         logs = {name: self.folder / name for name in (LOG, CURVE)}
-        by_first(lambda: self._write(Trained(changed, adapter, records, logs)))
+        by_first(lambda: self._write(Trained(changed, adapter, records, logs, model)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
