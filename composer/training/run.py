@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
-from composer.training.folder import check_run_folder, check_same, fingerprint, run_folder
+from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
 from composer.training.identity import REFERENCES, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
@@ -181,7 +180,7 @@ class TrainingRun:
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_run(self.folder)
 
 
 def open_run(
