@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -41,7 +42,7 @@ from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
 from converters.source import describe
-from converters.trunk import DEFAULTS
+from converters.trunk import DEFAULTS, DTYPE_KEYS
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
@@ -108,7 +109,7 @@ def _config(folder: Path, record: Record) -> Check:
         described = describe(folder)
     except ConverterError as error:
         return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
-    trunk, recorded = asdict(described.trunk), DEFAULTS | record.trunk
+    trunk, recorded = _comparable(asdict(described.trunk)), _comparable(DEFAULTS | record.trunk)
     # A host's windows follow from its config, which is compared. Records of before they were read have none.
     different = [key for key in trunk if key != "windows" and trunk[key] != recorded.get(key)]
     config = described.config
@@ -129,6 +130,12 @@ def _config(folder: Path, record: Record) -> Check:
         detail = f"not what the record says: {', '.join(different)}"
         return Check(what="config", subject=CONFIG, outcome="failed", detail=detail)
     return Check(what="config", subject=CONFIG, outcome="passed", detail="the trunk and the heads of the record")
+
+
+def _comparable(trunk: Mapping[str, Any]) -> dict[str, Any]:
+    """A trunk; a host's config in it without the dtype: the source may say another, and the trunk has the model's beside it."""
+    config = trunk.get("config")
+    return {**trunk, "config": config and {key: value for key, value in config.items() if key not in DTYPE_KEYS}}
 
 
 def _adapters(folder: Path, record: Record) -> Iterator[Check]:

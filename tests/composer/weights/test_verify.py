@@ -19,6 +19,7 @@ from converters.shard import read_shard
 from converters.source import INDEX
 from converters.trunk import DEFAULTS
 from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
+from tests.composer.hosts.families import small
 from tests.composer.weights.students import LAWCAT, SOFTMAX, build
 
 LINKED = "source-1-of-1.safetensors"
@@ -65,6 +66,16 @@ def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp
     assert report.ok
     assert not report.unchecked
     assert {check.what for check in report.checks} == {"spec", "config", "coverage", "contents", "finite"}
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("torch_dtype", None), ("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
+def test_a_host_of_another_type_than_its_source_or_under_the_older_key(tmp_path: Path, key: str, dtype: str | None):
+    """Which most published models have; what a config says of the type is compared, wherever it says it."""
+    small("qwen3").save_pretrained(tmp_path / "source")
+    edit_config(tmp_path / "source", **{"dtype": None, key: "float32"})
+    out = built(tmp_path / "source", tmp_path / "out", dtype=dtype)
+    edit_config(out, dtype="float16")
+    assert [check.detail for check in verify(out).failed] == ["not what the record says: dtype"]
 
 
 @pytest.mark.parametrize("file", [FRESH_FILE, LINKED])
