@@ -211,12 +211,11 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
 
 def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
     """SHA-256 of the file, and the names of its tensors with a value that is not finite, in one reading."""
-    digest = hashlib.sha256()
-    for block in blocks(shard.file, 0, shard.header_bytes):
-        digest.update(block)
-    endless = []
+    digest, done, endless = hashlib.sha256(), 0, []
     for name, tensor in shard.tensors.items():
-        finite = True
+        for block in blocks(shard.file, done, tensor.start):  # the header, and masks
+            digest.update(block)
+        finite, done = True, tensor.end
         for block in blocks(shard.file, tensor.start, tensor.end):
             digest.update(block)
             finite = finite and all_finite(as_tensor(block, tensor.dtype))
@@ -224,4 +223,6 @@ def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tup
             endless.append(name)
         if progress is not None:
             progress(shard.file.name, tensor.end, shard.bytes)
+    for block in blocks(shard.file, done):
+        digest.update(block)
     return digest.hexdigest(), endless

@@ -20,7 +20,7 @@ from converters.source import INDEX
 from converters.trunk import DEFAULTS
 from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
 from tests.composer.hosts.families import small
-from tests.composer.weights.students import LAWCAT, SOFTMAX, build
+from tests.composer.weights.students import LAWCAT, SOFTMAX, build, loaded
 
 LINKED = "source-1-of-1.safetensors"
 
@@ -87,6 +87,19 @@ def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path
     report = verify(out)
     assert [check.subject for check in report.failed] == [file]
     assert outcome(report, "contents", file) == "failed"
+
+
+def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path):
+    """As those of GPT-NeoX that older versions of transformers saved. Each byte of them is the file's, too."""
+    small("gpt_neox").save_pretrained(tmp_path / "source")
+    mask = {f"gpt_neox.layers.{layer}.attention.bias": torch.ones(1, 1, 5, 5, dtype=torch.uint8).tril() for layer in range(2)}
+    edit_tensors(tmp_path / "source" / "model.safetensors", lambda tensors: tensors.update(mask))
+    assert read_shard(tmp_path / "source" / "model.safetensors").masks == mask.keys()
+    out = built(tmp_path / "source", tmp_path / "out")
+    assert (out / LINKED).samefile(tmp_path / "source" / "model.safetensors")
+    loaded(out)
+    flip(out / LINKED, keep_time=True, at=(out / LINKED).stat().st_size - 1)
+    assert [check.subject for check in verify(out).failed] == [LINKED]
 
 
 @pytest.mark.usefixtures("large")
