@@ -12,7 +12,7 @@ from composer.spec.parameters import fresh_parameters
 from composer.weights.build import complete_folder
 from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import copy_file, place
+from composer.weights.place import copy_file, copy_files, place
 from composer.weights.plan import Plan, dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.side_files import TRAINING
@@ -68,9 +68,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
     with whole_or_nothing(target, force=force) as folder:
-        for name in source.small_files:
-            (folder / name).parent.mkdir(exist_ok=True)
-            copy_file(source.folder / name, folder / name)
+        copy_files(source.folder, source.small_files, folder)
         files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
         if (source.folder / INDEX).is_file():
             write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
