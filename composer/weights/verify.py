@@ -34,6 +34,7 @@ from composer.weights.config import config_dict
 from composer.weights.contents import blocks
 from composer.weights.documents import documents, strangers, unnamed
 from composer.weights.findings import Check, Outcome, VerifyReport
+from composer.weights.plan import Plan
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
 from composer.weights.stream import all_finite, as_tensor
@@ -61,7 +62,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *unnamed(record)]
     for name, stored in record.files.items():
         if name in present:
-            checks += _file(name, present[name], stored, progress)
+            checks += _file(name, present[name], stored, record.plan, progress)
         else:
             checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
     checks += [*documents(record, present), *strangers(record, present), *_saves(record)]
@@ -167,12 +168,12 @@ def _coverage(folder: Path, record: Record) -> Check:
     return Check(what="coverage", subject="weights", outcome="failed", detail="; ".join(problems))
 
 
-def _file(name: str, path: Path, stored: StoredFile, progress: Callable[[str, int, int], None] | None) -> list[Check]:
+def _file(name: str, path: Path, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None) -> list[Check]:
     try:
         shard = read_shard(path)
     except ConverterError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
-    contents, endless = _scan(shard, progress)
+    contents, endless = _scan(shard, plan, progress)
     finite = Check(
         what="finite",
         subject=name,
@@ -209,8 +210,8 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
     return "unknown", "not hashed at the build, and the source's file is not there to compare with; size and header are right"
 
 
-def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
-    """SHA-256 of the file, and the names of its tensors with a value that is not finite, in one reading."""
+def _scan(shard: Shard, plan: Plan, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
+    """SHA-256 of the file, and the names of the model's tensors in it with a value that is not finite, in one reading."""
     digest, done, endless = hashlib.sha256(), 0, []
     for name, tensor in shard.tensors.items():
         for block in blocks(shard.file, done, tensor.start):  # the header, and masks
@@ -219,7 +220,7 @@ def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tup
         for block in blocks(shard.file, tensor.start, tensor.end):
             digest.update(block)
             finite = finite and all_finite(as_tensor(block, tensor.dtype))
-        if not finite:
+        if not finite and name not in plan.dropped:
             endless.append(name)
         if progress is not None:
             progress(shard.file.name, tensor.end, shard.bytes)

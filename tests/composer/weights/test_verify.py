@@ -13,7 +13,7 @@ import torch
 from composer.errors import BuildError
 from composer.weights import build as build_module
 from composer.weights.plan import FRESH_FILE
-from composer.weights.record import RECORD
+from composer.weights.record import RECORD, read_record
 from composer.weights.verify import VerifyReport, verify
 from converters.shard import read_shard
 from converters.source import INDEX
@@ -89,14 +89,17 @@ def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path
     assert outcome(report, "contents", file) == "failed"
 
 
-def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path):
-    """As those of GPT-NeoX that older versions of transformers saved. Each byte of them is the file's, too."""
+@pytest.mark.parametrize(("lowest", "dtype", "how"), [(-torch.inf, None, "linked"), (-1e9, "float16", "rewritten")])
+def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: float, dtype: str | None, how: str):
+    """As GPT-NeoX's of earlier versions of transformers: no values of the model, but each byte of them is the file's."""
     small("gpt_neox").save_pretrained(tmp_path / "source")
-    mask = {f"gpt_neox.layers.{layer}.attention.bias": torch.ones(1, 1, 5, 5, dtype=torch.uint8).tril() for layer in range(2)}
-    edit_tensors(tmp_path / "source" / "model.safetensors", lambda tensors: tensors.update(mask))
-    assert read_shard(tmp_path / "source" / "model.safetensors").masks == mask.keys()
-    out = built(tmp_path / "source", tmp_path / "out")
-    assert (out / LINKED).samefile(tmp_path / "source" / "model.safetensors")
+    layers = [f"gpt_neox.layers.{layer}.attention" for layer in range(2)]
+    masks = {f"{layer}.bias": torch.ones(1, 1, 5, 5, dtype=torch.uint8).tril() for layer in layers}
+    others = {f"{layer}.masked_bias": torch.tensor(lowest) for layer in layers}
+    edit_tensors(tmp_path / "source" / "model.safetensors", lambda tensors: tensors.update(masks | others))
+    assert read_shard(tmp_path / "source" / "model.safetensors").masks == masks.keys()
+    out = built(tmp_path / "source", tmp_path / "out", dtype=dtype)
+    assert read_record(out).files[LINKED].how == how  # pyright: ignore[reportOptionalMemberAccess]
     loaded(out)
     flip(out / LINKED, keep_time=True, at=(out / LINKED).stat().st_size - 1)
     assert [check.subject for check in verify(out).failed] == [LINKED]
