@@ -40,6 +40,7 @@ def logits(folder: Path) -> torch.Tensor:
     return composer.load(folder)(IDS, use_cache=False).logits
 
 
+@pytest.mark.filterwarnings("error:fan_in_fan_out")
 @pytest.mark.parametrize("family", ["qwen3", *NAMED])
 def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student = student_of(family, teacher, tmp_path)
