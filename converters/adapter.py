@@ -19,8 +19,10 @@ OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense
 _WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in OTHERS for name in names)
 """The same as adapters name them, with their attention: outside of it, others may have such a name."""
 
-_CHECKED = frozenset({"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules"})
-"""Keys that are checked one by one, and keys that only name the adapters' origin."""
+_CHECKED = frozenset(
+    {"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules", "fan_in_fan_out"}
+)
+"""Keys that are checked one by one, keys that only name the adapters' origin, and one that PEFT goes by the modules for."""
 _NEUTRAL: Mapping[str, object] = {
     "task_type": "CAUSAL_LM",
     "inference_mode": True,

@@ -44,7 +44,8 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
     if not isinstance(trunk, Trunk):
         # Every tensor keeps its name. Whether names and shapes fit is checked against the host's class, as the model is built.
         composed = {name: name for name in tensors if is_composed(name)}
-        return Covered({name: name for name in tensors if name not in composed}, composed, {}, None)
+        masks = {name: reason for name in tensors if (reason := family.reason_to_pass_over(name)) is not None}
+        return Covered({name: name for name in tensors if name not in composed | masks}, composed, masks, None)
     expected = expected_tensors(trunk)
     found: dict[str, str] = {}
     composed: dict[str, str] = {}

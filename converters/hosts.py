@@ -26,11 +26,13 @@ OWN_KEYS = ("spec", "spec_hash", "adapter")
 
 @dataclass(frozen=True)
 class Line:
-    """Exceptions of a family: the name of a layer's attention, and transformers' defaults for keys that a config leaves out."""
+    """Exceptions of a family: the name of a layer's attention; transformers' defaults for keys that a config leaves out; and names
+    of masks that earlier versions of transformers stored, and that it passes over."""
 
     attention: str = "model.layers.{layer}.self_attn"
     head_dim: int | None = None
     key_heads: int | None = None
+    masks: tuple[str, ...] = ()
 
 
 USUAL = Line()
@@ -43,7 +45,10 @@ LINES: Mapping[str, Line] = {
     "glm4": Line(head_dim=128),
     "gpt2": Line("transformer.h.{layer}.attn"),
     "gpt_bigcode": Line("transformer.h.{layer}.attn", key_heads=1),
-    "gpt_neox": Line("gpt_neox.layers.{layer}.attention"),
+    "gpt_neox": Line(
+        "gpt_neox.layers.{layer}.attention",
+        masks=("gpt_neox.layers.{i}.attention.bias", "gpt_neox.layers.{i}.attention.masked_bias"),
+    ),
     "gpt_oss": Line(head_dim=64),
     "helium": Line(head_dim=128),
     "jetmoe": Line("model.layers.{layer}.self_attention"),
@@ -105,7 +110,8 @@ class Host(Sizes):
 def host_family(model_type: str) -> Family:
     """The family of a model type that has no table here."""
     host = model_type.removeprefix(PREFIX)
-    return Family(model_type=model_type, title=host, names={}, passed_over={}, read_config=partial(_read, host))
+    masks = dict.fromkeys(LINES.get(host, USUAL).masks, "a mask, which the model makes itself")
+    return Family(model_type=model_type, title=host, names={}, passed_over=masks, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:

@@ -24,6 +24,8 @@ from converters.trunk import Dtype
 DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """The format's names of the floating types that are read, and the names used everywhere else."""
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+MASKS = frozenset({"BOOL", "U8"})
+"""The format's names of the types, a byte wide, of masks that some models store: a loader makes its own, and passes over these."""
 MOST_TENSORS = 200_000
 """The most tensors of a file: the largest models have as many in all files together."""
 _MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000
@@ -47,13 +49,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Shard:
-    """One weight file. bytes: its size; header_sha256: of its first ``header_bytes``; tensors: in the file's order."""
+    """One weight file. bytes: its size; header_sha256: of its first ``header_bytes``; tensors: in the file's order; masks: names of
+    what stands between these and is none of the weights."""
 
     file: Path
     bytes: int
     header_bytes: int
     header_sha256: str
     tensors: Mapping[str, Tensor]
+    masks: frozenset[str] = frozenset()
 
 
 def read_shard(file: Path) -> Shard:
@@ -78,8 +82,10 @@ def read_shard(file: Path) -> Shard:
         raise WeightsError(f"{file} is missing.") from error
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {reason(error)}.") from error
-    tensors = _tensors(file, _parsed(file, text), 8 + length, size)
-    return Shard(file, size, 8 + length, hashlib.sha256(start + text).hexdigest(), tensors)
+    header = _parsed(file, text)
+    tensors = _tensors(file, header, 8 + length, size)
+    masks = frozenset(header.keys() - tensors.keys())
+    return Shard(file, size, 8 + length, hashlib.sha256(start + text).hexdigest(), tensors, masks)
 
 
 def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes:
@@ -123,8 +129,9 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, Tensor]:
-    """The header's tensors in file order, checked against their shapes, their neighbours and the file's size."""
+    """The header's tensors in file order, masks left out, checked against their shapes, their neighbours and the file's size."""
     tensors: dict[str, Tensor] = {}
+    places: list[tuple[int, int, int, str]] = []
     for name, entry in header.items():
         match entry:
             case {"dtype": str(stored), "shape": list(shape), "data_offsets": [first, last]} if (
@@ -133,23 +140,24 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
                 pass
             case _:
                 raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
-        if stored not in DTYPES:
+        if stored not in DTYPES and stored not in MASKS:
             raise WeightsError(
                 f"{file} holds {brief(name)} as {brief(stored)}; only {', '.join(DTYPES)} are read. "
                 "A quantised checkpoint has to be turned into one of these first."
             )
-        tensors[name] = Tensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
+        places.append((start + first, start + last, math.prod(shape) * (1 if stored in MASKS else BYTES[DTYPES[stored]]), name))
+        if stored in DTYPES:
+            tensors[name] = Tensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
 
-    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     expected = start
-    for name, tensor in tensors.items():
-        if tensor.start != expected or tensor.bytes != math.prod(tensor.shape) * BYTES[tensor.dtype]:
+    for begin, end, count, name in sorted(places):
+        if begin != expected or end - begin != count:
             raise WeightsError(f"{file} has a damaged header: {brief(name)} does not lie where its shape says. Fetch it again.")
-        expected = tensor.end
+        expected = end
     if expected != size:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{file} is {what}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
-    return tensors
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
 def _is_count(value: object) -> bool:

@@ -164,7 +164,7 @@ def _shards(folder: Path) -> dict[str, Shard]:
             raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
         shards[file] = read_shard(_own(folder, file))
     for name, file in weight_map.items():
-        if name not in shards[file].tensors:
+        if name not in shards[file].tensors and name not in shards[file].masks:
             raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
     return shards
 

@@ -10,6 +10,8 @@ from converters.bounded import brief
 from converters.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""The key of a config for the type that the model computes in, and the older one, which most published models have."""
 TokenIds = int | list[int] | None
 Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rms", "layer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,8 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16: JSON can name one by itself, and no tokenizer reads it."""
 DAY = "26 Jul 2024"
 """The date for chat templates that write one, which is the default of Llama's templates."""
 
@@ -113,6 +116,8 @@ def _words(record: DataRecord, column: str) -> str:
         raise Empty(f"{record.place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
     if not isinstance(words, str):
         raise DataError(f"{record.place}: {column} is {brief(words)}, a {type(words).__name__}; expected text")
+    if HALF.search(words):
+        raise DataError(f"{record.place}: {column} is {brief(words)}, with half of a character; expected text")
     return words
 
 
@@ -146,9 +151,9 @@ def _turns(record: DataRecord) -> list[dict[str, str]]:
         raise Empty(f"{record.place}: messages is empty; mend the record, or leave such records out: empty=skip")
     turns = []
     for number, message in enumerate(messages if isinstance(messages, list) else [messages], 1):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        if not isinstance(message, Mapping) or "role" not in message:
             raise DataError(f"{record.place}: message {number} is {brief(message)}; expected a mapping with role and content")
-        here = DataRecord(f"{record.place}, message {number}", dict(message))
+        here = DataRecord(f"{record.place}, message {number}", {"content": None, **message})
         turns.append({"role": _words(here, "role"), "content": _words(here, "content")})
     if all(turn["role"] != "assistant" for turn in turns):
         roles = ", ".join(dict.fromkeys(turn["role"] for turn in turns))

@@ -173,7 +173,8 @@ def _documents(
     count: _Count,
 ) -> Iterator[Document]:
     if isinstance(reference, TaskData):
-        most = math.ceil(reference.samples * share) if split == "evaluation" and share else reference.samples
+        made = len(range(reference.samples)[reference.skip :][: reference.limit])
+        most = math.ceil(made * share) if split == "evaluation" and share else made
         return islice(_task_documents(said, reference, tokenizer, sequence, split, count), most)
     drafts = _drafts(reference, tokenizer, count)
     first = list(islice(drafts, 2))

@@ -1,4 +1,4 @@
-"""Records out of files and of data sets of the Hub, one after another, through ``datasets``."""
+"""Records out of files and of data sets of the Hub, one after another: of JSON lines as they are, else through ``datasets``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import glob
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from composer.data.references import HUB, FileData, HubData, tasks
 from composer.errors import DataError
+from composer.files import failing_as
 from composer.spec.places import brief, near_and_all
 from converters.bounded import parse_json
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-"""Suffixes of the files that are read, and the readers of ``datasets`` for them."""
+"""Suffixes of the files that are read, and their kinds, which are readers of ``datasets``."""
 READ = ", ".join(KINDS)
 MAGIC = "*?["
+KNOWN = 1000
+"""Records of JSON lines whose columns are known before the first one is given."""
 
 
 class DataRecord(NamedTuple):
@@ -84,8 +87,11 @@ def _file_records(data: FileData) -> Iterator[DataRecord]:
 
 def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
+    if file.suffix == ".jsonl":
+        yield from _json_lines(file)
+        return
     kind = KINDS[file.suffix]
-    options = {"sample_by": "document" if by == "document" else "line"} if kind == "text" else {}
+    options = {"sample_by": "document" if by == "document" else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
     try:
         with _silent() as datasets, TemporaryDirectory() as unused:
             # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale. The cache is locked all the
@@ -96,7 +102,7 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
     except Exception as error:  # whatever the libraries of its kind raise
-        raise DataError(f"{file}{_why(file, error)}") from error
+        raise DataError(f"{file} cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}") from error
 
 
 def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]]:
@@ -116,18 +122,35 @@ def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]
         yield {"text": "\n".join(lines)}
 
 
-def _why(file: Path, error: Exception) -> str:
-    """The problem with a file; for JSON lines, with the number of the line."""
-    if file.suffix == ".jsonl":
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = parse_json(line) if line.strip() else {}
-                except ValueError as wrong:
-                    return f":{number}  is no JSON ({wrong}); expected one object in each line"
-                if not isinstance(record, dict):
-                    return f':{number}  expected an object such as {{"text": …}}, got {brief(record)}'
-    return f" cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}"
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Records of JSON lines. What a record lacks of the columns that others before it have, or among the first, is None.
+
+    ``datasets`` would take the columns and types of the first megabytes for those of all records, and a text such as 2024-01-01 for
+    a date.
+    """
+    records = _objects(file)
+    first = list(islice(records, KNOWN))
+    columns = dict.fromkeys(column for record in first for column in record)
+    for record in chain(first, records):
+        columns |= dict.fromkeys(record)
+        yield dict.fromkeys(columns) | record
+
+
+def _objects(file: Path) -> Iterator[dict[str, Any]]:
+    """The object of each line that is not blank. Raises DataError with the number of a line that holds none."""
+    with failing_as(DataError, f"{file} cannot be read"), file.open("rb") as lines:
+        for number, line in enumerate(map(bytes.strip, lines), 1):
+            if not line:
+                continue
+            try:
+                record = parse_json(line)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file}:{number}  is not UTF-8 ({error.reason}): save it as UTF-8") from error
+            except ValueError as error:
+                raise DataError(f"{file}:{number}  is no JSON ({error}); expected one object in each line") from error
+            if not isinstance(record, dict):
+                raise DataError(f'{file}:{number}  expected an object such as {{"text": …}}, got {brief(record)}')
+            yield record
 
 
 def _hub_records(data: HubData) -> Iterator[DataRecord]:

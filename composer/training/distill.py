@@ -93,6 +93,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         return run.finish(
             outcomes,
             _changed(learned, student, merge=options.merge),
+            model=student,
             adapter=_adapter(stages, student, merge=options.merge),
             loss=held_out_loss(student),
             teacher_loss=teacher_loss,

@@ -124,6 +124,7 @@ def add_adapters(student: ComposedForCausalLM, lora: Lora, seed: int) -> None:
 def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
     """The adapters as a config of PEFT."""
     from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D
 
     return LoraConfig(
         r=lora.rank,
@@ -131,6 +132,7 @@ def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
         target_modules=projections(student, lora.targets),
         lora_dropout=0.0,
         bias="none",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in student.modules()),  # as GPT-2 has its matrices
         task_type="CAUSAL_LM",
     )
 

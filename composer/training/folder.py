@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,15 @@ def _make_anew(folder: Path, identity: RunIdentity) -> None:
     replaced = move_folder(partial, folder)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_run(folder: Path) -> None:
+    """Removes the folder of a run that has ended, from its place in one step: half of it would stand in the next run's way."""
+    gone = partial_of(folder)
+    with suppress(OSError):
+        folder.rename(gone)
+    for path in (gone, folder):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _alone(folder: Path) -> AbstractContextManager[bool]:

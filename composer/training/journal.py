@@ -67,8 +67,8 @@ class Journal:
 
 
 def draw(log: Path, target: Path, again: str = AGAIN) -> None:
-    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows. An empty log has no plot.
-    again: how to go on.
+    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows. Layers that were streamed,
+    whose stages are called ``transfer 0`` and so on, are one stage. An empty log has no plot. again: how to go on.
 
     Raises TrainingError where it cannot be written.
     """
@@ -78,11 +78,13 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
         lines = list(_lines(log)) if log.is_file() else []
         if not lines:
             return
-        stages = list(dict.fromkeys(line["stage"] for line in lines))
+        stages: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            stages.setdefault(line["stage"].partition(" ")[0], []).append(line)
         with plotting() as pyplot:
             figure, axes = pyplot.subplots(1, len(stages), figsize=(WIDTH, 4), squeeze=False, layout="constrained")
-            for axis, stage in zip(axes[0], stages, strict=True):
-                _draw(axis, [line for line in lines if line["stage"] == stage])
+            for axis, (stage, own) in zip(axes[0], stages.items(), strict=True):
+                _draw(axis, own)
                 axis.set(title=stage, xlabel="step", ylabel="loss")
                 by_powers(axis, most=2)
                 whole_ticks(axis, most=6)

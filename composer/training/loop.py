@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
-from composer.data.packing import PackedRows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
@@ -174,15 +175,23 @@ class _StageRun:
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
-        parts = list(self.held_out.in_order(max(1, self.stage.batch // self.stage.accumulate)))
-        total = max(1, sum(self.course.count(part) for part in parts))
-        for part, divisor in (share for whole in parts for share in shares(whole, 1, total)):
+        for part, divisor in (share for whole in self._parts() for share in shares(whole, 1, self._judged)):
             with self._autocast():
                 for name, loss in self.course.judge(part.to(self.device), divisor).items():
                     sums[name] = sums.get(name, 0.0) + float(loss)
         sums = added(sums)
         self.setting.journal.write(self.name, self.taken, held_out=sums)
         return sums
+
+    @cached_property
+    def _judged(self) -> int:
+        """The number of held-out tokens, or rows, that evaluations are averaged over."""
+        return max(1, sum(map(self.course.count, self._parts())))
+
+    def _parts(self) -> Iterator[Batch]:
+        """The held-out rows, as many at a time as are learned from. No more are in memory: hidden states may come with them."""
+        size = max(1, self.stage.batch // self.stage.accumulate)
+        return iter(()) if self.held_out is None else self.held_out.in_order(size)
 
     def _judge(self) -> None:
         self.after = self._evaluate()

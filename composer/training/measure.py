@@ -54,10 +54,9 @@ def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], ro
     """The warning for stages in which no held-out loss got better."""
     for outcome in outcomes:
         if outcome.before and all(outcome.after[name] >= before for name, before in outcome.before.items()):
+            kept = "came below where it began, and what it began with was kept"
+            ended = kept if stages[outcome.stage].keep == "best" else "ended below where it began"
             advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
             if len(rows) < stages[outcome.stage].batch:
                 advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: give it more."
-            yield (
-                f"{outcome.stage} made nothing better: no loss on the held-out rows came below where it began, and what it began "
-                f"with was kept. {advice}"
-            )
+            yield f"{outcome.stage} made nothing better: no loss on the held-out rows {ended}. {advice}"

@@ -20,4 +20,4 @@ def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
     logs = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
-    return write_trained(model, out, Trained(merged(loaded), None, (), logs), force=force)
+    return write_trained(model, out, Trained(merged(loaded), None, (), logs, loaded), force=force)

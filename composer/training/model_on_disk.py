@@ -63,7 +63,9 @@ class StoredModel:
         self._calls: dict[int, Mapping[str, Any]] = {}
         for index, layer in enumerate(self._layers):
             layer.forward = partial(self._called, index)
-        self._embedding = _name_of(model, model.get_input_embeddings())
+        embedding: Any = model.get_input_embeddings()
+        embedding.padding_idx = None  # a row of the whole table, for gradients alone; here it has a batch's rows
+        self._embedding = _name_of(model, embedding)
         missing = sorted(self._prefix + name for name in self._base.state_dict() if self._prefix + name not in self._tensors)
         outside = [name for name in missing if not name.startswith(f"{self._prefix}{self._path}.")]
         if outside:

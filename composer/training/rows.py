@@ -36,9 +36,9 @@ def both_sides(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
 ) -> tuple[PackedRows, PackedRows | None]:
     """The rows of ``rows_of``, for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
-    own = bool(options.held_out)
+    share = 0.0 if options.held_out else options.share
 
-    def rows(references: Sequence[str], split: Literal["train", "evaluation"], share: float) -> PackedRows:
+    def rows(references: Sequence[str], split: Literal["train", "evaluation"]) -> PackedRows:
         return load_rows(
             references,
             tokenizer,
@@ -51,10 +51,8 @@ def both_sides(
             seed=options.seed,
         )
 
-    if not own and not options.share:
-        return rows(options.data, "train", 0.0), None
-    held = rows(options.held_out, "evaluation", 0.0) if own else rows(options.data, "evaluation", options.share)
-    return rows(options.data, "train", 0.0 if own else options.share), held
+    held = rows(options.held_out or options.data, "evaluation") if options.held_out or share else None
+    return rows(options.data, "train"), held
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
-from composer.training.folder import check_run_folder, check_same, fingerprint, run_folder
+from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
 from composer.training.identity import REFERENCES, RunIdentity
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
@@ -148,12 +147,16 @@ class TrainingRun:
         outcomes: Sequence[Outcome],
         changed: Mapping[str, Tensor],
         *,
+        model: ComposedForCausalLM | None = None,
         adapter: Adapter | None = None,
         loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> TrainingReport:
         """Write the result, whole or not at all, and remove the run folder. Raises BuildError, and TrainingError where the run has
-        learned nothing and ``strict`` makes that an error."""
+        learned nothing and ``strict`` makes that an error.
+
+        changed: parameters by their names in ``model``. None: all of them are heads' own, or the model is one of this project.
+        """
         warn_or_raise(learned_nothing(outcomes, self.stages, self.rows), self.options)
         changed = whole(changed, for_first=True)
         if adapter is not None:
@@ -171,13 +174,13 @@ class TrainingRun:
             for outcome in outcomes
         )
         logs = {name: self.folder / name for name in (LOG, CURVE)}
-        by_first(lambda: self._write(Trained(changed, adapter, records, logs)))
+        by_first(lambda: self._write(Trained(changed, adapter, records, logs, model)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_run(self.folder)
 
 
 def open_run(

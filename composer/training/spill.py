@@ -18,13 +18,12 @@ from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, whole
 from composer.training.model_on_disk import StoredModel, read_rows
+from composer.weights.contents import blocks
 
 TOKENS = 1024
 """Tokens of a batch that runs through a layer of the teacher to make the next layer's inputs; one row at least."""
 DIGEST = hashlib.sha256().digest_size
 """Bytes behind the numbers of a file: their SHA-256."""
-BLOCK = 1 << 22
-"""Bytes of a file that are hashed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +148,7 @@ def _undamaged(path: Path, size: int) -> bool:
     """Whether a file has the expected size, and its contents match their checksum."""
     if path.stat().st_size != size:
         return False
-    digest, left = hashlib.sha256(), size - DIGEST
-    with path.open("rb") as stream:
-        while left:
-            block = stream.read(min(left, BLOCK))
-            digest.update(block)
-            left -= len(block)
-        return stream.read() == digest.digest()
+    digest = hashlib.sha256()
+    for block in blocks(path, end=size - DIGEST):
+        digest.update(block)
+    return b"".join(blocks(path, size - DIGEST)) == digest.digest()

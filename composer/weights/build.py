@@ -20,7 +20,7 @@ from composer.weights.check import problems_of
 from composer.weights.dimensions import dimensions
 from composer.weights.head_checkpoints import LolcatsValues, merged_piece, read_head_checkpoints, value_piece, with_head_checkpoints
 from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import copy_file, place
+from composer.weights.place import copy_files, place
 from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
 from composer.weights.record import (
     RECORD,
@@ -115,7 +115,7 @@ def build_folder(
 
     with whole_or_nothing(target, force=force) as folder:
         writer = _Writer(folder, source, student, resolved, plan, given, copy, hash_contents, seed, progress)
-        writer.small_files()
+        copy_files(source.folder, source.small_files, folder)
         files = writer.weights()
         write_json(folder / INDEX, _index(plan))
         record = Record(
@@ -172,7 +172,7 @@ def bytes_in(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes the weights and small files of one build into a folder. student: the record of a source that is itself a student.
+    """Writes the weights of one build into a folder. student: the record of a source that is itself a student.
     given: the values in LoLCATs' files."""
 
     folder: Path
@@ -195,12 +195,6 @@ class _Writer:
             if shard.output is not None
         }
         return {**shards, **fresh}
-
-    def small_files(self) -> None:
-        """Copies them, never links: a later save into the output would write through a link into the source."""
-        for name in self.source.small_files:
-            (self.folder / name).parent.mkdir(exist_ok=True)
-            copy_file(self.source.folder / name, self.folder / name)
 
     def _linked(self, shard: ShardPlan) -> StoredFile:
         origin, target = self.source.shards[shard.file].file, self.folder / str(shard.output)

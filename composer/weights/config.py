@@ -9,14 +9,14 @@ from composer.spec.resolve import Resolved
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host
 from converters.model_types import OWN, PREFIX
-from converters.trunk import DEFAULTS, Sizes, Trunk
+from converters.trunk import DEFAULTS, DTYPE_KEYS, Sizes, Trunk
 
 
 def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
     """A host's own fields, or Llama's for a trunk of ours with those that Llama has not, and the resolved spec."""
     spec = {"spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
     if isinstance(trunk, Host):
-        own = {key: value for key, value in trunk.config.items() if key not in ("dtype", "torch_dtype")}
+        own = {key: value for key, value in trunk.config.items() if key not in DTYPE_KEYS}
         host = str(own["model_type"])
         return {**own, "architectures": ["ComposedForCausalLM"], "model_type": f"{PREFIX}{host}", "dtype": dtype, **spec}
     assert isinstance(trunk, Trunk), "there are two"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -53,6 +53,13 @@ def copy_file(source: Path, target: Path, moved: Callable[[int], None] = lambda 
                 raise OSError(errno.EIO, f"{source} shrank while it was copied")
             left -= count
             moved(count)
+
+
+def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
+    """Copies files of one folder into another, never links: a later save into that would write through a link into the source."""
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        copy_file(source / name, folder / name)
 
 
 def _keep_time(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from composer.errors import BuildError
 from composer.trust import load_tokenizer
-from composer.weights.place import copy_file
+from composer.weights.place import copy_files
 from composer.weights.sources import tokenizer_folder
 from converters.source import TOKENIZER, small_files
 
@@ -25,9 +25,7 @@ class Tokenizer:
 
     def copy(self, folder: Path) -> None:
         """Copy the tokenizer's files into another folder."""
-        for name in self.files:
-            (folder / name).parent.mkdir(exist_ok=True)
-            copy_file(self.folder / name, folder / name)
+        copy_files(self.folder, self.files, folder)
 
 
 def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from composer.spec.parameters import fresh_parameters
 from composer.weights.build import complete_folder
 from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import copy_file, place
-from composer.weights.plan import dtype_of
+from composer.weights.place import copy_file, copy_files, place
+from composer.weights.plan import Plan, dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.side_files import TRAINING
 from composer.weights.sources import open_model
@@ -26,6 +26,8 @@ from converters.trunk import dtype_name
 
 if TYPE_CHECKING:
     import torch
+
+    from composer.model.modeling import ComposedForCausalLM
 
 ADAPTER = "adapter"
 
@@ -40,13 +42,14 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a run. changed: parameters of the model by their names."""
+    """The result of a run. changed: parameters by their names in ``model``; where that is None, by their names in its files."""
 
     changed: Mapping[str, torch.Tensor]
     adapter: Adapter | None
     stages: tuple[TrainedStage, ...]
     papers: Mapping[str, Path]
     """Files about the training, by the names that they get."""
+    model: ComposedForCausalLM | None = None
 
 
 def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = False) -> Record:
@@ -56,6 +59,8 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     if record is None:
         raise BuildError(f"{model} has no {RECORD}: it was not written by `compose build`.")
     target = check_output(out, source, force=force)
+    if trained.model is not None:
+        trained = replace(trained, changed=_as_stored(trained.model, trained.changed, record.plan))
     unknown = sorted(trained.changed.keys() - record.plan.parameters.keys())
     if unknown:
         raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
@@ -63,9 +68,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
     with whole_or_nothing(target, force=force) as folder:
-        for name in source.small_files:
-            (folder / name).parent.mkdir(exist_ok=True)
-            copy_file(source.folder / name, folder / name)
+        copy_files(source.folder, source.small_files, folder)
         files = {name: _file(folder / name, source, record, trained.changed) for name in source.shards}
         if (source.folder / INDEX).is_file():
             write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
@@ -84,6 +87,24 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         if trained.adapter is not None:
             config[ADAPTER_KEY] = ADAPTER
         return complete_folder(folder, config, done, target.name)
+
+
+def _as_stored(model: ComposedForCausalLM, changed: Mapping[str, torch.Tensor], plan: Plan) -> dict[str, torch.Tensor]:
+    """Parameters of a model by their names in its files, and in the shapes that they have there. plan: of these files.
+
+    transformers joins and renames some tensors as it loads them, such as those of experts, and gives a prefix to those of a model
+    without its head. Of tied parameters, each that is stored changes.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored: dict[str, torch.Tensor] = {}
+    tied, prefix = model.all_tied_weights_keys.items(), f"{model.base_model_prefix}."
+    known = {*plan.parameters, *(prefix + name for name in plan.parameters)}
+    for name, tensor in (changed if changed.keys() <= known else revert_weight_conversion(model, dict(changed))).items():
+        alike = [name, *(other for other, own in tied if own == name)]
+        places = [place for one in alike for place in (one, one.removeprefix(prefix)) if place in plan.parameters]
+        stored |= dict.fromkeys(places or [name], tensor)
+    return stored
 
 
 def _widened(record: Record, changed: Mapping[str, torch.Tensor]) -> Record:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -33,6 +34,7 @@ from composer.weights.config import config_dict
 from composer.weights.contents import blocks
 from composer.weights.documents import documents, strangers, unnamed
 from composer.weights.findings import Check, Outcome, VerifyReport
+from composer.weights.plan import Plan
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
 from composer.weights.stream import all_finite, as_tensor
@@ -41,7 +43,7 @@ from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
 from converters.source import describe
-from converters.trunk import DEFAULTS
+from converters.trunk import DEFAULTS, DTYPE_KEYS
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
@@ -60,7 +62,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *unnamed(record)]
     for name, stored in record.files.items():
         if name in present:
-            checks += _file(name, present[name], stored, progress)
+            checks += _file(name, present[name], stored, record.plan, progress)
         else:
             checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
     checks += [*documents(record, present), *strangers(record, present), *_saves(record)]
@@ -108,7 +110,7 @@ def _config(folder: Path, record: Record) -> Check:
         described = describe(folder)
     except ConverterError as error:
         return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
-    trunk, recorded = asdict(described.trunk), DEFAULTS | record.trunk
+    trunk, recorded = _comparable(asdict(described.trunk)), _comparable(DEFAULTS | record.trunk)
     # A host's windows follow from its config, which is compared. Records of before they were read have none.
     different = [key for key in trunk if key != "windows" and trunk[key] != recorded.get(key)]
     config = described.config
@@ -129,6 +131,12 @@ def _config(folder: Path, record: Record) -> Check:
         detail = f"not what the record says: {', '.join(different)}"
         return Check(what="config", subject=CONFIG, outcome="failed", detail=detail)
     return Check(what="config", subject=CONFIG, outcome="passed", detail="the trunk and the heads of the record")
+
+
+def _comparable(trunk: Mapping[str, Any]) -> dict[str, Any]:
+    """A trunk; a host's config in it without the dtype: the source may say another, and the trunk has the model's beside it."""
+    config = trunk.get("config")
+    return {**trunk, "config": config and {key: value for key, value in config.items() if key not in DTYPE_KEYS}}
 
 
 def _adapters(folder: Path, record: Record) -> Iterator[Check]:
@@ -160,12 +168,12 @@ def _coverage(folder: Path, record: Record) -> Check:
     return Check(what="coverage", subject="weights", outcome="failed", detail="; ".join(problems))
 
 
-def _file(name: str, path: Path, stored: StoredFile, progress: Callable[[str, int, int], None] | None) -> list[Check]:
+def _file(name: str, path: Path, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None) -> list[Check]:
     try:
         shard = read_shard(path)
     except ConverterError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
-    contents, endless = _scan(shard, progress)
+    contents, endless = _scan(shard, plan, progress)
     finite = Check(
         what="finite",
         subject=name,
@@ -202,19 +210,20 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
     return "unknown", "not hashed at the build, and the source's file is not there to compare with; size and header are right"
 
 
-def _scan(shard: Shard, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
-    """SHA-256 of the file, and the names of its tensors with a value that is not finite, in one reading."""
-    digest = hashlib.sha256()
-    for block in blocks(shard.file, 0, shard.header_bytes):
-        digest.update(block)
-    endless = []
+def _scan(shard: Shard, plan: Plan, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
+    """SHA-256 of the file, and the names of the model's tensors in it with a value that is not finite, in one reading."""
+    digest, done, endless = hashlib.sha256(), 0, []
     for name, tensor in shard.tensors.items():
-        finite = True
+        for block in blocks(shard.file, done, tensor.start):  # the header, and masks
+            digest.update(block)
+        finite, done = True, tensor.end
         for block in blocks(shard.file, tensor.start, tensor.end):
             digest.update(block)
             finite = finite and all_finite(as_tensor(block, tensor.dtype))
-        if not finite:
+        if not finite and name not in plan.dropped:
             endless.append(name)
         if progress is not None:
             progress(shard.file.name, tensor.end, shard.bytes)
+    for block in blocks(shard.file, done):
+        digest.update(block)
     return digest.hexdigest(), endless

@@ -170,6 +170,7 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
         ({"messages": None}, "messages is empty"),
         ({"messages": TALK[:2]}, "no turn of the assistant, so nothing to learn (roles: system, user)"),
         ({"messages": [{"role": "user", "content": None}]}, "message 1: content is missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["look"]}]}, "message 1: content is missing"),
     ],
 )
 def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
@@ -182,6 +183,7 @@ def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str
     [
         ({"text": 3}, "text is 3, a int; expected text"),
         ({"text": ["once"]}, "text is a list, a list; expected text"),
+        ({"text": "on\ud83dce"}, "with half of a character; expected text"),
         ({"messages": "once"}, 'message 1 is "once"; expected a mapping with role and content'),
         ({"messages": [{"from": "user", "value": "once"}]}, "message 1 is a mapping; expected a mapping with role and content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "text"}]}]}, "message 1: content is a list"),

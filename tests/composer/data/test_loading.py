@@ -148,6 +148,8 @@ def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
     train = load(tokenizer, "echo,samples=6,length=8", how="whole")
     assert (len(train), train.targets) == (3, 6)
     assert len(load(tokenizer, "echo,samples=6,length=8", split="evaluation", share=0.4, how="padded")) == 3  # 2.4 of 6, rounded up
+    fewer = load(tokenizer, "echo,samples=6,length=8,skip=1,limit=2", split="evaluation", share=0.5, how="padded")
+    assert len(fewer) == 1, "half of the two that are trained on"
     evaluation = load(tokenizer, "echo,samples=6,skip=1,limit=4", split="evaluation", share=0)
     assert (len(evaluation), evaluation.targets) == (4, 4)
     assert train.ids.max() < 200 < evaluation.ids[:, 1].min()

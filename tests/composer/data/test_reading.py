@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from composer.data import reading
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.errors import DataError
@@ -125,9 +126,29 @@ def test_what_has_no_record(write: Write) -> None:
 def test_what_is_broken(write: Write) -> None:
     assert "a.jsonl:3  is no JSON" in told(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
     assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in told(write("b.jsonl", '"one"\n'))
+    assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in told(write("c.jsonl", b'{"text": "one"}\n{"text": "caf\xe9 "}'))
     assert "c.json cannot be read as json" in told(write("c.json", "[{]"))
     assert "d.parquet cannot be read as parquet: " in told(write("d.parquet", "no table"))
     assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in told(write("e.txt", b"caf\xe9 here"))
+
+
+def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A date stays a text; a column may be empty, or missing, far into the file; and what one record lacks is None there."""
+    monkeypatch.setattr(reading, "KNOWN", 2)
+    records = [
+        {"text": "2024-01-01"},
+        {"text": "2024-01-02", "more": None},
+        {"text": "a"},
+        {"more": 3},
+        {"text": "b", "late": [{}]},
+    ]
+    lacking: dict[str, Any] = {"text": None, "more": None}
+    assert read(write("a.jsonl", records)) == [*({**lacking, **record} for record in records[:4]), {**lacking, **records[4]}]
+    assert read(write("b.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n \r\n{"text": "two"}')) == THREE[:2]
+
+
+def test_a_mark_of_utf_8_is_no_text(write: Write) -> None:
+    assert read(write("a.txt", b"\xef\xbb\xbfone\r\ntwo")) == [{"text": "one\ntwo"}]
 
 
 def test_what_goes_wrong_is_told_once(write: Write, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import composer
 from composer.training.merge import merge_adapters
@@ -39,6 +40,7 @@ def logits(folder: Path) -> torch.Tensor:
     return composer.load(folder)(IDS, use_cache=False).logits
 
 
+@pytest.mark.filterwarnings("error:fan_in_fan_out")
 @pytest.mark.parametrize("family", ["qwen3", *NAMED])
 def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student = student_of(family, teacher, tmp_path)
@@ -48,6 +50,18 @@ def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path,
     assert verify(tmp_path / "out").ok
     merge_adapters(tmp_path / "out", tmp_path / "merged")
     torch.testing.assert_close(logits(tmp_path / "merged"), adapted, rtol=0, atol=1e-4)
+
+
+def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """Its tensors lack the prefix that they have in the model: so the first GPT-2 is published."""
+    student_of("gpt2", teacher, tmp_path)
+    path = tmp_path / "source" / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    student = make_student(tmp_path / "bare", tmp_path / "source")
+    run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
+    merge_adapters(tmp_path / "out", tmp_path / "merged")
+    torch.testing.assert_close(logits(tmp_path / "merged"), logits(tmp_path / "out"), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", STREAMED)

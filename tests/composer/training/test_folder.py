@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from composer.errors import TrainingError
-from composer.training.folder import IDENTITY, check_run_folder, check_same, run_folder
+from composer.training.folder import IDENTITY, check_run_folder, check_same, remove_run, run_folder
 from tests.composer.training.processes import ending, forked
 
 
@@ -54,6 +55,24 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     take(folder, 2, force=True)
     assert [path.name for path in folder.iterdir()] == [IDENTITY]
     check_same(folder, {"seed": 2})
+
+
+def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, as the folder of a run that has ended is removed."""
+
+    def interrupted(path: Path, **_: bool) -> None:
+        (path / IDENTITY).unlink()
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "out.run"
+    take(folder, 1)
+    (folder / "checkpoint").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            remove_run(folder)
+    check_run_folder(folder, resume=False, force=False)
+    take(folder, 2)
 
 
 def test_a_run_that_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:

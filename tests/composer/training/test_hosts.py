@@ -53,6 +53,15 @@ def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monke
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=close)
 
 
+def test_the_trunk_learns(hosted: Path, texts: Path, tmp_path: Path) -> None:
+    """Each expert's matrices stay apart in the files, and have learned."""
+    trunk = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=1")
+    run(hosted, tmp_path / "out", texts, *trunk, which="finetune")
+    start, found = weights(hosted), weights(tmp_path / "out")
+    assert found.keys() == start.keys()
+    assert not any(torch.equal(tensor, start[name]) for name, tensor in found.items() if ".mlp." in name)
+
+
 def test_killed(
     hosted: Path,
     texts: Path,

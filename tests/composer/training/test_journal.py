@@ -105,6 +105,19 @@ def test_the_curve_is_legible(journal: Journal, tmp_path: Path, monkeypatch: pyt
     assert len(named) == min(count, 10 if count == 40 else 12)
 
 
+def test_layers_that_were_streamed_are_drawn_together(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a stage of its own in the log, and 24 plots beside each other show nothing."""
+    figures = kept_open(monkeypatch)
+    for layer in range(24):
+        journal.rewind(f"transfer {layer}", -1)
+        for step in (1, 2):
+            journal.write(f"transfer {layer}", step, loss={f"layer {layer}": 1.0 / step}, held_out={f"layer {layer}": 2.0 / step})
+    draw(tmp_path / LOG, tmp_path / "curve.png")
+    assert_legible(figures["curve.png"])
+    assert len(figures["curve.png"].axes) == 3, "two of the journal, and one of all layers"
+    assert len(figures["curve.png"].axes[-1].lines) == 2 * 24
+
+
 def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a run that goes on, and whatever other stages have written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage, Transfer
 from composer.training import checkpoint
@@ -60,6 +62,22 @@ def test_an_end_that_was_reached_is_not_run_again(tmp_path: Path, uninterrupted:
     expected, lines = uninterrupted["transfer"]
     assert same(again, expected)
     assert log(tmp_path) == lines
+
+
+def test_held_out_rows_are_read_as_they_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where layers are streamed, hidden states come with them: of all rows at once they are more than memory holds."""
+    original, alive, counts = PackedRows.batch, WeakSet[Batch](), list[int]()
+
+    def batch(rows: PackedRows, indices: list[int]) -> Batch:
+        made = original(rows, indices)
+        alive.add(made)
+        counts.append(len(alive))
+        return made
+
+    monkeypatch.setattr(PackedRows, "batch", batch)
+    run(tmp_path, STAGES["transfer"], held_out=rows_of(8, lengths=(8,) * 12))
+    assert len(counts) > 12
+    assert max(counts) < 4
 
 
 def test_the_outcome_is_what_the_log_says(uninterrupted: dict[str, Any]) -> None:

@@ -104,4 +104,7 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
     stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
     (said,) = learned_nothing([outcome], {"transfer": stage}, rows)
+    assert "came below where it began, and what it began with was kept." in said
     assert said.endswith("Its data are 10 tokens, and do not fill a step: give it more.")
+    (said,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
+    assert "no loss on the held-out rows ended below where it began. Its data" in said, "what it began with is gone"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from composer.errors import BuildError
 from composer.weights import trained as module
+from composer.weights.loading import load_model
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
 from composer.weights.trained import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint, llama
+from tests.composer.hosts.families import small
 from tests.composer.weights.students import LOLCATS, build, loaded, logits, weights
 
 FRESH = "model.layers.1.self_attn.composed.head.window.weight"
@@ -117,8 +120,6 @@ def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> N
 def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, sharded: bool) -> None:
     """transformers would take it for a matrix of its own."""
     source = llama(tmp_path / "source", tie_word_embeddings=True)
-    from safetensors.torch import load_file, save_file
-
     tensors = {name: tensor.clone() for name, tensor in load_file(source / "model.safetensors").items()}
     copy = {"lm_head.weight": tensors[EMBEDDING].clone()}
     (source / "model.safetensors").unlink()
@@ -141,6 +142,35 @@ def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, 
     model: Any = loaded(tmp_path / "out")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, changed.changed[EMBEDDING])
+
+
+def bare(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+
+
+def with_a_copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors | {"lm_head.weight": tensors[EMBEDDING].clone()}
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "stored"), [("gpt2", True, bare), ("qwen3", True, with_a_copy), ("mixtral", False, dict)]
+)
+def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
+    tmp_path: Path, family: str, tied: bool, stored: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
+    """Saved without its head, as the first GPT-2 is; with a tied matrix twice; with each expert's matrices by themselves."""
+    source = tmp_path / "source"
+    small(family, tie_word_embeddings=tied).save_pretrained(source)
+    save_file(stored(load_file(source / "model.safetensors")), source / "model.safetensors", {"format": "pt"})
+    build(source, tmp_path / "student", LOLCATS)
+    model: Any = load_model(tmp_path / "student", "float32", "cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    written(tmp_path / "student", tmp_path / "out", Trained(dict(model.named_parameters()), None, (STAGE,), {}, model))
+    found: Any = load_model(tmp_path / "out", "float32", "cpu")
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert (found.get_output_embeddings().weight is found.get_input_embeddings().weight) == tied
 
 
 def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import torch
 from composer.errors import BuildError
 from composer.weights import build as build_module
 from composer.weights.plan import FRESH_FILE
-from composer.weights.record import RECORD
+from composer.weights.record import RECORD, read_record
 from composer.weights.verify import VerifyReport, verify
 from converters.shard import read_shard
 from converters.source import INDEX
 from converters.trunk import DEFAULTS
 from tests.checkpoints import edit_config, edit_header, edit_tensors, llama
-from tests.composer.weights.students import LAWCAT, SOFTMAX, build
+from tests.composer.hosts.families import small
+from tests.composer.weights.students import LAWCAT, SOFTMAX, build, loaded
 
 LINKED = "source-1-of-1.safetensors"
 
@@ -67,6 +68,16 @@ def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp
     assert {check.what for check in report.checks} == {"spec", "config", "coverage", "contents", "finite"}
 
 
+@pytest.mark.parametrize(("key", "dtype"), [("torch_dtype", None), ("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
+def test_a_host_of_another_type_than_its_source_or_under_the_older_key(tmp_path: Path, key: str, dtype: str | None):
+    """Which most published models have; what a config says of the type is compared, wherever it says it."""
+    small("qwen3").save_pretrained(tmp_path / "source")
+    edit_config(tmp_path / "source", **{"dtype": None, key: "float32"})
+    out = built(tmp_path / "source", tmp_path / "out", dtype=dtype)
+    edit_config(out, dtype="float16")
+    assert [check.detail for check in verify(out).failed] == ["not what the record says: dtype"]
+
+
 @pytest.mark.parametrize("file", [FRESH_FILE, LINKED])
 @pytest.mark.parametrize("at", [None, -1], ids=["first tensor", "last byte"])
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "float16"}], ids=["linked", "copied", "rewritten"])
@@ -76,6 +87,22 @@ def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path
     report = verify(out)
     assert [check.subject for check in report.failed] == [file]
     assert outcome(report, "contents", file) == "failed"
+
+
+@pytest.mark.parametrize(("lowest", "dtype", "how"), [(-torch.inf, None, "linked"), (-1e9, "float16", "rewritten")])
+def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: float, dtype: str | None, how: str):
+    """As GPT-NeoX's of earlier versions of transformers: no values of the model, but each byte of them is the file's."""
+    small("gpt_neox").save_pretrained(tmp_path / "source")
+    layers = [f"gpt_neox.layers.{layer}.attention" for layer in range(2)]
+    masks = {f"{layer}.bias": torch.ones(1, 1, 5, 5, dtype=torch.uint8).tril() for layer in layers}
+    others = {f"{layer}.masked_bias": torch.tensor(lowest) for layer in layers}
+    edit_tensors(tmp_path / "source" / "model.safetensors", lambda tensors: tensors.update(masks | others))
+    assert read_shard(tmp_path / "source" / "model.safetensors").masks == masks.keys()
+    out = built(tmp_path / "source", tmp_path / "out", dtype=dtype)
+    assert read_record(out).files[LINKED].how == how  # pyright: ignore[reportOptionalMemberAccess]
+    loaded(out)
+    flip(out / LINKED, keep_time=True, at=(out / LINKED).stat().st_size - 1)
+    assert [check.subject for check in verify(out).failed] == [LINKED]
 
 
 @pytest.mark.usefixtures("large")

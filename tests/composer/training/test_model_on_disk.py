@@ -1,0 +1,23 @@
+"""A model whose tensors are read as they are needed gives its layers what the model in memory gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.training.model_on_disk import StoredModel
+from composer.weights.sources import open_model
+from tests.composer.hosts.families import small
+from tests.composer.training.runs import VOCABULARY, rows_of
+
+
+def test_a_padding_token_beyond_the_tokens_of_a_batch(tmp_path: Path) -> None:
+    """Of the embeddings only a batch's rows are read, fewer than the number of the token that the config pads with."""
+    source: Any = small("qwen3", vocab_size=VOCABULARY, pad_token_id=VOCABULARY - 1)
+    source.save_pretrained(tmp_path)
+    batch = rows_of(lengths=(9,)).batch([0])
+    assert len(batch.ids.unique()) < VOCABULARY - 1
+    found = StoredModel(open_model(tmp_path)).layer_inputs(batch)
+    assert torch.equal(found.hidden, source.get_input_embeddings()(batch.ids))
