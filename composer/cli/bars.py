@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
+from composer.cli.screen import warnings_alone
 from composer.commands.training import bar_of, figures_of
 from composer.progress import BarUpdate, Column, bars, on_terminal
 
@@ -43,17 +44,11 @@ def watching(
 
 
 @contextmanager
-def training_steps(*, quiet: bool) -> Iterator[Callable[[StepProgress], None] | None]:
-    """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
-    with watching(
-        "name",
-        "bar",
-        "text",
-        bar=bar_of,
-        line=_line,
-        quiet=quiet,
-        stay=True,
-    ) as watch:
+def training_steps(*, quiet: bool, shown: bool = True) -> Iterator[Callable[[StepProgress], None] | None]:
+    """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere; none of it where not ``shown``. quiet:
+    notices are left out, too, and warnings stay."""
+    steps = watching("name", "bar", "text", bar=bar_of, line=_line, quiet=quiet or not shown, stay=True)
+    with warnings_alone() if quiet else nullcontext(), steps as watch:
         yield watch
 
 
