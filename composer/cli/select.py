@@ -56,7 +56,7 @@ def select(
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.
     """
-    with training_steps(quiet=quiet, shown=not as_json) as watch:
+    with training_steps(quiet=quiet, visible=not as_json) as watch:
         found = composer.select(
             spec,
             source,

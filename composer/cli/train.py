@@ -65,7 +65,7 @@ def train(
     """
     if processes_started() == 1:
         at_once(f"Training {model}", quiet=quiet or as_json)
-    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet, shown=speaks and not as_json) as watch:
+    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet, visible=speaks and not as_json) as watch:
         report = composer.train(
             model,
             data,

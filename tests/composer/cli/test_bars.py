@@ -46,14 +46,15 @@ def test_elsewhere_there_are_lines_or_nothing(capsys: pytest.CaptureFixture[str]
     assert [line.split()[1] for line in err.splitlines()] == [f"{step}/100" for step in range(10, 101, 10)]
 
 
-@pytest.mark.parametrize("command", ["distill", "train"])
-def test_quiet_training_prints_warnings_alone(compose: Compose, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+@pytest.mark.parametrize("command", ["distill", "train", "ablate"])
+def test_quiet_commands_print_warnings_alone(compose: Compose, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     def learn(*_: object, tell: Callable[[str], None] = inform, **__: object) -> None:
         tell("Evaluating on some rows.")
         warn_user("The data are few.")
         raise TrainingError("So much for that.")
 
     monkeypatch.setattr(composer, command.replace("ll", "l"), learn)
-    loud, quiet = (compose(command, "student", "--data", "passkey", *more).stderr.splitlines() for more in ((), ("-q",)))
+    asked = (command, "student", "--data", "passkey", "-o", "out")
+    loud, quiet = (compose(*asked, *more).stderr.splitlines() for more in ((), ("-q",)))
     assert loud == ["Evaluating on some rows.", "The data are few.", "So much for that."]
     assert quiet == loud[1:]
