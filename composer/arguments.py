@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from composer.errors import ComposerError
+from composer.errors import ComposerError, name_of
 from composer.spec.places import brief, nearest
 from converters.trunk import Dtype
 
@@ -19,7 +19,9 @@ def several(said: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
     """One or more references, as a tuple of text."""
     if said is None:
         return ()
-    return tuple(os.fspath(one) for one in ([said] if isinstance(said, str | os.PathLike) else said))
+    return tuple(
+        name_of(one) for one in ([said] if isinstance(said, str | os.PathLike) or not isinstance(said, Iterable) else said)
+    )
 
 
 def path_of(said: Reference | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -106,6 +107,16 @@ class BenchError(ComposerError):
 
 class InspectionError(ComposerError):
     """A model cannot be inspected as asked, or the output folder holds something else."""
+
+
+def name_of(said: object) -> str:
+    """A path, or the name of a model, as text. Raises SourceError for anything else, such as a model in memory."""
+    if isinstance(said, str | os.PathLike):
+        return os.fspath(said)
+    raise SourceError(
+        f"expected a folder, or the name of a model, got a {type(said).__name__}. What is in memory is written to a folder first: "
+        "model.save_pretrained(FOLDER), and beside it tokenizer.save_pretrained(FOLDER)."
+    )
 
 
 def in_words(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:

@@ -172,22 +172,22 @@ def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[st
 
 
 def _refuse_untrained(variant: Variant, request: Request, untrained: Sequence[str]) -> None:
-    """Raises AblationError where the spec does not say how to train its heads. An empty recipe says that nothing is trained."""
-    if (recipe := variant.spec.recipe) is None:
+    """Raises AblationError where the spec does not say how to train its heads.
+
+    A recipe that is empty, or that says null of a stage, says that nothing is trained.
+    """
+    first, recipe = "train" if request.source is None else "transfer", variant.spec.recipe
+    if recipe is None:
         lacks, as_built = "has no recipe", "'recipe={}' to take every variant without a recipe as it is built"
-    elif recipe.data is not None:
-        lacks, as_built = "has a recipe that says on what to train, and not how", "recipe.data=null to take it as it is built"
+    elif recipe.model_dump(exclude_unset=True, exclude_none=True) and recipe.model_fields_set.isdisjoint(STAGES):
+        lacks, as_built = "has a recipe without a stage", f"recipe.{first}=null to take it as it is built"
     else:
         return
     raise AblationError(
         f'"{variant.name}" {lacks}, and {len(untrained):,} of its parameters are untrained here, such as {untrained[0]}. Say how '
-        f"to train them: --set recipe.{_first(request)}.lr=… --set recipe.{_first(request)}.steps=…; build it from a model that "
-        f"has them trained; or say --set {as_built}."
+        f"to train them: --set recipe.{first}.lr=… --set recipe.{first}.steps=…; build it from a model that has them trained; or "
+        f"say --set {as_built}."
     )
-
-
-def _first(request: Request) -> str:
-    return "train" if request.source is None else "transfer"
 
 
 def _steps(

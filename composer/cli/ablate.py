@@ -68,7 +68,7 @@ def ablate(
     same call again continues one that was stopped. Where a variant fails, the others still run; the exit code is then 1.
     """
     at_once("Planning the variants", quiet=quiet or as_json)
-    with watching(quiet=quiet or as_json) as tell:
+    with watching(quiet=quiet, visible=not as_json) as tell:
         report = composer.ablate(
             specs,
             source,
@@ -111,7 +111,7 @@ def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
         typer.echo(f"  {remark}")
 
 
-def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
+def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnStep | None]:
     """How an ablation goes: a bar on a terminal, a line as each step ends elsewhere."""
     return bars.watching(
         "bar",
@@ -121,6 +121,7 @@ def watching(*, quiet: bool) -> AbstractContextManager[OnStep | None]:
         bar=bar_of,
         line=_line,
         quiet=quiet,
+        visible=visible,
     )
 
 

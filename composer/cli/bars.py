@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
+from composer.cli.screen import warnings_alone
 from composer.commands.training import bar_of, figures_of
 from composer.progress import BarUpdate, Column, bars, on_terminal
 
@@ -27,13 +28,22 @@ def at_once(what: str, *, quiet: bool) -> None:
 
 @contextmanager
 def watching(
-    *columns: Column, bar: Callable[Told, BarUpdate], line: Callable[Told, None], quiet: bool, stay: bool = False
+    *columns: Column,
+    bar: Callable[Told, BarUpdate],
+    line: Callable[Told, None],
+    quiet: bool,
+    visible: bool = True,
+    stay: bool = False,
 ) -> Iterator[Callable[Told, None] | None]:
-    """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where ``quiet``.
+    """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where progress is not
+    ``visible``, and where ``quiet``: then notices are not printed either, and warnings are.
 
     bar: from the callback's arguments to what the bar shows. line: prints them, or nothing.
     """
     if quiet:
+        with warnings_alone():
+            yield None
+    elif not visible:
         yield None
     elif not on_terminal():
         yield line
@@ -42,19 +52,9 @@ def watching(
             yield lambda *told, **more: show(bar(*told, **more))
 
 
-@contextmanager
-def training_steps(*, quiet: bool) -> Iterator[Callable[[StepProgress], None] | None]:
+def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManager[Callable[[StepProgress], None] | None]:
     """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
-    with watching(
-        "name",
-        "bar",
-        "text",
-        bar=bar_of,
-        line=_line,
-        quiet=quiet,
-        stay=True,
-    ) as watch:
-        yield watch
+    return watching("name", "bar", "text", bar=bar_of, line=_line, quiet=quiet, visible=visible, stay=True)
 
 
 def _line(step: StepProgress) -> None:

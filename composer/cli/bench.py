@@ -14,7 +14,7 @@ from composer.benching.options import REPEATS, STEPS
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import Backend, Graph, Json, Quiet, RunsOn, WeightsDtype
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import print_json, print_view
 from composer.commands.bench import bar_of
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -85,19 +85,10 @@ def bench(
 
 
 def _print(report: BenchReport, out: Path | None, *, as_json: bool) -> None:
-    from composer.benching.table import remarks, tables
-
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    for place, table in enumerate(tables(report)):
-        if place:
-            typer.echo()
-        heading(table.title)
-        print_table(table.rows, headers=table.headers, right=table.figures, wrap=False)
-    typer.echo()
-    for remark in remarks(report):
-        typer.echo(remark)
+    print_view(report.view(), wrap=False)
     if out is not None:
         typer.echo(f"Report, table and plots: {shown(out)}")
 

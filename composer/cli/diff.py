@@ -10,6 +10,7 @@ import typer
 import composer
 from composer.cli.options import Json, MaybeFrom, Revision, complete_spec
 from composer.cli.screen import heading, print_json, print_table
+from composer.spec.inherit import shown
 from composer.spec.places import dotted
 
 WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the folder of a built model."
@@ -41,5 +42,5 @@ def diff(
     if rows := found.rows():
         heading(found.title)
         print_table(rows)
-    for line in found.summary():
+    for line in (*found.summary(), *([] if draw is None else [f"Picture: {shown(draw)}"])):
         typer.echo(line)

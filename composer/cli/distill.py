@@ -75,7 +75,7 @@ def distill(
     """
     if processes_started() == 1:
         at_once(f"Distilling {model}", quiet=quiet or as_json)
-    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
+    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet, visible=speaks and not as_json) as watch:
         report = composer.distil(
             model,
             data,
@@ -98,7 +98,6 @@ def distill(
             force=force,
             strict=strict,
             progress=watch or False,
-            tell=lambda said: typer.echo(said, err=True),
         )
     if speaks:
         print_run(report, "Distilled", as_json=as_json)

@@ -13,7 +13,7 @@ import composer
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import Babi, Backend, Haystack, Json, Quiet, RunsOn, Text, WeightsDtype
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import print_json, print_view
 from composer.commands.evaluation import bar_of, cell_of
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES
 from composer.graph.lowering import AUTO
@@ -97,17 +97,11 @@ def evaluate(
 
 
 def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -> None:
-    """Print the tables, and the folder with the results."""
-    from composer.evaluation.table import tables
-
+    """Print the tables, what their figures are, and the folder with the results."""
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    for place, table in enumerate(tables(report)):
-        if place:
-            typer.echo()
-        heading(table.title)
-        print_table(table.rows, headers=table.headers, right=range(1, len(table.headers)), wrap=False)
+    print_view(report.view(), wrap=False)
     if out is not None:
         typer.echo(f"\nResults, tables and plots: {shown(out)}")
 

@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Backend, Json, Quiet, RunsOn
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import print_json, print_view
 from composer.errors import InspectionError
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, TASK
@@ -69,11 +69,7 @@ def inspect(
 
         print_json(plain(found))
         return
-    from composer.inspection.table import table_of
-
-    table = table_of(found)
-    heading(table.title)
-    print_table(table.rows, headers=table.headers, right=table.figures, wrap=False)
+    print_view(found.view(), wrap=False)
     if out is not None:
         typer.echo(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
 

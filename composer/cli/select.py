@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 import composer
 from composer.cli.bars import training_steps
 from composer.cli.options import SOURCE, Backend, Data, HeldOut, HeldShare, Json, Quiet, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table, warnings_alone
+from composer.cli.screen import heading, print_json, print_table
 from composer.commands.selection import ROWS, SEQUENCE
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
@@ -57,7 +56,7 @@ def select(
     A student with the spec's heads in every layer learns the source's attention first (OUT/student), as the spec's recipe says.
     Then each layer is scored. OUT/spec.yaml is the spec that keeps the best; build and distill it as any other.
     """
-    with training_steps(quiet=quiet or as_json) as watch, warnings_alone() if quiet else nullcontext():
+    with training_steps(quiet=quiet, visible=not as_json) as watch:
         found = composer.select(
             spec,
             source,

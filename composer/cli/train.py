@@ -65,7 +65,7 @@ def train(
     """
     if processes_started() == 1:
         at_once(f"Training {model}", quiet=quiet or as_json)
-    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet or as_json or not speaks) as watch:
+    with one_voice(as_json=as_json) as speaks, training_steps(quiet=quiet, visible=speaks and not as_json) as watch:
         report = composer.train(
             model,
             data,
@@ -84,7 +84,6 @@ def train(
             force=force,
             strict=strict,
             progress=watch or False,
-            tell=lambda said: typer.echo(said, err=True),
         )
     if speaks:
         print_run(report, "Trained", as_json=as_json)

@@ -49,7 +49,8 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = (
                 error = together([(variant, error)], vary, told_apart=True)
             yield _wrong(source, error)
             continue
-        yield SpecCheck(spec=source, ok=True, says=_heads_in_words(one), hash=resolved.hash if resolved else None, mistakes=())
+        says, hashed = _heads_in_words(one, resolved), resolved.hash if resolved else None
+        yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=())
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:
@@ -66,8 +67,11 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
         raise locate(error, spec) from error
 
 
-def _heads_in_words(spec: Spec) -> str:
-    return "; ".join(f"{path[-1]}: {_flow(head)}" for path, head in heads_with_paths(spec))
+def _heads_in_words(spec: Spec, resolved: Resolved | None) -> str:
+    """The flow of each head, of a `head`, too, where rules give all layers of the source others."""
+    said = {str(path[-1]): _flow(head) for path, head in heads_with_paths(spec)}
+    absent = set(said) - set(said if resolved is None else resolved.heads)
+    return "; ".join(f"{name}: {flow}" + " (in no layer)" * (name in absent) for name, flow in said.items())
 
 
 def _flow(head: HeadSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from composer.arguments import Reference, check_dtype, path_of, several
-from composer.errors import EvaluationError, in_words
+from composer.errors import EvaluationError, in_words, name_of
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
@@ -64,7 +64,7 @@ def evaluate(
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     asked = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     sizes = numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST)
-    named = models if isinstance(models, Mapping) else several(models)
+    named = {name: name_of(one) for name, one in models.items()} if isinstance(models, Mapping) else several(models)
     with progress_callback(progress, bar_of, "text", "bar", "count", "left") as watch:
         options = EvaluationOptions(
             samples=samples,
@@ -85,11 +85,11 @@ def evaluate(
         options.check()  # report mistakes before imports that take seconds
         if read_tasks(asked, options):
             read_lengths(sizes)
-        open_models({name: str(one) for name, one in named.items()} if isinstance(named, Mapping) else named, EvaluationError)
+        open_models(named, EvaluationError)
         with without_theirs(warnings=True):
             from composer.evaluation.runner import evaluate as run
 
-            return run({k: str(v) for k, v in named.items()} if isinstance(named, Mapping) else named, asked, sizes, options)
+            return run(named, asked, sizes, options)
 
 
 def bar_of(progress: EvaluationProgress) -> BarUpdate:

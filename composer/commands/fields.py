@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from blocks.part import Closed, Part
 from composer.spec.fields import bounds, is_model, kind_words
 from composer.spec.writing import said
+from composer.tables import Table
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file or a folder"}
 
@@ -44,6 +45,12 @@ def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldF
         default=None if field.is_required() else _value(field.get_default(call_default_factory=True)),
         description=plain(field.description or ""),
     )
+
+
+def table_of(fields: Sequence[FieldFacts]) -> tuple[Table, ...]:
+    """A row a field; no table where there is none."""
+    rows = tuple((field.name, field.said, field.type, field.description) for field in fields)
+    return (Table("", ("field", "default", "type", ""), rows),) if rows else ()
 
 
 def _value(default: Any) -> Any:

@@ -8,7 +8,7 @@ from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
 from blocks.memories.base import Memory
 from blocks.part import Closed, Part
-from composer.commands.fields import FieldFacts, field_facts, plain
+from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.spec.places import brief, near_and_all
 from composer.tables import Readable, Table, View
@@ -25,18 +25,18 @@ class PartFacts(Readable, Closed):
     fields: tuple[FieldFacts, ...]
 
     def view(self) -> View:
-        rows = tuple((field.name, field.said, field.type, field.description) for field in self.fields)
-        table = Table("", ("field", "default", "type", ""), rows)
         said = (self.description, f"{self.equation}    ({self.source})")
-        return View(f"{self.kind} ({self.role})", (table,) if rows else (), said)
+        return View(f"{self.kind} ({self.role})", table_of(self.fields), said)
 
 
 class PartsReport(Readable, Closed):
-    """The named parts, or all."""
+    """The named parts, or all. One alone shows itself in full."""
 
     parts: tuple[PartFacts, ...]
 
     def view(self) -> View:
+        if len(self.parts) == 1:
+            return self.parts[0].view()
         rows = tuple((part.role, part.kind, part.equation) for part in self.parts)
         return View("", (Table("", ("role", "kind", "equation"), rows),))
 

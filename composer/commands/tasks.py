@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 
 from blocks.part import Closed
-from composer.commands.fields import FieldFacts, field_facts, plain
+from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.evaluation.arguments import KINDS, SHARED_OPTIONS, no_task
 from composer.tables import Readable, Table, View
 
 
-class TaskFacts(Closed):
+class TaskFacts(Readable, Closed):
     """A task. scored: ``written``, ``tokens`` or ``loss``."""
 
     name: str
@@ -20,13 +20,18 @@ class TaskFacts(Closed):
     source: str
     options: tuple[FieldFacts, ...]
 
+    def view(self) -> View:
+        return View(f"{self.name}, scored by {self.scored}", table_of(self.options), (self.description, f"({self.source})"))
+
 
 class TasksReport(Readable, Closed):
-    """The named tasks, or all."""
+    """The named tasks, or all. One alone shows itself in full."""
 
     tasks: tuple[TaskFacts, ...]
 
     def view(self) -> View:
+        if len(self.tasks) == 1:
+            return self.tasks[0].view()
         rows = tuple((one.name, one.scored, ", ".join(option.name for option in one.options)) for one in self.tasks)
         return View("", (Table("", ("task", "scored by", "options"), rows),))
 

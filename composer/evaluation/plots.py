@@ -55,6 +55,8 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
     """A line a model, with 95 % intervals."""
     figure, axis = pyplot.subplots(figsize=(WIDTH, 4.4), layout="constrained")
     for index, (model, every) in enumerate(cells.items()):
+        if not every:  # a legend names what is drawn
+            continue
         means, errors = [cell.mean for cell in every], [_error(cell) for cell in every]
         look = {"color": colour(index), "linestyle": line(index), "marker": marker(index), "capsize": 3, "label": label(model)}
         axis.errorbar([cell.length for cell in every], means, yerr=list(zip(*errors, strict=True)), **look)

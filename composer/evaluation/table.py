@@ -34,7 +34,7 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
             )
             for one in report.harness
         )
-        yield Table("lm-eval", ("model", "task", "metric", "value"), rows)
+        yield Table("lm-eval", ("model", "task", "metric", "value"), rows, range(3, 4))
 
 
 def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
@@ -48,7 +48,8 @@ def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[E
         )
         for model in report.setting.models
     )
-    return Table(f"{task}: {meaning}", ("model", *(f"{length:,}" for length in lengths)), rows)
+    headers = ("model", *(f"{length:,}" for length in lengths))
+    return Table(f"{task}: {meaning}", headers, rows, range(1, len(headers)))
 
 
 def markdown(report: EvaluationReport) -> str:

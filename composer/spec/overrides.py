@@ -70,7 +70,8 @@ def _child(
     if node is not None and node.value is not None and not isinstance(node.value, dict):
         raise SpecError(at(said, done, f'is {brief(node.value)} and has no key "{step}"'))
     if re.fullmatch(r"-?\d+", step):
-        raise SpecError(at(said, done, f"has no item {step}: it is no list"))
+        why = "it is no list" if node is not None and node.value is not None else "the spec says nothing there"
+        raise SpecError(at(said, done, f"has no item {step}: {why}"))
     if rest and fields(here) and not under(here, step):
         raise SpecError(at(said, (*done, step), unknown_key((*done, step), here)))
     child = node.child(step) if node is not None else None

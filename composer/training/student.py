@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from composer.errors import TrainingError
+from composer.errors import TrainingError, name_of
 from composer.spec.loading import load_spec
 from composer.spec.overrides import Overrides, each
 from composer.spec.recipe import Recipe, Stage, Train
@@ -33,7 +33,7 @@ def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Re
 
     Raises TrainingError, BuildError and SourceError.
     """
-    folder = Path(model).expanduser()
+    folder = Path(name_of(model)).expanduser()
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
         raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: compose build SPEC --from SOURCE")

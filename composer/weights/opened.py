@@ -13,7 +13,6 @@ from composer.devices import room
 from composer.errors import ComposerError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
-from composer.spec.loading import names_a_spec
 from composer.spec.parameters import graphs_of
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code
@@ -147,8 +146,6 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 
 
 def _open(reference: str, refusal: type[ComposerError]) -> Source:
-    if names_a_spec(reference):
-        raise refusal(f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE")
     if not Path(reference).expanduser().is_dir():
         meant = f"{reference} stands where a model does: {{}} behind one option have commas between them, such as {{}}."
         if re.fullmatch("[0-9]+[kK]?", reference):

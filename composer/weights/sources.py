@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from composer.errors import SourceError
+from composer.errors import SourceError, name_of
+from composer.spec.loading import names_a_spec
 from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
@@ -67,26 +68,31 @@ class _OnHub(NamedTuple):
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
     """The folder, or the model of the Hub, with ``@REVISION`` taken off its name. Raises SourceError for the path of a folder that
-    does not exist, and for two revisions."""
+    does not exist, for a spec, and for two revisions."""
+    reference = name_of(reference)
     folder = Path(reference).expanduser()
     if not folder.is_dir():
-        if tagged := TAGGED.fullmatch(str(reference)):
+        if names_a_spec(reference):
+            raise SourceError(
+                f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE"
+            )
+        if tagged := TAGGED.fullmatch(reference):
             if revision is not None:
-                raise SourceError(f"{str(reference)!r} says a revision, and {revision!r} is another: leave one of them out.")
+                raise SourceError(f"{reference!r} says a revision, and {revision!r} is another: leave one of them out.")
             return _place(*tagged.groups())
-        if str(reference).startswith(HUB):
-            return _OnHub(str(reference).removeprefix(HUB), revision)
+        if reference.startswith(HUB):
+            return _OnHub(reference.removeprefix(HUB), revision)
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
         meant = _meant(folder)
         inside = len(folder.parts) > 1 and folder.parent.is_dir()
         if meant is not None or inside:
             problem = f'there is no folder "{reference}"' + (f'; did you mean "{meant}"?' if meant else f" in {folder.parent}.")
-            is_id = len(folder.parts) <= 2 and not (folder.is_absolute() or str(reference).startswith(("~", ".")))
+            is_id = len(folder.parts) <= 2 and not (folder.is_absolute() or reference.startswith(("~", ".")))
             raise SourceError(f"{problem} A model of the Hub of that name is {HUB}{reference}." if is_id else problem)
-        return _OnHub(str(reference), revision)
+        return _OnHub(reference, revision)
     if revision is not None:
-        raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {str(reference)!r} is a folder here.")
+        raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {reference!r} is a folder here.")
     return folder.resolve()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from composer.errors import BuildError, SpecError
+from composer.errors import BuildError, SpecError, name_of
 from composer.files import sha256
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
@@ -52,7 +52,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     progress: called with each weight file's name, its bytes read so far, and its size. Raises ``BuildError`` where there is no
     record to check against.
     """
-    path = Path(folder).expanduser()
+    path = Path(name_of(folder)).expanduser()
     if not path.is_dir():
         raise BuildError(f"{path} is not a folder; expected one that `compose build` has written.")
     record = read_record(path)

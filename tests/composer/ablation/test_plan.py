@@ -191,7 +191,8 @@ def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
     assert set(one(write_spec(tmp_path / "s.yaml", softmax), asked, tmp_path)) == {"build", "compare", "evaluate"}
     assert set(one(write_spec(tmp_path / "t.yaml", SPEC), asked, tmp_path, "recipe={}")) == {"build", "compare", "evaluate"}
     words = write_spec(tmp_path / "w.yaml", {**SPEC, "recipe": {"data": "web text"}})
-    assert set(one(words, asked, tmp_path, "recipe.data=null")) == {"build", "compare", "evaluate"}
+    for said in ("recipe.data=null", "recipe.transfer=null"):
+        assert set(one(words, asked, tmp_path, said)) == {"build", "compare", "evaluate"}
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
@@ -200,7 +201,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]]
         {"recipe": {"data": "web text"}},
         {},
         AblationError,
-        '"tiny" has a recipe that says on what to train, and not how, and 6 of its parameters are untrained here',
+        '"tiny" has a recipe without a stage, and 6 of its parameters are untrained here',
+    ),
+    "a recipe of rows alone": (
+        {"recipe": {"sequence": 16}},
+        {},
+        AblationError,
+        "build it from a model that has them trained; or say --set recipe.transfer=null to take it as it is built.",
     ),
     "of another origin": (
         {"recipe": {"train": {"lr": 1e-2, "steps": 2}}},

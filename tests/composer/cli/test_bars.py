@@ -1,13 +1,19 @@
-"""Bars move on a terminal, and nothing of them is in what is redirected."""
+"""Bars move on a terminal, and nothing of them is in what is redirected; where training is quiet, warnings alone are printed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import rich.console
 
+import composer
 from composer.cli.bars import training_steps, watching
+from composer.errors import TrainingError
+from composer.notices import inform, warn_user
 from composer.progress import BarUpdate
 from composer.training.loop import StepProgress
+from tests.composer.cli.conftest import Compose
 
 
 def test_a_text_stays_until_another_one_comes(terminal: rich.console.Console) -> None:
@@ -38,3 +44,17 @@ def test_elsewhere_there_are_lines_or_nothing(capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split()[1] for line in err.splitlines()] == [f"{step}/100" for step in range(10, 101, 10)]
+
+
+@pytest.mark.parametrize("command", ["distill", "train", "ablate"])
+def test_quiet_commands_print_warnings_alone(compose: Compose, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def learn(*_: object, tell: Callable[[str], None] = inform, **__: object) -> None:
+        tell("Evaluating on some rows.")
+        warn_user("The data are few.")
+        raise TrainingError("So much for that.")
+
+    monkeypatch.setattr(composer, command.replace("ll", "l"), learn)
+    asked = (command, "student", "--data", "passkey", "-o", "out")
+    loud, quiet = (compose(*asked, *more).stderr.splitlines() for more in ((), ("-q",)))
+    assert loud == ["Evaluating on some rows.", "The data are few.", "So much for that."]
+    assert quiet == loud[1:]

@@ -53,6 +53,13 @@ def test_a_map_may_keep_any_dimension_until_there_is_a_source(compose: Compose, 
     assert "head.feature_map.dim: xW + x needs W to keep the dimension: x has 8 numbers" in result.stderr
 
 
+def test_a_head_that_rules_leave_without_a_layer_is_said_so(compose: Compose, teacher: Path) -> None:
+    """It is no mistake: the next source may have more layers."""
+    Path("all.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: all, use: exact}]\n")
+    assert compose("check", "all.yaml").stdout.splitlines()[0].endswith("head: window → state; exact: full")
+    assert compose("check", "all.yaml", "--from", teacher).stdout.endswith("head: window → state (in no layer); exact: full\n")
+
+
 def test_layers_are_checked_on_a_source(compose: Compose, teacher: Path) -> None:
     Path("layers.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: 7, use: exact}]\n")
     assert compose("check", "layers.yaml").exit_code == 0
@@ -196,7 +203,7 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
     Path("whole.yaml").write_text(f"{BEFORE}extends: hybrid\n{trunk}")
     result = compose("check", "whole.yaml")
     assert result.exit_code == 0
-    assert re.fullmatch(r"ok  whole.yaml  [0-9a-f]{12}…  head: window → state; exact: full\n", result.stdout)
+    assert re.fullmatch(r"ok  whole.yaml  [0-9a-f]{12}…  head: window → state \(in no layer\); exact: full\n", result.stdout)
     assert "--from SOURCE" in compose("check", "whole.yaml", "lawcat").stdout
     Path("layers.yaml").write_text(f"{BEFORE}extends: hybrid\nlayers: [{{at: 7, use: exact}}]\n{trunk}")
     result = compose("check", "layers.yaml")

@@ -96,6 +96,7 @@ def test_a_file_that_is_there_stays(compose: Compose) -> None:
 def test_two_specs_beside_each_other(compose: Compose) -> None:
     result = compose("diff", "lolcats", "lola", "--draw", "both.svg")
     assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("\nPicture: both.svg\n"), "what was written is said"
     assert "lolcats → lola" in result.stdout
     text = Path("both.svg").read_text(encoding="utf-8")
     assert {"lolcats", "lola"} <= set(words(text))

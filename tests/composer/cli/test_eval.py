@@ -36,6 +36,7 @@ def test_tables(compose: Compose) -> None:
     assert words[1] == "model 128 300"
     assert words[2].startswith("teacher 1.000 [0.510, 1.000] ")
     assert words[3] == words[2].replace("teacher", "teacher (2)")
+    assert words[-1] == "Mean [95 % interval] of 4 samples, seed 0.", "what the brackets are is said"
     assert "teacher passkey 128 0/32 samples" in " ".join(result.stderr.split())
     assert "Loading weights" not in result.stderr
     assert "maximum" not in result.stderr, "lengths beyond the source's are what is asked for"

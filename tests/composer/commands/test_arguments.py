@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -55,6 +56,38 @@ def test_what_is_no_number_of_tokens(said: object) -> None:
 def test_too_few_tokens(said: str | int) -> None:
     with pytest.raises(BenchError, match=r"^length -?\d: say at least 1\.$"):
         tokens_of(said, "length", BenchError)
+
+
+class InMemory:
+    """Stands for a model in memory."""
+
+
+OF_FOLDERS: dict[str, Callable[[Any], object]] = {
+    "generate": lambda model: composer.generate(model, "a"),
+    "evaluate": lambda model: composer.evaluate(model, "recall", 128),
+    "evaluate several": lambda model: composer.evaluate(["teacher", model], "recall", 128),
+    "evaluate by label": lambda model: composer.evaluate({"mine": model}, "recall", 128),
+    "bench": lambda model: composer.bench(model, prefill=8),
+    "distil": lambda model: composer.distil(model, "recall", "out"),
+    "merge": composer.merge,
+    "verify": composer.verify,
+    "sample": lambda model: composer.sample(model, "texts.jsonl"),
+    "explain": lambda model: composer.explain("lawcat", model),
+    "build_folder": lambda model: composer.build_folder("lawcat", model, "out"),
+}
+
+
+@pytest.mark.parametrize("name", OF_FOLDERS)
+def test_a_model_in_memory_where_a_folder_is_expected(name: str) -> None:
+    """It is told to be written to one; some functions (`build`, `draw`, `inspect`) do take models."""
+    with pytest.raises(ComposerError, match=r"^expected a folder, or the name of a model, got a InMemory\..*save_pretrained"):
+        OF_FOLDERS[name](InMemory())
+
+
+def test_several_prompts() -> None:
+    """They are refused before a model is read."""
+    with pytest.raises(ComposerError, match="^--prompt: one text is continued at a time, and this is a list; call once for each$"):
+        composer.generate("nothing", ["a", "b"])  # pyright: ignore[reportArgumentType]
 
 
 def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path) -> None:

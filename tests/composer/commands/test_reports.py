@@ -58,8 +58,18 @@ def test_specs(teacher: Path) -> None:
     told = looked_at(composer.explain("lolcats", teacher))
     assert "Why not faster:" in told
     assert "The whole model" in told
-    assert re.search(r"feature map +hedgehog +\S", looked_at(composer.parts("hedgehog")))
-    assert "hedgehog (feature map)" in looked_at(composer.parts("hedgehog").parts[0])
+
+
+def test_one_part_or_task_shows_itself_in_full_and_several_are_listed() -> None:
+    assert re.search(r"feature map +hedgehog +\S", looked_at(composer.parts("feature_map")))
+    told = looked_at(composer.parts("delta"))
+    assert told.startswith("delta (memory)\n")
+    assert re.search(r"\n  rate +learned +learned \| fixed +How strongly each pair is written\.\n", told)
+    assert re.search(r"passkey +written +form, depth\n", looked_at(composer.known_tasks()))
+    told = looked_at(composer.known_tasks("passkey"))
+    assert told.startswith("passkey, scored by written\n")
+    assert re.search(r"\n  depth +null +a number ≥ 0, ≤ 1 +Share of the filler", told)
+    assert looked_at(composer.known_tasks("stories")).count("\n\n") == 1, "it has no options"
 
 
 def test_mistakes_of_a_spec_are_listed_not_raised() -> None:

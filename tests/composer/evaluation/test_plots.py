@@ -54,6 +54,16 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return kept_open(monkeypatch)
 
 
+def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -> None:
+    """A model that was not asked for a task, or failed in it, has no line there."""
+    found = report()
+    left = tuple(one for one in found.cells if (one.model, one.task) != ("one", "stories"))
+    draw(found.model_copy(update={"cells": left}), tmp_path)
+    named = {name: [text.get_text() for text in figures[name].legends[0].get_texts()] for name in figures if "depth" not in name}
+    assert named["loss-stories.png"] == ["two|three"]
+    assert named["accuracy-passkey_form_original.png"] == ["one", "two|three"]
+
+
 def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None:
     paths = draw(report(), tmp_path)
     assert [path.name for path in paths] == [

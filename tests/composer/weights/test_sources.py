@@ -51,6 +51,19 @@ def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytes
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize("said", ["lawcat", "mine.yaml", "ablations/lawcat-rope:none"])
+def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
+    """The Hub is not asked for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "fetch", lambda *_, **__: pytest.fail("asked the Hub"))
+    (tmp_path / "mine.yaml").write_text("compose: 1")
+    for reader in (open_model, describe_model, tokenizer_folder):
+        with pytest.raises(SourceError, match=f"^{said} is a spec, and this is for models. Build it first: compose build {said} "):
+            reader(said)
+    llama(tmp_path / "lawcat")
+    assert describe_model("lawcat").trunk.hidden_size, "a folder of that name is a model"
+
+
 def test_a_folder_may_have_that_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
