@@ -18,7 +18,7 @@ SAID: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 64},
     "olmo3": {"sliding_window": 64},
     "qwen2": {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
-    "qwen3": {"sliding_window": 64, "use_sliding_window": False, "max_window_layers": 3},
+    "qwen3": {"sliding_window": 64, "max_window_layers": 3},
 }
 BY_FAMILY = {"gemma2", "gemma3_text", "cohere2", "qwen2", "qwen3"}
 """Those that are known without ``layer_types``, too, as older files come."""
