@@ -117,6 +117,17 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
     assert all(name in plain for name in fresh)
 
 
+@torch.no_grad()
+def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> None:
+    """transformers takes it from them, so the text before would be forgotten. In evaluation they take it."""
+    model, ids = student("gla"), tokens(2, 12)
+    expected, cache = model(ids).logits[:, 6:], model(ids[:, :6]).past_key_values
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="take no cache in training"):
+        model.train()(ids[:, 6:], past_key_values=cache)
+    torch.testing.assert_close(model.eval()(ids[:, 6:], past_key_values=cache).logits, expected, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_autocast_stays_near_a_float32_model(spec: str) -> None:
     """Projections are rounded to 8 bits; sums are not, so outputs are within a few times 2^-8 of their size."""
