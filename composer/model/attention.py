@@ -7,6 +7,7 @@ each part turns them as it needs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -41,6 +42,16 @@ class Passed:
 
 
 PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
+
+
+class Mixed(threading.local):
+    """While a host projects: for each group, the mixed hidden states that its queries and keys are projected from. Each thread has
+    its own, and torch.compile follows it."""
+
+    inputs: list[Tensor] | None = None
+
+
+MIXED = Mixed()
 
 
 class HeadsHaveRun(Exception):
@@ -84,8 +95,6 @@ class ComposedAttention(nn.Module):
     layer: int
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
     """Called after every forward, with the call of the heads, the host's other arguments, and the layer's output B T C."""
-    _mixed: list[Tensor] | None = None
-    """While the host projects: for each group, the mixed hidden states that its queries and keys are projected from."""
     _hooked: tuple[nn.Module, ...] = ()
     _handles: tuple[Any, ...] = ()
 
@@ -134,11 +143,11 @@ class ComposedAttention(nn.Module):
         if all(one is hidden for one in inputs):
             return super().forward(hidden, *_without_mask(arguments), **given)
         self.hook_projections()
-        self._mixed = inputs
+        MIXED.inputs = inputs
         try:
             return super().forward(hidden, *_without_mask(arguments), **given)
         finally:
-            self._mixed = None
+            MIXED.inputs = None
 
     def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """The heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
@@ -168,24 +177,29 @@ class ComposedAttention(nn.Module):
         for handle in self._handles:
             handle.remove()
         self._hooked = projections
-        self._handles = tuple(one.register_forward_hook(self._projected) for one in projections)
+        hooks = ((one.register_forward_pre_hook(_mixed), one.register_forward_hook(self._projected)) for one in projections)
+        self._handles = tuple(handle for both in hooks for handle in both)
 
-    def _projected(self, projection: nn.Module, given: Any, answer: Tensor) -> Tensor:
-        """The hook: the columns of each group, out of the projection of the group's mixed hidden states."""
-        mixed, self._mixed = self._mixed, None  # a projection that is called here must not run the hook again
-        if mixed is None:
+    def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
+        """The hook behind a projection: of what each group's states gave, the group's own columns."""
+        mixed = MIXED.inputs
+        if mixed is None or _alike(mixed):
             return answer
-        whole = [type(projection).forward(projection, one) for one in (mixed[:1] if _alike(mixed) else mixed)]
-        self._mixed = mixed
-        if len(whole) == 1:
-            return whole[0]
-        wide = [states.unflatten(2, (-1, self.facts.head_dim)) for states in whole]
-        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(wide)], dim=2).flatten(2)
+        each = answer.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
+        return torch.cat([self.composed.split(states)[index] for index, states in enumerate(each)], dim=2).flatten(2)
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
         cache = next((options[name] for name in CACHES if name in options), None)
         assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
         return None if cache is None else cache.state(self.layer)
+
+
+def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
+    """The hook before a projection: in place of its input, what is mixed; of groups that differ, one behind the other as rows."""
+    mixed = MIXED.inputs
+    if mixed is None:
+        return None
+    return (mixed[0] if _alike(mixed) else torch.cat(mixed),)
 
 
 def _alike(inputs: list[Tensor]) -> bool:

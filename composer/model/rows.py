@@ -25,25 +25,23 @@ class Rows:
         """seen: ``B``, real tokens in the state so far; None: there is no state. mask: ``B S``, 1 is real; its last T columns
         are this call's. positions: ``B T``; a 0 starts a document. cu_seqlens: ``N + 1`` bounds of documents in a single row."""
         self._order = self._inverse = None
-        valid = _valid(mask, batch, length)
-        if valid is not None:
-            self._order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
+        valid = given = _valid(mask, batch, length)
+        if given is not None:
+            self._order = (~given).to(torch.uint8).argsort(dim=1, stable=True)
             self._inverse = self._order.argsort(dim=1)
-            valid = valid.gather(1, self._order)
+            valid = given.gather(1, self._order)
         if length == 1 and seen is not None and valid is None and positions is None and cu_seqlens is None:
             self.tokens, self.seen = Tokens(seen[:, None]), seen + 1
             return
         count = torch.arange(length, device=device).expand(batch, length)
+        if cu_seqlens is not None and positions is not None:
+            raise ValueError("cu_seqlens and position_ids both say where documents start: pass one of them")
+        position, segment = count if seen is None else count + seen[:, None], None
         if cu_seqlens is not None:
-            if positions is None:
-                positions = _packed_positions(cu_seqlens, batch, length, count)
-            else:
-                raise ValueError("cu_seqlens and position_ids both say where documents start: pass one of them")
-        if positions is None:
-            position = count if seen is None else count + seen[:, None]
-            segment = None
-        else:
+            position = _packed_positions(cu_seqlens, given, count)
+        elif positions is not None:
             position = self.inward(positions.to(device).expand(batch, length))
+        if cu_seqlens is not None or positions is not None:
             segment = _segments(position, valid, started=seen is not None)
         self.tokens = Tokens(position, segment, valid)
         real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
@@ -81,12 +79,16 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
     return None if bool(valid.all()) else valid
 
 
-def _packed_positions(cu_seqlens: Tensor, batch: int, length: int, count: Tensor) -> Tensor:
-    bounds = cu_seqlens.to(count.device, torch.int64)
+def _packed_positions(cu_seqlens: Tensor, valid: Tensor | None, count: Tensor) -> Tensor:
+    """The place of each token in its document, the padding behind. valid: which columns are real, in the order of the call."""
+    bounds, (batch, length) = cu_seqlens.to(count.device, torch.int64), count.shape
     if batch != 1 or int(bounds[0]) != 0 or int(bounds[-1]) != length or bool((bounds.diff() <= 0).any()):
         raise ValueError(
             f"cu_seqlens must rise from 0 to the length of one packed row; got {bounds.tolist()} for a batch of {batch} × {length}"
         )
+    if valid is not None:
+        # Of the real tokens alone: a document may begin, or be, padding.
+        bounds = torch.nn.functional.pad(valid[0].cumsum(0), (1, 0))[bounds]
     return count - bounds[torch.searchsorted(bounds, count.contiguous(), right=True) - 1]
 
 

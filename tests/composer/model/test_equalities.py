@@ -4,6 +4,7 @@ models answer the same."""
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from blocks.flow import Tokens
 from composer.model.attention import ComposedAttention, Passed
 from composer.model.classes import Composed
 from composer.model.classification import ComposedForSequenceClassification
+from composer.model.hosts import attentions
 from tests.composer.model.models import llama, student, tokens
 
 LENGTH = 40
@@ -225,6 +227,24 @@ def test_one_group_of_a_layer_mixes_its_inputs_and_the_other_does_not() -> None:
 def test_mixed_queries_and_keys_go_on_where_they_were() -> None:
     model, ids = student("rglru-window", "head.mix_input.blocks=4", "head.memory.0.size=6"), tokens(2, 24)
     torch.testing.assert_close(in_pieces(model, ids, torch.ones_like(ids)), logits(model, ids), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_what_a_thread_mixes_is_its_own() -> None:
+    """Another one runs the model between the projections of queries and of keys."""
+    model, ids = student("rglru-window", "head.mix_input.blocks=4", "head.memory.0.size=6"), tokens(2, 24)
+    expected, runs = logits(model, ids), list[Tensor]()
+    (_, attention), *_ = attentions(model)
+
+    def meanwhile(*_: object) -> None:
+        handle.remove()
+        thread = threading.Thread(target=lambda: runs.append(logits(model, ids[:, :9])))
+        thread.start()
+        thread.join()
+
+    handle = attention.get_submodule("q_proj").register_forward_hook(meanwhile)
+    torch.testing.assert_close(logits(model, ids), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(runs[0], expected[:, :9], rtol=0, atol=1e-10)
 
 
 def classifier() -> ComposedForSequenceClassification:

@@ -97,6 +97,19 @@ def test_packed_documents_are_apart(spec: str, how: str) -> None:
     torch.testing.assert_close(found, alone, rtol=0, atol=1e-10)
 
 
+@torch.no_grad()
+def test_padding_in_a_packed_row_is_part_of_no_document() -> None:
+    """Where a document begins with it, too, or is nothing else."""
+    model, ids = student("lolcats-terraced", "head.memory.0.size=3"), tokens(1, 23)
+    mask = torch.ones_like(ids)
+    mask[:, [3, 9, 10, 16, 17, 18, 22]] = 0
+    found = model(ids, attention_mask=mask, cu_seqlens=torch.tensor([0, 9, 16, 19, 23])).logits
+    for begin, end in ((0, 9), (9, 16), (19, 23)):
+        real = mask[0, begin:end].bool()
+        alone = model(ids[:, begin:end][:, real]).logits
+        torch.testing.assert_close(found[:, begin:end][:, real], alone, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_loss_and_checkpointed_gradients(spec: str) -> None:
     model, ids = student(spec, *SPECS[spec]).train(), tokens(2, 20)
@@ -115,6 +128,17 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
             torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-8, atol=1e-10)
     fresh = [name for name, _ in model.named_parameters() if ".composed." in name]
     assert all(name in plain for name in fresh)
+
+
+@torch.no_grad()
+def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> None:
+    """transformers takes it from them, so the text before would be forgotten. In evaluation they take it."""
+    model, ids = student("gla"), tokens(2, 12)
+    expected, cache = model(ids).logits[:, 6:], model(ids[:, :6]).past_key_values
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="take no cache in training"):
+        model.train()(ids[:, 6:], past_key_values=cache)
+    torch.testing.assert_close(model.eval()(ids[:, 6:], past_key_values=cache).logits, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS)
