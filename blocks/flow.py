@@ -37,6 +37,11 @@ class Tokens:
             segment = segment[:, columns] - before
         return Tokens(self.position[:, columns], segment, None if valid is None else valid[:, columns])
 
+    def to(self, device: torch.device) -> Tokens:
+        """The same on another device, with a cache of its own."""
+        segment, valid = (None if of is None else of.to(device) for of in (self.segment, self.valid))
+        return Tokens(self.position.to(device), segment, valid)
+
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """A value of ``tables``, which is computed at its first use."""
         if key not in self.tables:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,8 +37,15 @@ class Passed:
     backend: str
 
     def to(self, *_: Any, **__: Any) -> Passed:
-        """Device maps call this on a layer's arguments. Nothing moves: tables are made on the device that uses them."""
+        """Device maps call this on the arguments of some layers. Each layer asks for its device itself (``on``)."""
         return self
+
+    def on(self, device: torch.device) -> Passed:
+        """The same on this device, moved once a call for all layers that stand there."""
+        tokens = self.tokens
+        if tokens.position.device == device:
+            return self
+        return replace(self, tokens=tokens.once(("on", device), lambda: tokens.to(device)))
 
 
 PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
@@ -102,7 +109,8 @@ class ComposedAttention(nn.Module):
         """The host's own forward. The mask is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
         held = self._held(options)
         state = held.tensors if held is not None else {}
-        call = LayerCall(hidden_states, _passed(arguments, options), state, held is not None and not torch.is_grad_enabled())
+        passed = _passed(arguments, options).on(hidden_states.device)
+        call = LayerCall(hidden_states, passed, state, held is not None and not torch.is_grad_enabled())
         answer = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])

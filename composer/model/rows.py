@@ -59,7 +59,7 @@ class Rows:
 
     def outward(self, states: Tensor) -> Tensor:
         """``B T …`` with the padding behind, back to the order of the call."""
-        return states if self._inverse is None else _take(states, self._inverse)
+        return states if self._inverse is None else _take(states, self._inverse.to(states.device))
 
 
 def _take(states: Tensor, order: Tensor) -> Tensor:
