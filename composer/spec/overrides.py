@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -16,16 +17,23 @@ from composer.spec.places import DEEPEST, Path, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
 from converters.bounded import shortened
 
-Overrides = str | Sequence[str]
-"""``path=value``, one or several."""
+Overrides = str | Sequence[str] | Mapping[str, object]
+"""``path=value``, one or several; or values by their paths."""
 Steps = tuple[str, ...]
 LONGEST = 200
 """Characters of an override that a message shows."""
 
 
 def each(overrides: Overrides) -> tuple[str, ...]:
-    """The overrides as a tuple."""
-    return (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    """The overrides as a tuple of ``path=value``. Raises SpecError for a value that no document could hold."""
+    if not isinstance(overrides, Mapping):
+        return (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    for path, value in overrides.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"overrides: {path} is {brief(value)}; expected what YAML can say") from error
+    return tuple(f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in overrides.items())
 
 
 def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:

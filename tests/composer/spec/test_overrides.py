@@ -8,8 +8,9 @@ import pytest
 
 from composer.errors import SpecError
 from composer.spec import Spec, load_spec
-from composer.spec.overrides import overridden
+from composer.spec.overrides import each, overridden
 from composer.spec.places import from_plain, plain
+from composer.spec.reading import read_value
 from tests.composer.spec.told import told
 
 BASE = {
@@ -139,3 +140,17 @@ def test_a_path_is_so_deep_and_no_deeper() -> None:
     message = told("lolcats", [f"head.{'a.' * 5000}b=1"])
     assert "nested deeper than 64 levels" in message
     assert len(message) < 500
+
+
+@pytest.mark.parametrize("value", [32, 1e-05, True, None, "null", "1e-5", "Größe 🐈", ["full"], {"kind": "state", "gate": "none"}])
+def test_a_value_by_its_path_is_read_as_it_is(value: object) -> None:
+    (said,) = each({"head.of": value})
+    path, _, text = said.partition("=")
+    assert (path, plain(read_value(text, "it"))) == ("head.of", plain(from_plain(value)))
+
+
+def test_values_by_their_paths() -> None:
+    spec = load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, {"head.memory.0.size": 16, "head.position": "none"})
+    assert spec == load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, ["head.memory.0.size=16", "head.position=none"])
+    with pytest.raises(SpecError, match=r"head\.memory\.0\.size is .*object.*; expected what YAML can say"):
+        load_spec(BASE, {"head.memory.0.size": object()})
