@@ -13,7 +13,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -22,7 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
 from blocks.flow import Tokens
+from blocks.operation import TORCH
 from blocks.recurrences import additive
+from composer.model.attention import ComposedAttention, Passed
 from composer.model.cache import ComposedCache
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,8 +82,8 @@ def layers(length: int, device: str) -> dict[str, float]:
     softmax = source.get_submodule("model.layers.0.self_attn")
     runs: dict[str, Callable[[], object]] = {"softmax": lambda: softmax(hidden, position_embeddings=rotary, attention_mask=None)}
     for spec in ("lawcat", "lolcats"):
-        attention = composer.build(spec, source).get_submodule("model.layers.0.self_attn")
-        runs[spec] = lambda attention=attention: attention(hidden, Tokens(position), {}, "torch")
+        attention = cast("ComposedAttention", composer.build(spec, source).get_submodule("model.layers.0.self_attn"))
+        runs[spec] = partial(attention.answers, hidden, Passed(Tokens(position), TORCH), {})
     return in_turn(runs, repeats=2 if length > 8192 else 5)
 
 
