@@ -13,7 +13,7 @@ EVERY = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcod
 EACH_NTH_SEES_ALL: Mapping[str, int] = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
 """Families in which, of so many layers, the last sees everything, where the config names no layers."""
 FROM_A_LAYER_ON = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Families that have the window where ``use_sliding_window`` says so, and whose first ``max_window_layers`` layers see everything."""
+"""Families with the window where ``use_sliding_window`` says so, of which the first ``max_window_layers`` layers see everything."""
 
 
 def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | None, ...] | None:

@@ -25,7 +25,8 @@ DTYPES: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "BF16": "bfloat1
 """The format's names of the floating types that are read, and the names used everywhere else."""
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MASKS = frozenset({"BOOL", "U8"})
-"""The format's names of the types, a byte wide, of masks that some models store: a loader makes its own, and passes over these."""
+"""The format's names of the types, a byte wide, of masks that some models store: a loader makes its own, and passes over these. A
+``weight`` of such a type is a quantised one."""
 MOST_TENSORS = 200_000
 """The most tensors of a file: the largest models have as many in all files together."""
 _MOST_DIMENSIONS, _LONGEST_NAME = 64, 1000
@@ -140,7 +141,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
                 pass
             case _:
                 raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
-        if stored not in DTYPES and stored not in MASKS:
+        if stored not in DTYPES and (stored not in MASKS or name.endswith("weight")):
             raise WeightsError(
                 f"{file} holds {brief(name)} as {brief(stored)}; only {', '.join(DTYPES)} are read. "
                 "A quantised checkpoint has to be turned into one of these first."

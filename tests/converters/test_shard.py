@@ -70,3 +70,12 @@ def test_a_header_longer_than_any_is_not_read(tmp_path: Path):
         stream.write(struct.pack("<Q", 2**30))
         stream.truncate(2**31)
     assert "at most 33,554,432 are read" in refusal(tmp_path / FILE)
+
+
+def test_a_mask_is_passed_over_and_a_quantised_weight_is_not(tmp_path: Path):
+    text = ENTRY.replace(b'"F32"', b'"U8"').replace(b"[1]", b"[4]")
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    assert read_shard(tmp_path / FILE).masks == {"a"}
+    text = text.replace(b'"a"', b'"q_proj.weight"')
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    assert "A quantised checkpoint has to be turned" in refusal(tmp_path / FILE)
