@@ -20,7 +20,7 @@ from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
-from blocks.scores.base import Contenders, last, order
+from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense, native, native_fits, single
 
@@ -175,27 +175,24 @@ class Sparse(Holding):
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
         the column at which each falls on (T: none)."""
-        position, segment, worth = eligible["position"], call.tokens.segment, None
-        place = torch.arange(position.shape[1], device=position.device)[:, None].expand_as(position)
-        members, left = place[:, : self.size], torch.full_like(position, call.tokens.position.shape[1])
+        there, segment, length, worth = eligible["position"] >= 0, call.tokens.segment, call.tokens.position.shape[1], None
+        left = torch.full_like(eligible["position"], length)
         if below is not None:
             below.look(self._falling(eligible, call), eligible["mapped"])
-        filled = position >= 0
         for first in range(0, falls.shape[1], together):
-            column, there = falls[:, first], filled
-            if segment is not None:
-                there = there & (eligible["segment"] == segment.gather(1, column[:, None])[..., None])
+            column, among = falls[:, first], slice(self.size + first + together)
             if below is not None and self.keep.reads == "state":
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
                 worth = self._worth(eligible, below, call.place)
-            contenders = torch.cat((members, place[:, self.size + first :][:, :together]), dim=1)
-            stay, fall = self._chosen(*(of.gather(1, contenders) for of in (*worth, there)))
-            members, fall = contenders.gather(1, stay), contenders.gather(1, fall)
+            pairs, gone = there[:, among], left[:, among] < length
+            if segment is not None:
+                pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
+            fall = self._falls(*(of[:, among] for of in worth), pairs, gone, together)
             left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
             if below is not None:
-                below.fall(fall, there.gather(1, fall), column)
-        return members, left
+                below.fall(fall, pairs.gather(1, fall), column)
+        return self._stay(left < length), left
 
     def step(
         self,
@@ -215,10 +212,12 @@ class Sparse(Holding):
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
                 every = self._falling(eligible, call)
-                eligible["mapped"] = repeat_heads(below.map(every), query.shape[2])
+                eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
                 below.look(every, eligible["mapped"])
-            stay, fall = self._chosen(*self._worth(eligible, below, call.place), eligible["position"] >= 0)
-            held, dropped = selected(eligible, stay), selected(eligible, fall)
+            there = eligible["position"] >= 0
+            gone = torch.zeros_like(there)
+            fall = self._falls(*self._worth(eligible, below, call.place), there, gone, there.shape[1] - self.size)
+            held, dropped = selected(eligible, self._stay(gone.scatter(1, fall, True))), selected(eligible, fall)
             falling, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
@@ -246,6 +245,8 @@ class Sparse(Holding):
         if below is not None:
             pairs = pairs if "convolved" in call.state else replace(pairs, convolved=pairs.key)
             held["mapped"] = repeat_heads(below.map(pairs), call.shape.heads)
+        if self.keep.reads == "state":
+            held["norm"] = _norm(held["value"])
         return held
 
     def _falling(self, held: Held, call: Call) -> Pairs:
@@ -259,21 +260,30 @@ class Sparse(Holding):
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
                 answered = below.predict().to(value.dtype)
-            contenders = Contenders(eligible["position"], value, answered, eligible.get(self._sum), place)
+            errors, norm = eligible.get(self._sum), eligible.get("norm")
+            contenders = Contenders(eligible["position"], value, answered, norm, errors, place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
 
-    def _chosen(
-        self, score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], there: Bool[Tensor, "B E H"]
-    ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E-M H"]]:
-        """Those that stay and those that fall on, each in the order of their age."""
-        score = score.masked_fill(~there, -math.inf)
-        if 0 < self.size == score.shape[1] - 1:
-            fall = last(score, resolution)
-            stay = torch.arange(self.size, device=fall.device)[:, None]
-            return stay + (stay >= fall), fall
-        first = order(score, resolution, self.size)
-        return first[:, : self.size].sort(dim=1).values, first[:, self.size :].sort(dim=1).values
+    def _falls(
+        self,
+        score: Float[Tensor, "B E H"],
+        resolution: Float[Tensor, "B E H"],
+        there: Bool[Tensor, "B E H"],
+        gone: Bool[Tensor, "B E H"],
+        count: int,
+    ) -> Int[Tensor, "B M H"]:
+        """Those that fall on, by their age."""
+        return falling(score.masked_fill(~there, -math.inf), resolution, gone, count)
+
+    def _stay(self, gone: Bool[Tensor, "B E H"]) -> Int[Tensor, "B S H"]:
+        """Those that stay, by their age."""
+        return gone.to(torch.int8).argsort(dim=1, stable=True)[:, : self.size]
+
+
+def _norm(value: Float[Tensor, "B E H D"]) -> Float[Tensor, "B E H"]:
+    """The length of each value, which only the choice of pairs asks for."""
+    return torch.linalg.vector_norm(value.detach().to(accumulating(value.dtype)), dim=-1)
 
 
 def _nothing(query: Tensor) -> Partial:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Int, Tensor, torch
+from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.part import Part
 
 LARGEST = 40.0
@@ -18,13 +19,15 @@ RESOLUTION = 2.0**-10
 class Contenders:
     """Pairs that compete for a place, each query head's own; -1 is the position of none.
 
-    answered: where the score reads the state, what that answers to each pair's own key. errors: where it reads the window, the
-    pair's errors there, summed over the queries that saw it. place: the layer, and the first of these heads in it.
+    answered: where the score reads the state, what that answers to each pair's own key; norm: and the length of the pair's value.
+    errors: where it reads the window, the pair's errors there, summed over the queries that saw it. place: the layer, and the
+    first of these heads in it.
     """
 
     position: Int[Tensor, "B E H"]
     value: Float[Tensor, "B E H D"]
     answered: Float[Tensor, "B E H D"] | None
+    norm: Float[Tensor, "B E H"] | None
     errors: Float[Tensor, "B E H"] | None
     place: tuple[int, int]
 
@@ -65,35 +68,27 @@ class WindowScore(Score):
         return pairs.errors
 
 
-def order(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], count: int) -> Int[Tensor, "B E H"]:
-    """Pairs that stand by their age, in an order in which the ``count`` that stay come first. -inf is the score of none.
+def falling(
+    score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], gone: Bool[Tensor, "B E H"], count: int
+) -> Int[Tensor, "B M H"]:
+    """Which ``count`` pairs fall of those that compete, by their age. Pairs stand by their age; -inf is the score of none.
 
-    The bar is the score in place ``count`` from the top, and two scores are equal where they lie no farther apart than their
-    resolutions together. First come the pairs above the bar, then its equals, then those below it, each by age: of equals the
-    older stay. So whatever falls is worth no more than what stays, as far as the resolutions tell.
+    gone: which do not compete.
+
+    The bar is the smallest score of those that would stay by scores alone, and two scores are equal where they lie no farther
+    apart than their resolutions together. Those below the bar fall, and of its equals the youngest: of equals the older stay.
+    So whatever falls is worth no more than what stays, as far as the resolutions tell.
     """
-    if count == 0:
-        return torch.arange(score.shape[1], device=score.device)[:, None].expand_as(score)
-    bar = score.topk(count, dim=1).indices[:, -1:]
-    above, within = _from(bar, score, resolution)
-    return ((above < -within).to(torch.int8) - (above > within).to(torch.int8)).argsort(dim=1, stable=True)
-
-
-def last(score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"]) -> Int[Tensor, "B 1 H"]:
-    """The last of that ``order`` where all but one of two or more stay, without sorting: what a step of decode asks for."""
-    bar = score.topk(2, dim=1, largest=False).indices[:, 1:]
-    above, within = _from(bar, score, resolution)
     age = torch.arange(score.shape[1], device=score.device)[:, None]
-    return torch.where(above > within, -1, age + (above < -within) * score.shape[1]).argmax(dim=1, keepdim=True)
-
-
-def _from(bar: Tensor, score: Tensor, resolution: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each score lies above that of the pair at the bar, and within which distance the two are equal.
-
-    The difference of two infinities is no number, and compares as equal.
-    """
-    resolution = resolution.masked_fill(~score.isfinite(), 0.0)
-    return score - score.gather(1, bar), resolution + resolution.gather(1, bar)
+    if count == score.shape[1]:
+        return age.expand_as(score)
+    smallest = score.masked_fill(gone, math.inf).topk(count + 1, dim=1, largest=False)
+    resolution = resolution.nan_to_num(0.0, posinf=0.0)  # where a score is infinite
+    # The difference of two infinities is no number, and compares as equal.
+    above = score - smallest.values[:, -1:]
+    within = resolution + resolution.gather(1, smallest.indices[:, -1:])
+    rank = torch.where(above < -within, age + score.shape[1], age).masked_fill((above > within) | gone, -1)
+    return rank.argmax(dim=1, keepdim=True) if count == 1 else rank.topk(count, dim=1).indices.sort(dim=1).values
 
 
 def places(score: Float[Tensor, "B E H"]) -> Int[Tensor, "B E H"]:

@@ -25,5 +25,5 @@ class RelativeRecall(SelfRecall):
 
 def _length(pairs: Contenders) -> Float[Tensor, "B E H"]:
     """‖v‖, above 0."""
-    length = torch.linalg.vector_norm(pairs.value, dim=-1)
-    return length.clamp(min=torch.finfo(length.dtype).tiny ** 0.5)
+    assert pairs.norm is not None, "the graph wires the state below"
+    return pairs.norm.clamp(min=torch.finfo(pairs.norm.dtype).tiny ** 0.5)

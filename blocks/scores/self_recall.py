@@ -23,5 +23,5 @@ class SelfRecall(Score):
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
         """A share of the two lengths whose difference it is: what the state knows well has a score that is nothing but rounding."""
         assert pairs.answered is not None, "the graph wires the state below"
-        answered, value = (torch.linalg.vector_norm(of, dim=-1) for of in (pairs.answered, pairs.value))
-        return RESOLUTION * (answered + value)
+        assert pairs.norm is not None
+        return RESOLUTION * (torch.linalg.vector_norm(pairs.answered, dim=-1) + pairs.norm)

@@ -1,4 +1,4 @@
-"""The pair that falls alone is the last in the order of all."""
+"""Which pairs fall is what the words say of bar, equals and age, pair by pair."""
 
 from __future__ import annotations
 
@@ -7,14 +7,40 @@ import math
 import torch
 from hypothesis import given, strategies
 
-from blocks.scores.base import RESOLUTION, last, order
+from blocks.scores.base import RESOLUTION, falling
 
-NUMBERS = strategies.sampled_from((0.0, 1.0, 1.0 + RESOLUTION / 2, 1.0 + 3 * RESOLUTION, -2.0, math.inf, -math.inf))
+NUMBERS = (0.0, 1.0, 1.0 + RESOLUTION / 2, 1.0 + 3 * RESOLUTION, -2.0, math.inf, -math.inf)
+PAIRS = strategies.lists(strategies.tuples(strategies.sampled_from(NUMBERS), strategies.booleans()), min_size=2, max_size=9)
 
 
-@given(strategies.lists(NUMBERS, min_size=2, max_size=7))
-def test_one_falls_as_in_the_order_of_all(numbers: list[float]) -> None:
-    """With equals, near equals, infinite scores and places without a pair; in two heads, of which one has them backwards."""
-    score = torch.tensor([numbers, numbers[::-1]]).T[None]
-    resolution = RESOLUTION * score.abs()
-    assert torch.equal(last(score, resolution), order(score, resolution, len(numbers) - 1)[:, -1:])
+def by_the_words(score: list[float], gone: list[bool], count: int) -> list[int]:
+    """The places that fall. The resolution is a share of a score, and none of an infinite one."""
+    compete = [place for place, out in enumerate(gone) if not out]
+    bar = sorted(score[place] for place in compete)[count]
+
+    def side(place: int) -> int:
+        """Below the bar, its equal, or above it."""
+        within = sum(RESOLUTION * abs(of) for of in (score[place], bar) if math.isfinite(of))
+        return 0 if score[place] == bar or abs(score[place] - bar) <= within else (1 if score[place] > bar else -1)
+
+    return sorted(sorted(compete, key=lambda place: (side(place), -place))[:count])
+
+
+@given(PAIRS, strategies.data())
+def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -> None:
+    """With equals, near equals, infinite scores, places without a pair and pairs that do not compete; in two heads, of which one
+    has them backwards."""
+    score, gone = ([pair[of] for pair in pairs] for of in (0, 1))
+    compete = gone.count(False)
+    if compete < 2:
+        return
+    count = data.draw(strategies.integers(1, compete - 1))
+    heads = [(score, gone), (score[::-1], gone[::-1])]
+    given = torch.tensor([one for one, _ in heads], dtype=torch.float64).T[None]
+    found = falling(given, RESOLUTION * given.abs(), torch.tensor([out for _, out in heads]).T[None], count)
+    assert found[0].T.tolist() == [by_the_words(*head, count) for head in heads]
+
+
+def test_all_fall_where_none_may_stay() -> None:
+    zero = torch.zeros(1, 3, 1)
+    assert falling(zero, zero, zero > 0, 3).flatten().tolist() == [0, 1, 2]
