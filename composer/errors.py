@@ -41,8 +41,12 @@ class SpecError(ComposerError):
     """The YAML document is not a spec. The message names file, line, column and path, and so do its mistakes, as fields."""
 
     def __init__(self, *mistakes: Mistake | str) -> None:
-        super().__init__("\n".join(map(str, mistakes)))
-        self.mistakes = tuple(Mistake(one) if isinstance(one, str) else one for one in mistakes)
+        first: dict[object, Mistake] = {}
+        for number, one in enumerate(Mistake(one) if isinstance(one, str) else one for one in mistakes):
+            # What heads take over from another one is wrong in each of them, and is told of the first.
+            first.setdefault(number if one.file is None else (one.message, one.file, one.line, one.column), one)
+        self.mistakes = tuple(first.values())
+        super().__init__("\n".join(map(str, self.mistakes)))
 
 
 class GraphError(SpecError):

@@ -1,4 +1,5 @@
-"""``extends``: a document over its parent. Mappings merge, lists are replaced, null removes, a part of another kind starts anew."""
+"""``extends``: a document over its parent, and a head over another one. Mappings merge, lists are replaced, null removes, a part of
+another kind starts anew."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ from pathlib import Path
 from composer.errors import SpecError
 from composer.spec.built import is_built
 from composer.spec.fields import Alternatives, parts, under
-from composer.spec.places import SpecNode, at, brief, nearest
+from composer.spec.places import Path as Steps
+from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
 from converters.bounded import lost_link
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
-MOST_FILES = 32
-"""The longest chain of files, each of which extends the next."""
+MOST_FILES = MOST_HEADS = 32
+"""The longest chains of files and of heads, each of which extends the next."""
+MOST_VALUES = 1_000_000
+"""The most values of a document's heads, as often as they are extended, and of all documents of a sweep together."""
 OWN = ("compose", "name")
 """Keys that every file says itself."""
 
@@ -75,9 +79,49 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
     return merged(_without(base, OWN), own, here)
 
 
+def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
+    """The document with each of its ``heads`` merged over the head that it extends: ``head``, or another of them. Raises SpecError.
+
+    That comes after the file's own ``extends`` and after overrides, so what they say of a head is said of those that extend it.
+    """
+    said = document.child("heads")
+    if said is None or not isinstance(said.value, dict):
+        return document
+    assert isinstance(document.value, dict)
+    extending = sum(node.child("extends") is not None for node in said.value.values())
+    if extending * count(document) > MOST_VALUES:
+        raise SpecError(
+            at(said.where, ("heads",), f"{extending:,} heads that extend others: more than {MOST_VALUES:,} values in all")
+        )
+    known = {"head": document.child("head"), **said.value}
+    heads = {name: node for name, node in known.items() if node is not None and node.value is not None}
+    made = {name: _head(("heads", name), heads, under(under(here, "heads"), name)) for name in said.value if name in heads}
+    return SpecNode({**document.value, "heads": SpecNode(said.value | made, said.place, said.key)}, document.place, document.key)
+
+
+def _head(path: Steps, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
+    name = str(path[-1])
+    node, said = heads[name], heads[name].child("extends")
+    if said is None or name == "head":  # `head` extends none, and its schema says so
+        return node
+
+    def error(message: str) -> SpecError:
+        return SpecError(at(said.where, (*path, "extends"), message))
+
+    if not isinstance(said.value, str) or said.value not in heads:
+        guess = nearest(said.value, heads) or "."
+        raise error(f"expected the name of a head, got {brief(plain(said))}{guess} Heads: {', '.join(heads)}")
+    if said.value in (*chain, name):
+        raise error(f"goes round in a circle: {' → '.join((*chain, name, said.value))}")
+    if len(chain) >= MOST_HEADS:
+        raise error(f"a chain of more than {MOST_HEADS} heads, which began with {chain[0]}")
+    base = _head(("heads", said.value), heads, here, (*chain, name))
+    return merged(base, _without(node, ("extends",)), here)
+
+
 def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
     assert isinstance(document.value, dict)
-    return SpecNode({key: node for key, node in document.value.items() if key not in keys}, document.place)
+    return SpecNode({key: node for key, node in document.value.items() if key not in keys}, document.place, document.key)
 
 
 def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:

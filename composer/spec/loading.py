@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary
-from composer.spec.inherit import find_spec, inherited, not_found, shown
+from composer.spec.inherit import find_spec, heads_inherited, inherited, not_found, shown
 from composer.spec.messages import spec_error
 from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
@@ -109,7 +109,8 @@ def _split(source: Source) -> tuple[Source, str | None]:
 def _vary(document: SpecNode, overrides: Overrides) -> Vary:
     """The ``vary`` of a sweep. Without overrides the rest of the document is checked, too; with them, each variant is instead."""
     known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
-    vary = checked(SpecNode(known, document.place) if each(overrides) else document, Spec).vary
+    whole = SpecNode(known, document.place) if each(overrides) else heads_inherited(document, (Spec,))
+    vary = checked(whole, Spec).vary
     if vary is None:
         raise SpecError(at(document.where, (), "this is one spec, no sweep: it has no `vary`"))
     return vary
@@ -132,6 +133,7 @@ def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str,
 def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
     for override in each(overrides):
         document = overridden(document, override, (Spec,))
+    document = heads_inherited(document, (Spec,))
     spec = checked(document, Spec)
     spec._places = Places(document)
     return spec

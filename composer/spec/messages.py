@@ -169,8 +169,8 @@ def _message(fault: Fault, others: list[Fault]) -> str:
 def unknown_key(path: Path, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
     """The message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of its
     parent; above: those of the parent's own parents, the document first."""
-    top, key = ["extends"] if len(path) == 1 else [], str(path[-1])
-    known = sorted([*fields(around), *top], key=lambda name: name != "kind")
+    key, extends = str(path[-1]), ["extends"] if len(path) == 1 or (len(path) == 3 and path[0] == "heads") else []
+    known = sorted([*fields(around), *extends], key=lambda name: name != "kind")
     outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives) and step != key]
     guess = f"; it belongs beside {brief(outer[-1])}: it is indented too far." if outer else nearest(key, known)
     if not guess:

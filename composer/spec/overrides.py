@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
-from composer.spec.inherit import merged, spelled
+from composer.spec.inherit import heads_inherited, merged, spelled
 from composer.spec.messages import unknown_key
 from composer.spec.places import DEEPEST, Path, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
@@ -55,7 +55,8 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
     """The document with ``value`` at this place. said: the place of the override. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(said, steps[:4], f"nested deeper than {DEEPEST} levels"))
-    return merged(document, _child(document, steps, value, here, said), here)
+    whole = heads_inherited(document, here)  # the items of a list that a head has taken over are counted there
+    return merged(document, _child(whole, steps, value, here, said), here)
 
 
 def _child(

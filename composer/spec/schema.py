@@ -1,7 +1,7 @@
 """The JSON schema of a spec as one writes it: bare words for parts, ``extends``, and null where it removes.
 
 Two readings of a mapping stand in ``$defs``: ``Rope`` is complete; ``Rope.over`` is said over a parent, so it requires nothing
-and takes null. Lists are replaced, so their items are complete in both.
+and takes null. Lists are replaced, so their items are complete in both. ``HeadSpec.named`` is a head that may extend another one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from composer.spec.inherit import OWN
 
 Schema = dict[str, Any]
 
-OVER = ".over"
+OVER, NAMED = ".over", ".named"
 _AROUND = ("title", "description", "default")
 _EXTENDS = {
     "type": "string",
     "description": "The spec that this one is said over: a file, relative to this one, or the name of a shipped spec.",
 }
+_EXTENDS_HEAD = {"type": "string", "description": "The head that this one is said over: `head`, or another one of `heads`."}
+_HEAD = "#/$defs/HeadSpec"
+_NAMED_HEADS = {
+    _HEAD: {"if": {"required": ["extends"]}, "then": {"$ref": f"{_HEAD}{NAMED}"}, "else": {"$ref": _HEAD}},
+    f"{_HEAD}{OVER}": {"$ref": f"{_HEAD}{NAMED}"},
+}
+"""How the heads of a spec's ``heads`` are read, by how ``head`` is."""
 
 
 class _Described(GenerateJsonSchema):
@@ -51,8 +58,10 @@ def json_schema() -> Schema:
     wanted = ["Spec", f"Spec{OVER}"]
     while wanted:
         name = wanted.pop()
-        base = name.removesuffix(OVER)
+        base = name.removesuffix(OVER).removesuffix(NAMED)
         written[name] = _mapping(definitions[base], definitions, over=name != base)
+        if name.endswith(NAMED):
+            written[name]["properties"] = {"extends": _EXTENDS_HEAD, **written[name]["properties"]}
         found = {_name(one) for one in _inside(written[name]) if "$ref" in one}
         wanted += found - written.keys() - set(wanted)
     return {
@@ -102,9 +111,15 @@ def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Itera
         schema["items"] = _value(schema["items"], definitions, over=False)
     if "patternProperties" in schema:
         values = schema["patternProperties"].items()
-        schema["patternProperties"] = {key: _value(value, definitions, over, null=over) for key, value in values}
+        schema["patternProperties"] = {key: _named(_value(value, definitions, over, null=over)) for key, value in values}
         schema["additionalProperties"] = False
     yield schema
+
+
+def _named(value: Schema) -> Schema:
+    """A value under any name: a head may extend another one there."""
+    options = [_NAMED_HEADS.get(option.get("$ref", ""), option) for option in value.get("anyOf", ())]
+    return {**value, "anyOf": options} if options else value
 
 
 def _words(part: Schema, over: bool) -> list[str]:

@@ -14,14 +14,12 @@ from dataclasses import replace
 
 from composer.errors import GraphError, Mistake, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
-from composer.spec.inherit import SEPARATOR
+from composer.spec.inherit import MOST_VALUES, SEPARATOR
 from composer.spec.overrides import setting
 from composer.spec.places import SpecNode, at, brief, count, nearest
 
 OWN = ("compose", "name", "extends", "vary")
 """Keys that a sweep cannot vary: they are read before it, or follow from the variant."""
-MOST_VALUES = 1_000_000
-"""The most values of all documents of a sweep together."""
 LONGEST = 40
 """Characters of a value that may become part of a name."""
 

@@ -1,0 +1,106 @@
+"""A head of ``heads`` that extends another one is the head that it would be if all of it were written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from composer.spec import Spec, load_spec
+from composer.spec.inherit import MOST_HEADS
+from composer.spec.loading import expand
+from composer.spec.resolve import Dimensions, resolve
+from tests.composer.spec.conftest import Write
+from tests.composer.spec.told import told
+
+SIZE = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
+TEXT = """\
+compose: 1
+name: near-and-far
+head:
+  conv: {kernel: 3}
+  feature_map: {kind: hedgehog, dim: 16}
+  memory:
+    - {kind: window, size: 8}
+    - state
+heads:
+  far: {extends: head, conv: null, memory: [{kind: window, size: 64}, state]}
+  farther: {extends: far, feature_map: {dim: 32}}
+layers:
+  - {at: 1, use: far}
+  - {at: 2, use: farther}
+"""
+WRITTEN = """\
+compose: 1
+name: near-and-far
+head: {conv: {kernel: 3}, feature_map: {kind: hedgehog, dim: 16}, memory: [{kind: window, size: 8}, state]}
+heads:
+  far: {feature_map: {kind: hedgehog, dim: 16}, memory: [{kind: window, size: 64}, state]}
+  farther: {feature_map: {kind: hedgehog, dim: 32}, memory: [{kind: window, size: 64}, state]}
+layers: [{at: 1, use: far}, {at: 2, use: farther}]
+"""
+
+
+@pytest.fixture
+def spec(write: Write) -> str:
+    return str(write("spec.yaml", TEXT))
+
+
+def heads(spec: Spec) -> list[Any]:
+    return [spec.head, *spec.heads.values()]
+
+
+def test_it_is_the_same_as_written_out(spec: str, write: Write) -> None:
+    one, other = load_spec(spec), load_spec(str(write("written.yaml", WRITTEN)))
+    assert heads(one) == heads(other)
+    assert resolve(one, SIZE).hash == resolve(other, SIZE).hash
+
+
+def test_what_is_said_of_a_head_holds_for_those_that_extend_it(spec: str, write: Write) -> None:
+    """By an override, by a file that extends the file, and by a sweep."""
+    kernel = {"head.feature_map.share": "qk", "heads.far.read": "mixture", "heads.farther.memory.0.size": 12}
+    child = "compose: 1\nname: child\nextends: spec.yaml\nhead: {feature_map: {share: qk}}\nheads: {far: {read: mixture}}\n"
+    child += "vary: {grid: {'heads.farther.memory[0].size': [12, 24]}}\n"
+    (twelve, more) = expand(str(write("child.yaml", child))).values()
+    assert heads(load_spec(spec, kernel)) == heads(twelve)
+    near, far, farther = heads(more)
+    assert [one.feature_map.share for one in (near, far, farther)] == ["qk"] * 3
+    assert [one.memory[0].size for one in (near, far, farther)] == [8, 64, 24]
+    assert (near.read, far.read.kind, farther.read.kind) == (None, "mixture", "mixture")
+
+
+def test_what_is_taken_away_stays_away(spec: str) -> None:
+    near, far, farther = heads(load_spec(spec, ["heads.far.feature_map=null", "heads.farther.extends=head"]))
+    assert (near.conv.kernel, far.conv, farther.conv.kernel) == (3, None, 3)
+    assert (near.feature_map.dim, far.feature_map, farther.feature_map.dim) == (16, None, 32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("extends: far,", "extends: fir,", 'spec.yaml:11:22  heads.farther.extends: expected the name of a head, got "fir"'),
+        ("extends: far,", "extends: fir,", '; did you mean "far"? Heads: head, far, farther'),
+        ("extends: far,", "extends: [far],", "expected the name of a head, got a list. Heads: head, far, farther"),
+        ("extends: head,", "extends: farther,", "goes round in a circle: far → farther → far"),
+        ("extends: head,", "extend: head,", 'unknown key "extend"; did you mean "extends"?'),
+        ("  conv: {kernel: 3}", "  extends: far", 'spec.yaml:4:3  head.extends: unknown key "extends"'),
+    ],
+)
+def test_what_is_wrong_is_told(write: Write, before: str, after: str, said: str) -> None:
+    assert said in told(write("spec.yaml", TEXT.replace(before, after)))
+
+
+def test_what_is_taken_over_is_told_once(write: Write) -> None:
+    """At the place that says it, though three heads have it."""
+    (line,) = told(write("spec.yaml", TEXT.replace("kind: hedgehog", "kind: hedghog"))).splitlines()
+    assert line.startswith('spec.yaml:5:23  head.feature_map.kind: unknown kind "hedghog"')
+
+
+def test_chains_and_sizes_are_limited(write: Write) -> None:
+    chain = "".join(f"  a{number}: {{extends: a{number + 1}}}\n" for number in range(MOST_HEADS + 1))
+    long = TEXT.replace("layers:", f"{chain}  a{MOST_HEADS + 1}: {{extends: head}}\nlayers:")
+    assert f"heads.a{MOST_HEADS}.extends: a chain of more than {MOST_HEADS} heads, which began with a0" in told(
+        write("long.yaml", long)
+    )
+    many = "".join(f"  a{number}: {{extends: head}}\n" for number in range(1000))
+    assert "heads: 1,002 heads that extend others" in told(write("many.yaml", TEXT.replace("layers:", f"{many}layers:")))
