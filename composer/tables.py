@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Cell = TypeVar("Cell")
 UNBOUNDED = 10_000
 """Columns of a screen on which nothing wraps."""
 
@@ -140,3 +141,10 @@ def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
     sides = ("right" if column in figures else "left" for column in range(len(cells)))
     made = (f'<{kind} style="text-align: {side}">{escape(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
+
+
+def cell_at(key: tuple[Any, ...], cells: Mapping[tuple[Any, ...], Cell]) -> Cell:
+    """The cell of a report. Raises KeyError, which names those that there are."""
+    if key not in cells:
+        raise KeyError(f"no cell {key}; there are {', '.join(str(tuple(one)) for one in cells) or 'none'}")
+    return cells[key]

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
-from composer.tables import Readable, View
+from composer.tables import Readable, View, cell_at
 from composer.weights.opened import OpenedFacts
 
 Phase = Literal["prefill", "decode"]
@@ -110,11 +110,8 @@ class BenchReport(Readable, Closed):
         return View("", tuple(tables(self)), tuple(remarks(self)))
 
     def cell(self, model: str, kind: Phase, length: int, batch: int = 1) -> BenchCell:
-        """Raises KeyError."""
-        for cell in self.cells:
-            if (cell.model, cell.workload) == (model, (kind, length, batch)):
-                return cell
-        raise KeyError((model, kind, length, batch))
+        """Raises KeyError, which names the cells that there are."""
+        return cell_at((model, kind, length, batch), {(cell.model, *cell.workload): cell for cell in self.cells})
 
 
 def make_cells(workload: Workload, measured: Mapping[str, Measurement], peaks: Mapping[str, int | None]) -> list[BenchCell]:

@@ -39,6 +39,10 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
     asked: list[NamedTask] = []
     taken: set[str] = set()
     for one in said:
+        if not isinstance(one, str | Task | Perplexity):
+            raise EvaluationError(
+                f'tasks: got a {type(one).__name__}; expected names, such as "passkey,depth=0.5", or tasks of composer.tasks.'
+            )
         if not isinstance(one, str):
             asked.append(NamedTask(one.name, one))
             continue

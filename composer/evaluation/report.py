@@ -10,7 +10,7 @@ from pydantic import JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
-from composer.tables import Readable, View
+from composer.tables import Readable, View, cell_at
 from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
 
@@ -174,11 +174,8 @@ class EvaluationReport(Readable, Closed):
         return View("", tuple(tables(self)), tuple(note(self)))
 
     def cell(self, model: str, task: str, length: int) -> EvaluationCell:
-        """Raises KeyError."""
-        for cell in self.cells:
-            if cell.key == (model, task, length):
-                return cell
-        raise KeyError((model, task, length))
+        """Raises KeyError, which names the cells that there are."""
+        return cell_at((model, task, length), {cell.key: cell for cell in self.cells})
 
 
 def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:

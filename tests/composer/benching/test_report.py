@@ -57,7 +57,7 @@ def test_a_report_comes_back_from_its_file() -> None:
     made = report(taken=9)
     assert BenchReport.model_validate_json(made.model_dump_json()) == made
     assert made.cell("a|b", "decode", 2048, 8).workload == ("decode", 2048, 8)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"no cell \('a\|b', 'decode', 2049, 1\); there are .*\('a\|b', 'decode', 2048, 8\)"):
         made.cell("a|b", "decode", 2049)
 
 

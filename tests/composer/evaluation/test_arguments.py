@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import composer
 from composer.errors import EvaluationError
 from composer.evaluation.arguments import KINDS, read_lengths, read_tasks
 from composer.evaluation.options import EvaluationOptions
@@ -95,3 +97,9 @@ def test_lengths() -> None:
 
 def test_every_kind_is_named_as_it_is_said() -> None:
     assert all(kind.model_fields["kind"].default == name for name, kind in KINDS.items())
+
+
+@pytest.mark.parametrize(("said", "what"), [({"passkey": {"depth": 0.5}}, "dict"), ([7], "int")])
+def test_what_is_no_task_is_refused(said: Any, what: str) -> None:
+    with pytest.raises(EvaluationError, match=f"tasks: expected names.* type {what}"):
+        composer.evaluate("teacher", said, 128)
