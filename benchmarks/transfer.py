@@ -177,7 +177,7 @@ def summary(samples: list[float]) -> list[float]:
 def main() -> None:
     """Compare, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, choices=range(2, 100), metavar="2 to 99", help="quartiles take two")
     options = parser.parse_args()
     torch.set_num_threads(1)
     course, quadratic, teacher, batch = ready()

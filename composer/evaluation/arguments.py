@@ -40,9 +40,8 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
     taken: set[str] = set()
     for one in said:
         if not isinstance(one, str | Task | Perplexity):
-            raise EvaluationError(
-                f'tasks: got a {type(one).__name__}; expected names, such as "passkey,depth=0.5", or tasks of composer.tasks.'
-            )
+            kinds = 'names, such as "passkey,depth=0.5", or tasks of composer.tasks'
+            raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(one).__name__}.")
         if not isinstance(one, str):
             asked.append(NamedTask(one.name, one))
             continue
