@@ -183,11 +183,11 @@ class ComposedModel(ComposedPreTrainedModel):
             if given is not None:
                 raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
             return None
-        if given is not None and self.gradient_checkpointing and self.training:
-            raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
-        if given is not None or (self.gradient_checkpointing and self.training):
-            return given
-        return new_cache(self.config) if (self.config.use_cache if use_cache is None else use_cache) else None
+        if self.gradient_checkpointing and self.training:
+            if given is not None:
+                raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
+            return None
+        return new_cache(self.config) if given is None and (self.config.use_cache if use_cache is None else use_cache) else given
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
