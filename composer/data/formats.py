@@ -78,9 +78,11 @@ def form_of(record: DataRecord, options: RecordOptions) -> Form:
         if missing:
             raise DataError(_columns(record, COLUMNS[options.format], f'no column "{missing[0]}" for format={options.format}'))
         return options.format
-    for form, names in COLUMNS.items():
-        if set(names) <= set(found):
-            return form
+    filled = [name for name in found if record.fields[name] is not None]  # a file of several forms has all their columns
+    for columns in (filled, found):
+        for form, names in COLUMNS.items():
+            if set(names) <= set(columns):
+                return form
     every = dict.fromkeys(name for names in COLUMNS.values() for name in names)
     raise DataError(_columns(record, every, "no columns that are understood"))
 

@@ -34,7 +34,8 @@ class RecordOptions(Slice):
     """Options of references to records with columns."""
 
     format: Form | None = None
-    """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there."""
+    """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there, and
+    hold something where others do not."""
     column: Named | None = None
     """The column that holds the text, where it is not called ``text``."""
     empty: Literal["refuse", "skip"] = "refuse"

@@ -142,6 +142,13 @@ def test_which_columns_are_taken(columns: list[str], form: str) -> None:
     assert form_of(DataRecord("here", dict.fromkeys(columns)), FileData(path="")) == form
 
 
+def test_columns_without_anything_in_them_are_passed_over() -> None:
+    """A file of conversations and texts has the columns of both in every record."""
+    fields = {"messages": None, "text": "once"}
+    assert form_of(DataRecord("here", fields), FileData(path="")) == "text"
+    assert form_of(DataRecord("here", fields | {"text": None}), FileData(path="")) == "messages"
+
+
 def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
     fields = {"instruction": "once", "output": "upon", "text": "a time"}
     assert document(fields, tokenizer, format="text").ids.tolist() == document({"text": "a time"}, tokenizer).ids.tolist()
