@@ -29,18 +29,23 @@ FULL, HELD_OUT = 200, 64
 """Steps that the default start is given; rows that losses are measured on."""
 
 
+def recipe(init: str, steps: int) -> list[str]:
+    """The first stage with so many steps from this start, as overrides; there is no second one."""
+    said = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
+    return [*RECIPE, "recipe.finetune=null", *(f"recipe.transfer.{name}={value}" for name, value in said.items())]
+
+
 def trained(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
     """Losses before and after, and seconds: of the calibration, and of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "student"
         composer.build_folder(spec, ROOT / TEACHER, model, seed=seed)
-        said = {"steps": steps, "warmup": max(1, steps // 20), "evaluate": steps, "init": init}
         report: TrainingReport = composer.distil(
             model,
             SKILLS,
             Path(folder) / "trained",
             stage="transfer",
-            overrides=[*RECIPE, *(f"recipe.transfer.{name}={value}" for name, value in said.items())],
+            overrides=recipe(init, steps),
             held_out_rows=HELD_OUT,
             seed=seed,
             tell=lambda _: None,
