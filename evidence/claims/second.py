@@ -34,8 +34,8 @@ DIFFERS = {
     "and with one seed in three it does not. The delta rule, in the place of their state, answers two thirds at up to four times "
     "the training length (below).",
     "multivalue": "What differs: an answer is right with all four keys, and no student gives one; the teacher does, in 78 % of "
-    "samples at the training length and in none beyond it. Tried: the delta rule, latents, a window. Not tried: longer training, or "
-    "more rows of this task.",
+    "samples at the training length and in none beyond it. Tried: the delta rule, latents, a window. Not tried: longer training, "
+    "or more rows of this task.",
     "two-needles": "What differs: LAWCAT is ahead wherever one of the two answers anything but with one seed of three, where both "
     "answer 2 of 40 samples at twice the training length; with the others LAWCAT answers 9 and 15.",
 }
