@@ -13,7 +13,7 @@ from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
 from composer.progress import without_theirs
-from evidence import choosing, collapse, listops, page, selecting, speed
+from evidence import choosing_page, collapse, listops, page, selecting, speed
 from evidence.ablations import ABLATIONS
 from evidence.experiments import OUT
 from evidence.running import run_missing
@@ -52,7 +52,7 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
     page.write()
-    choosing.write()
+    choosing_page.write()
     for failure in failures:
         typer.echo(failure, err=True)
     raise typer.Exit(1 if failures else 0)

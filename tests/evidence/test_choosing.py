@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from evidence import choosing
-from evidence.choosing import Candidate, candidates, column, page, recommended, steps, teacher
-from evidence.choosing_plot import draw
+from evidence.choosing import Candidate, candidates, column, recommended, steps
 from evidence.claims import ours
 from evidence.experiments import LENGTHS
 from evidence.kept import Run, all_runs
+from evidence.second import HARDER
 
 KDA, DELTA = "alternating-kda", "alternating-delta"
 SCORES = {
@@ -37,7 +36,7 @@ def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **o
         for seed in seeds:
             figures = {
                 column(task, length): 2 - score if by_loss else own.get(task, score) + 0.01 * seed
-                for task, by_loss in choosing.asked().items()
+                for task, by_loss in (choosing.asked() | dict.fromkeys(HARDER, False)).items()
                 for length in LENGTHS
             }
             kept = {"experiment": experiment, "variant": variant, "seed": seed, "identity": "", "values": {}, "figures": figures}
@@ -103,41 +102,6 @@ def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
     whole = runs_of({"students/lawcat": 0.9})
     del whole[1].figures["recall 2,048"]
     assert candidates(whole)[0] == []
-
-
-def test_the_page_says_the_rule_and_what_is_missing() -> None:
-    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
-    said = page(runs)
-    assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in said
-    assert "the least state of those that keep 95% of the best's mean score" in said
-    assert f"Not every run is kept yet of {', '.join(f'`{name}`' for name in MISSING)}: " in said
-    source = teacher(runs)
-    assert source is not None
-    assert source.state(2048) == pytest.approx(8 * source.state(256), rel=0.01)
-    assert said.count("the teacher") > 1
-    empty = page([])
-    assert "## Three" not in empty
-    assert "No run is kept yet of `lolcats`, `lawcat`" in empty
-
-
-def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
-    fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
-    said = "With seeds 3, 4, 5, which chose nothing, mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
-    assert said in page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
-    assert "chose nothing" not in page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
-
-
-def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
-    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
-    draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
-    draw([], None, tmp_path / "none.png")
-    assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size
-    assert {path.name for path in tmp_path.iterdir()} == {"some.png", "none.png"}
-
-
-def test_the_page_is_of_the_runs() -> None:
-    stale = choosing.PAGE.read_text(encoding="utf-8") != page(all_runs())
-    assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
 
 
 def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:

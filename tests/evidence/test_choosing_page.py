@@ -1,0 +1,56 @@
+"""The page of choosing says what was chosen, by which rule, and what else was scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evidence.choosing import candidates, teacher
+from evidence.choosing_page import PAGE, page
+from evidence.choosing_plot import draw
+from evidence.kept import all_runs
+from tests.evidence.test_choosing import MISSING, SCORES, runs_of
+
+
+def test_the_page_says_the_rule_and_what_is_missing() -> None:
+    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
+    said = page(runs)
+    assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in said
+    assert "the least state of those that keep 95% of the best's mean score" in said
+    assert f"Not every run is kept yet of {', '.join(f'`{name}`' for name in MISSING)}: " in said
+    source = teacher(runs)
+    assert source is not None
+    assert source.state(2048) == pytest.approx(8 * source.state(256), rel=0.01)
+    assert said.count("the teacher") > 1
+    empty = page([])
+    assert "## Three" not in empty
+    assert "No run is kept yet of `lolcats`, `lawcat`" in empty
+
+
+def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
+    fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
+    said = "With seeds 3, 4, 5, which chose nothing, mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
+    assert said in page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
+    assert "chose nothing" not in page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
+
+
+def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None:
+    others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second/lolcats": 0.125}
+    (said,) = [line for line in page(runs_of(SCORES) + runs_of(others)).splitlines() if "second teacher" in line]
+    assert said.endswith("`lawcat-delta` 0.500, 0.510, 0.520; `lawcat` 0.250, 0.260, 0.270; `lolcats` 0.125, 0.135, 0.145.")
+    easy = [run for run in runs_of(others) if run.figures.pop("multikey 512")]
+    assert "second teacher" not in page(runs_of(SCORES) + easy)
+
+
+def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
+    runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
+    draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
+    draw([], None, tmp_path / "none.png")
+    assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size
+    assert {path.name for path in tmp_path.iterdir()} == {"some.png", "none.png"}
+
+
+def test_the_page_is_of_the_runs() -> None:
+    stale = PAGE.read_text(encoding="utf-8") != page(all_runs())
+    assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
