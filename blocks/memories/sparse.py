@@ -188,7 +188,7 @@ class Sparse(Holding):
             pairs, gone = there[:, among], left[:, among] < length
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
-            fall = self._falls(*(of[:, among] for of in worth), pairs, gone, together)
+            fall = self._falls(*(of[:, among] for of in worth), pairs, gone, pairs.shape[1] - first - self.size)
             left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
             if below is not None:
                 below.fall(fall, pairs.gather(1, fall), column)
