@@ -83,7 +83,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
     for spec, name in SPECS.items():
         kinds = {(init, int(steps)) for one, init, steps, _ in map(str.split, found) if one == spec}
         rows = [(init, steps, "after", steps) for init, steps in sorted(kinds)]
-        rows += [(init, 0, "before", steps) for init, steps in {init: steps for init, steps in sorted(kinds)}.items()]
+        rows += [(init, 0, "before", steps) for init, steps in dict(sorted(kinds)).items()]
         for init, steps, when, run in sorted(rows, reverse=True):
             figures = [f"{one[when]:.4f}" for key, one in found.items() if key.startswith(f"{spec} {init} {run} ")]
             lines.append(f"| {name} | `{init}` | {steps} | {', '.join(figures)} |")
