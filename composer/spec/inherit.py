@@ -99,6 +99,13 @@ def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
     return SpecNode({**document.value, "heads": SpecNode(said.value | made, said.place, said.key)}, document.place, document.key)
 
 
+def heads_extended(document: SpecNode) -> set[str]:
+    """The heads of a document that others of its heads extend."""
+    heads = document.child("heads")
+    found = [node.child("extends") for node in heads.value.values()] if heads and isinstance(heads.value, dict) else []
+    return {said.value for said in found if said and isinstance(said.value, str)}
+
+
 def _head(path: Steps, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
     name = str(path[-1])
     node, said = heads[name], heads[name].child("extends")

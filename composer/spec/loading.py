@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from composer.errors import GraphError, SpecError
 from composer.spec.document import Spec, Vary
-from composer.spec.inherit import find_spec, heads_inherited, inherited, not_found, shown
+from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherited, not_found, shown
+from composer.spec.layer_rules import named
 from composer.spec.messages import spec_error
 from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
@@ -133,9 +134,12 @@ def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str,
 def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
     for override in each(overrides):
         document = overridden(document, override, (Spec,))
-    document = heads_inherited(document, (Spec,))
-    spec = checked(document, Spec)
-    spec._places = Places(document)
+    whole = heads_inherited(document, (Spec,))
+    spec = checked(whole, Spec)
+    if bases := heads_extended(document) - {name for rule in spec.layers for name in named(rule.use)}:
+        # No layer has them: they are there for the heads that extend them.
+        spec = spec.model_copy(update={"heads": {name: head for name, head in spec.heads.items() if name not in bases}})
+    spec._places = Places(whole)
     return spec
 
 

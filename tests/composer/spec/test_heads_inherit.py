@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from composer.errors import GraphError
 from composer.spec import Spec, load_spec
 from composer.spec.inherit import MOST_HEADS
 from composer.spec.loading import expand
@@ -73,6 +74,18 @@ def test_what_is_taken_away_stays_away(spec: str) -> None:
     near, far, farther = heads(load_spec(spec, ["heads.far.feature_map=null", "heads.farther.extends=head"]))
     assert (near.conv.kernel, far.conv, farther.conv.kernel) == (3, None, 3)
     assert (near.feature_map.dim, far.feature_map, farther.feature_map.dim) == (16, None, 32)
+
+
+def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
+    """It is a whole head all the same, and no part of what the spec means."""
+    spec = load_spec(str(write("spec.yaml", TEXT.replace("  - {at: 1, use: far}\n", ""))))
+    assert list(spec.heads) == ["farther"]
+    assert load_spec(spec.model_dump(mode="json", exclude_unset=True)) == spec
+    assert list(resolve(spec, SIZE).heads) == ["farther", "head"]
+    part = TEXT.replace("  far: {extends: head, conv: null, memory: [{kind: window, size: 64}, state]}", "  far: {output: gate}")
+    assert "heads.far.memory: missing" in told(write("part.yaml", part))
+    with pytest.raises(GraphError, match="no layer uses this head"):
+        resolve(load_spec(str(write("none.yaml", TEXT.replace("  - {at: 2, use: farther}\n", "")))), SIZE)
 
 
 @pytest.mark.parametrize(
