@@ -38,8 +38,10 @@ DIFFERS = {
     "or more rows of this task.",
     "two-needles": "What differs: LAWCAT is ahead wherever one of the two answers anything but with one seed of three, where both "
     "answer 2 of 40 samples at twice the training length; with the others LAWCAT answers 9 and 15.",
+    "LoLCATs needs its window to retrieve, LAWCAT is better without one": "What differs: at the training length both answer every "
+    "passkey with one seed of three; beyond it LAWCAT is better without a window with each seed, as in the paper.",
 }
-"""What is to be said where a claim is not reproduced, and what was tried."""
+"""What is to be said where a claim is not reproduced, and what was tried: by the task, or by the claim on the first teacher."""
 
 
 def again(claim: Claim) -> Claim:
@@ -58,7 +60,7 @@ def again(claim: Claim) -> Claim:
         title=f"{claim.title}: a second teacher",
         rows={name: SAME[run] for name, run in claim.rows.items()},
         expected=tuple(map(asked, claim.expected)),
-        remark=REMARK,
+        remark=f"{REMARK} {DIFFERS.get(claim.title, '')}".strip(),
     )
 
 
