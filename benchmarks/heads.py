@@ -153,12 +153,14 @@ def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.no_grad():
         tokens, kind = Tokens(torch.arange(length)[None]), (torch.float32, given[0].device)
-        state = {name: heads(*given, tokens, heads.empty_state(1, *kind), "torch")[1] for name, heads in made.items()}
+        state = {
+            name: heads(*given, tokens, heads.empty_state(1, *kind), "torch", in_place=False)[1] for name, heads in made.items()
+        }
         for step in range(steps):
             token, place = [states[:, step, None] for states in given], Tokens(torch.tensor([[length + step]]))
             for name, heads in made.items():
                 began = time.perf_counter()
-                _, state[name] = heads(*token, place, state[name], "torch")
+                _, state[name] = heads(*token, place, state[name], "torch", in_place=True)
                 seconds[name].append(time.perf_counter() - began)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 

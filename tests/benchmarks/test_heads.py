@@ -1,0 +1,18 @@
+"""The contestants of ``benchmarks/heads.py`` run: forward, back, and token after token."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.heads import CONTESTANTS, SPECS, WAYS, decode, in_turn
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_take_turns(way: str) -> None:
+    seconds = in_turn(tuple(CONTESTANTS), 128, 1, way)
+    assert all(len(taken) == 1 and taken[0] > 0 for taken in seconds.values())
+
+
+def test_all_decode() -> None:
+    taken = decode([name for name in SPECS if name != "latte-macchiato"], 128, steps=2)
+    assert min(taken.values()) > 0
