@@ -148,7 +148,7 @@ def in_turn(names: tuple[str, ...], length: int, rounds: int, way: str) -> dict[
 
 
 def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
-    """Median seconds of one token after ``length`` others, of each in turn."""
+    """Median seconds of one token after ``length`` others, of each in turn; states are written over, as a model's are."""
     given, made = inputs(length), {name: composed(name) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with torch.no_grad():

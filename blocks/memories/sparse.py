@@ -188,7 +188,7 @@ class Sparse(Holding):
             pairs, gone = there[:, among], left[:, among] < length
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
-            fall = self._falls(*(of[:, among] for of in worth), pairs, gone, pairs.shape[1] - first - self.size)
+            fall = falling(*(of[:, among] for of in worth), pairs, gone, pairs.shape[1] - first - self.size)
             left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
             if below is not None:
                 below.fall(fall, pairs.gather(1, fall), column)
@@ -205,7 +205,7 @@ class Sparse(Holding):
         attention: Attention,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
         """``attend`` for one token: its answer, what falls on, the mapped keys of that, and the new state."""
-        state, falling, mapped = call.state, None, None
+        state, fallen, mapped = call.state, None, None
         if pairs is not None:
             arriving = self._held(pairs, call)
             eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
@@ -216,18 +216,18 @@ class Sparse(Holding):
                 below.look(every, eligible["mapped"])
             there = eligible["position"] >= 0
             gone = torch.zeros_like(there)
-            fall = self._falls(*self._worth(eligible, below, call.place), there, gone, there.shape[1] - self.size)
+            fall = falling(*self._worth(eligible, below, call.place), there, gone, there.shape[1] - self.size)
             held, dropped = selected(eligible, self._stay(gone.scatter(1, fall, True))), selected(eligible, fall)
-            falling, state = self._falling(dropped, call), {name: held[name] for name in state}
+            fallen, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:
-                mapped = dropped["mapped"] if "mapped" in dropped else below.map(falling)
+                mapped = dropped["mapped"] if "mapped" in dropped else below.map(fallen)
         if self.size == 0:
             answer = _nothing(query)
         else:
             answer = attention(
                 call.turn(query, self.turn), state["key"], state["value"], state["position"], None, call.shape.softcap
             )
-        return answer, falling, mapped, state
+        return answer, fallen, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
         """Pairs as the state has them: of each query head, their keys turned."""
@@ -264,17 +264,6 @@ class Sparse(Holding):
             contenders = Contenders(eligible["position"], value, answered, norm, errors, place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
-
-    def _falls(
-        self,
-        score: Float[Tensor, "B E H"],
-        resolution: Float[Tensor, "B E H"],
-        there: Bool[Tensor, "B E H"],
-        gone: Bool[Tensor, "B E H"],
-        count: int,
-    ) -> Int[Tensor, "B M H"]:
-        """Those that fall on, by their age."""
-        return falling(score.masked_fill(~there, -math.inf), resolution, gone, count)
 
     def _stay(self, gone: Bool[Tensor, "B E H"]) -> Int[Tensor, "B S H"]:
         """Those that stay, by their age."""

@@ -69,11 +69,15 @@ class WindowScore(Score):
 
 
 def falling(
-    score: Float[Tensor, "B E H"], resolution: Float[Tensor, "B E H"], gone: Bool[Tensor, "B E H"], count: int
+    score: Float[Tensor, "B E H"],
+    resolution: Float[Tensor, "B E H"],
+    there: Bool[Tensor, "B E H"],
+    gone: Bool[Tensor, "B E H"],
+    count: int,
 ) -> Int[Tensor, "B M H"]:
-    """Which ``count`` pairs fall of those that compete, by their age. Pairs stand by their age; -inf is the score of none.
+    """Which ``count`` pairs fall of those that compete, by their age. Pairs stand by their age.
 
-    gone: which do not compete.
+    there: which are pairs; a place without one is worth -inf. gone: which do not compete.
 
     The bar is the smallest score of those that would stay by scores alone, and two scores are equal where they lie no farther
     apart than their resolutions together. Those below the bar fall, and of its equals the youngest: of equals the older stay.
@@ -82,6 +86,7 @@ def falling(
     age = torch.arange(score.shape[1], device=score.device)[:, None]
     if count == score.shape[1]:
         return age.expand_as(score)
+    score = score.masked_fill(~there, -math.inf)
     smallest = score.masked_fill(gone, math.inf).topk(count + 1, dim=1, largest=False)
     resolution = resolution.nan_to_num(0.0, posinf=0.0)  # where a score is infinite
     # The difference of two infinities is no number, and compares as equal.

@@ -39,12 +39,12 @@ def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptio
     asked: list[NamedTask] = []
     taken: set[str] = set()
     for one in said:
-        if not isinstance(one, str | Task | Perplexity):
-            kinds = 'names, such as "passkey,depth=0.5", or tasks of composer.tasks'
-            raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(one).__name__}.")
-        if not isinstance(one, str):
+        if isinstance(one, Task | Perplexity):
             asked.append(NamedTask(one.name, one))
             continue
+        if not isinstance(one, str):
+            kinds = 'names, such as "passkey,depth=0.5", or tasks of composer.tasks'
+            raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(one).__name__}.")
         for name, own in _tasks_with_options(one):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared(name, own, options)

@@ -79,3 +79,7 @@ def test_the_same_is_expected_of_the_second_teacher() -> None:
         assert all(run.startswith("second") for run in after.rows.values())
     assert again[0].expected[0].left == Place(second.SAME[LAWCAT], "passkey 512")
     assert again[0].expected[0].right == Place(second.SAME[LOLCATS], "passkey 512")
+
+
+def test_what_differs_is_said_of_claims_that_there_are() -> None:
+    assert second.DIFFERS.keys() <= {*HARDER, *(claim.title for claim in lawcat.CLAIMS)}

@@ -146,7 +146,8 @@ def test_of_equals_the_older_stay(there: int) -> None:
     # What the bar's resolution is where several stand there, nobody says: one and the same.
     resolution[:, :] = resolution[:, :1]
     score = score.masked_fill(missing, -torch.inf)
-    fall = falling(score.T[None], resolution.T[None], torch.zeros(1, 12, 20, dtype=torch.bool), 7)[0].T
+    gone = torch.zeros(1, 12, 20, dtype=torch.bool)
+    fall = falling(score.T[None], resolution.T[None], ~missing.T[None], gone, 7)[0].T
     expected = torch.zeros(20, 12, dtype=torch.int8).scatter(1, fall, 1).argsort(dim=1, stable=True)[:, :5]
     kept = torch.full((20, 5), -1, dtype=torch.int32)
     choose[(20,)](score.masked_fill(missing, -1e38), resolution.masked_fill(missing, 0.0), kept, COUNT=12, S=5, EB=16)
