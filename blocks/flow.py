@@ -227,6 +227,11 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
+def least_mass(kind: torch.dtype) -> float:
+    """Below it there is no mass: a little earlier than at 0, since a quotient's gradient divides by the square of its mass."""
+    return 1e8 * torch.finfo(kind).tiny
+
+
 def as_kind(states: Tensor, kind: torch.dtype) -> Tensor:
     """The states in a dtype. Where they have it already, ``to`` is not called, which takes longer than the comparison."""
     return states if states.dtype == kind else states.to(kind)

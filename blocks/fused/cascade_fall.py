@@ -63,7 +63,7 @@ def let_fall(
             found *= tl.where(mass > LEAST, 1.0 / tl.where(mass > LEAST, mass, 1.0), 0.0)[:, None]
             length = tl.sqrt(tl.sum(numbers * numbers, 1))
             score = tl.sqrt(tl.sum((found - numbers) * (found - numbers), 1))
-            within = (tl.sqrt(tl.sum(found * found, 1)) + length) * RESOLVED
+            within = (score + length) * RESOLVED
             if KEEP == "relative_recall":
                 score, within = score / tl.maximum(length, 1e-19), within / tl.maximum(length, 1e-19)
         else:

@@ -28,8 +28,8 @@ class Below(Protocol):
         """Let time pass up to the token in this column, one a row, without its decay; a document that it starts finds nothing."""
         ...
 
-    def predict(self) -> Float[Tensor, "B E H D"]:
-        """What the state, as it stands, answers to each pair's own key."""
+    def distances(self) -> Float[Tensor, "B E H"]:
+        """How far what the state, as it stands, answers to each pair's own key is from the pair's value."""
         ...
 
     def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:

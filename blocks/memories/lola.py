@@ -117,7 +117,7 @@ def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> 
     if not keep.by_position:
         value = torch.cat((held["value"], repeat_heads(entries.value, heads)), dim=1)
         value = value.to(accumulating(value.dtype))
-    contenders = Contenders(position, value, answered=None, norm=None, errors=None, place=place)
+    contenders = Contenders(position, value, distance=None, norm=None, errors=None, place=place)
     score = keep.score(contenders)
     if keep.by_position:
         return places(score).transpose(1, 2).float().contiguous(), None

@@ -4,55 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.flow import Features, with_ones
-from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.flow import Features, least_mass, with_ones
+from blocks.legend import Float, Int, Tensor, torch
 
 
 class Looks:
-    """What each query head's matrix, as it stands, answers to the keys of some pairs, while some of them fall in.
+    """How far what each query head's matrix, as it stands, answers to the keys of some pairs is from their values, while some of
+    them fall in.
 
-    asking: keys as they ask; answers: what numerators ``B H E V`` come to; mass: whether the last column of the matrix is the mass.
+    asking: keys as they ask; divisor: what numerators ``B H E V`` are divided by; None: the mass, which the last column sums.
     """
 
-    def __init__(
-        self,
-        matrix: Float[Tensor, "B H F V"],
-        asking: Callable[[Tensor], Tensor],
-        answers: Callable[[Tensor], Tensor],
-        *,
-        mass: bool,
-    ) -> None:
-        self.matrix, self.asking, self.answers, self.mass = matrix, asking, answers, mass
+    def __init__(self, matrix: Float[Tensor, "B H F V"], asking: Callable[[Tensor], Tensor], divisor: float | None) -> None:
+        self.matrix, self.asking, self.divisor = matrix, asking, divisor
         self.fallen: Tensor | None = None
-        self.unseen: list[tuple[Tensor, Tensor]] = []
+        self.unseen: list[Tensor] = []
 
     def look(self, pairs: Features) -> None:
         """Ask for these from now on; what has fallen of others is in the matrix."""
         if self.fallen is not None:
-            self.matrix = self.matrix + self.keys.mT @ (self.value * self.fallen)
-        value = pairs.value.to(self.matrix.dtype)
-        keys, self.value = (of.transpose(1, 2).contiguous() for of in (pairs.key, with_ones(value) if self.mass else value))
-        queries = self.asking(pairs.key).transpose(1, 2).contiguous()
-        self.numerators, self.queries, self.products = queries @ self.matrix, queries, None
-        self.keys, self.fallen, self.unseen = keys, torch.zeros_like(keys[..., :1]), []
+            value = self.value if self.divisor is not None else with_ones(self.value)
+            self.matrix = self.matrix + self.keys.mT @ (value * self.fallen)
+        value, queries = pairs.value.to(self.matrix.dtype), self.asking(pairs.key)
+        # A key of 0 enters nothing.
+        keys = pairs.there(pairs.key, 0.0)
+        self.value, self.keys, self.queries = (of.transpose(1, 2).contiguous() for of in (value, keys, queries))
+        numerators, columns = self.queries @ self.matrix, self.value.shape[-1]
+        # Of no column where a divisor is given.
+        self.numerators, self.masses = numerators[..., :columns].contiguous(), numerators[..., columns:].contiguous()
+        self.products, self.fallen, self.unseen = None, torch.zeros_like(self.keys[..., :1]), []
 
-    def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"]) -> None:
-        """Let some of them fall in, where they are pairs."""
+    def fall(self, index: Int[Tensor, "B M H"]) -> None:
+        """Let some of them fall in."""
         assert self.fallen is not None
-        index, there = index.transpose(1, 2)[..., None], there.transpose(1, 2)[..., None].to(self.value.dtype)
-        self.fallen = self.fallen.scatter(2, index, there)
-        self.unseen.append((index, there))
+        index = index.transpose(1, 2)[..., None]
+        self.fallen.scatter_(2, index, 1.0)
+        self.unseen.append(index)
 
-    def predict(self) -> Float[Tensor, "B E H D"]:
-        """What the matrix answers to each key."""
-        for index, there in self.unseen:
+    def distances(self) -> Float[Tensor, "B E H"]:
+        """From what the matrix answers to each key to the pair's value."""
+        for index in self.unseen:
             # What one more pair adds: the product of its key with each that asks, times its value.
             self.products = self.queries @ self.keys.mT if self.products is None else self.products
-            value = self.value.gather(2, index.expand(-1, -1, -1, self.value.shape[-1])) * there
+            value = self.value.gather(2, index.expand(-1, -1, -1, self.value.shape[-1]))
             products = self.products.gather(3, index.mT.expand(-1, -1, self.products.shape[2], -1))
             if index.shape[2] == 1:  # an outer product, which a matrix product is slow at
-                self.numerators = torch.addcmul(self.numerators, products, value)
+                self.numerators.addcmul_(products, value)
+                self.masses += products
             else:
-                self.numerators = self.numerators + products @ value
+                self.numerators += products @ value
+                self.masses += products.sum(-1, keepdim=True)
         self.unseen = []
-        return self.answers(self.numerators).transpose(1, 2)
+        if self.divisor is not None:
+            return torch.linalg.vector_norm(self.numerators / self.divisor - self.value, dim=-1).transpose(1, 2)
+        # Without a mass the answer is 0, and the numerators are next to it.
+        masses = torch.threshold(self.masses, least_mass(self.masses.dtype), 1.0)
+        beside = torch.addcmul(self.numerators, masses, self.value, value=-1)
+        return (torch.linalg.vector_norm(beside, dim=-1) / masses[..., 0]).transpose(1, 2)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, accumulating, repeat_heads, take
+from blocks.flow import Pairs, Partial, accumulating, as_kind, repeat_heads, take
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
@@ -175,8 +175,9 @@ class Sparse(Holding):
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
         the column at which each falls on (T: none)."""
-        there, segment, length, worth = eligible["position"] >= 0, call.tokens.segment, call.tokens.position.shape[1], None
-        left = torch.full_like(eligible["position"], length)
+        there, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
+        gone, left = torch.zeros_like(there), torch.full_like(eligible["position"], call.tokens.position.shape[1])
+        fallen: list[tuple[Tensor, Tensor]] = []
         if below is not None:
             below.look(self._falling(eligible, call), eligible["mapped"])
         for first in range(0, falls.shape[1], together):
@@ -185,14 +186,17 @@ class Sparse(Holding):
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
                 worth = self._worth(eligible, below, call.place)
-            pairs, gone = there[:, among], left[:, among] < length
+            pairs = there[:, among]
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
-            fall = falling(*(of[:, among] for of in worth), pairs, gone, pairs.shape[1] - first - self.size)
-            left = left.scatter(1, fall, column[:, None, None].expand_as(fall))
+            score, resolution = (of[:, among] for of in worth)
+            fall = falling(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
+            gone.scatter_(1, fall, True)
+            fallen.append((fall, column[:, None, None].expand_as(fall)))
             if below is not None:
                 below.fall(fall, pairs.gather(1, fall), column)
-        return self._stay(left < length), left
+        index, column = (torch.cat(of, dim=1) for of in zip(*fallen, strict=True))
+        return self._stay(gone), left.scatter_(1, index, column)
 
     def step(
         self,
@@ -256,12 +260,12 @@ class Sparse(Holding):
     def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Each pair's score, and its resolution: B E H."""
         with torch.no_grad():
-            value, answered = eligible["value"].to(accumulating(eligible["value"].dtype)), None
+            value, distance = as_kind(eligible["value"], accumulating(eligible["value"].dtype)), None
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                answered = below.predict().to(value.dtype)
+                distance = below.distances()
             errors, norm = eligible.get(self._sum), eligible.get("norm")
-            contenders = Contenders(eligible["position"], value, answered, norm, errors, place)
+            contenders = Contenders(eligible["position"], value, distance, norm, errors, place)
             score = self.keep.score(contenders)
             return score, self.keep.resolution(contenders, score)
 

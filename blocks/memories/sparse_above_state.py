@@ -70,10 +70,13 @@ class Falling:
             if decay is not None or segment is not None:
                 self._pass(self._nothing(1), decay, segment)
 
-    def predict(self) -> Tensor:
-        """What the state, as it stands, answers to each pair's own key."""
+    def distances(self) -> Tensor:
+        """How far what the state, as it stands, answers to each pair's own key is from the pair's value."""
         with torch.no_grad():
-            return self.memory.predict(self.pairs.key, self.seen) if self.looks is None else self.looks.predict()
+            if self.looks is not None:
+                return self.looks.distances()
+            answered = self.memory.predict(self.pairs.key, self.seen)
+            return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
     def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
         """Let some of the pairs, where they are there, fall in at the token in this column."""
@@ -81,7 +84,7 @@ class Falling:
         self.falls.append((index, there, column[:, None].expand(index.shape[:2])))
         if self.looks is not None and self.looked is self.pairs:
             with torch.no_grad():
-                self.looks.fall(index, there)
+                self.looks.fall(index)
 
     def _settle(self) -> None:
         """Gather what fell of the pairs that were asked for."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, repeat_heads, with_ones
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, least_mass, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.looks import Looks
@@ -215,14 +215,9 @@ class StateMemory(Recurrent):
     def looks(self, state: State) -> Looks | None:
         if "maximum" in state:
             return None
-
-        def asking(key: Tensor) -> Tensor:
-            return scaled(key)[0] if self.normalise else key
-
-        def answers(numerators: Tensor) -> Tensor:
-            return self._answer(numerators, None, numerators.dtype, state["state"].shape[2], mass=False).output
-
-        return Looks(state["state"], asking, answers, mass=self.normalise)
+        if self.normalise:
+            return Looks(state["state"], lambda key: scaled(key)[0], None)
+        return Looks(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
@@ -255,8 +250,7 @@ class StateMemory(Recurrent):
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
         columns = output.shape[-1] - 1
         numerator, masses = output.narrow(-1, 0, columns), output.narrow(-1, columns, 1)
-        # A little earlier than at 0: the quotient's gradient divides by the square of the mass.
-        least = 1e8 * torch.finfo(masses.dtype).tiny
+        least = least_mass(masses.dtype)
         answer = as_kind(numerator / torch.threshold(masses, least, math.inf), dtype)
         if not mass:
             return Partial(answer, None)

@@ -19,14 +19,14 @@ RESOLUTION = 2.0**-10
 class Contenders:
     """Pairs that compete for a place, each query head's own; -1 is the position of none.
 
-    answered: where the score reads the state, what that answers to each pair's own key; norm: and the length of the pair's value.
-    errors: where it reads the window, the pair's errors there, summed over the queries that saw it. place: the layer, and the
-    first of these heads in it.
+    distance: where the score reads the state, how far what that answers to each pair's own key is from the pair's value; norm: and
+    how long the value is. errors: where it reads the window, the pair's errors there, summed over the queries that saw it. place:
+    the layer, and the first of these heads in it.
     """
 
     position: Int[Tensor, "B E H"]
     value: Float[Tensor, "B E H D"]
-    answered: Float[Tensor, "B E H D"] | None
+    distance: Float[Tensor, "B E H"] | None
     norm: Float[Tensor, "B E H"] | None
     errors: Float[Tensor, "B E H"] | None
     place: tuple[int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from blocks.legend import Float, Tensor, torch
+from blocks.legend import Float, Tensor
 from blocks.scores.base import RESOLUTION, Contenders, Score
 
 
@@ -17,11 +17,12 @@ class SelfRecall(Score):
     kind: Literal["self_recall"] = "self_recall"
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
-        assert pairs.answered is not None, "the graph wires the state below"
-        return torch.linalg.vector_norm(pairs.answered - pairs.value, dim=-1)
+        assert pairs.distance is not None, "the graph wires the state below"
+        return pairs.distance
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        """A share of the two lengths whose difference it is: what the state knows well has a score that is nothing but rounding."""
-        assert pairs.answered is not None, "the graph wires the state below"
+        """A share of the distance and the value's length together, which no answer is longer than: what the state knows well has a
+        score that is nothing but rounding."""
+        assert pairs.distance is not None, "the graph wires the state below"
         assert pairs.norm is not None
-        return RESOLUTION * (torch.linalg.vector_norm(pairs.answered, dim=-1) + pairs.norm)
+        return RESOLUTION * (pairs.distance + pairs.norm)

@@ -112,8 +112,8 @@ class ComposedModel(ComposedPreTrainedModel):
     ) -> Any:
         """Any number of tokens T ≥ 1, after whatever the cache has seen.
 
-        attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a 0 starts a
-        new document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
+        attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token's 0
+        starts a document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
         """
         asked = passed.pop("output_attentions", None)
         if passed:

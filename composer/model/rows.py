@@ -23,7 +23,8 @@ class Rows:
         cu_seqlens: Tensor | None,
     ) -> None:
         """seen: ``B``, real tokens in the state so far; None: there is no state. mask: ``B S``, 1 is real; its last T columns
-        are this call's. positions: ``B T``; a 0 starts a document. cu_seqlens: ``N + 1`` bounds of documents in a single row."""
+        are this call's. positions: ``B T``; a real token's 0 starts a document. cu_seqlens: ``N + 1`` bounds of documents in one
+        packed row."""
         self._order = self._inverse = None
         valid = given = _valid(mask, batch, length)
         if given is not None:

@@ -10,9 +10,9 @@ from composer.api import explain
 from composer.errors import SelectionError
 from composer.selection.report import By, LayerScore
 from composer.spec.document import Spec
-from composer.spec.layer_rules import layers_at
+from composer.spec.layer_rules import SOURCE, layers_at
 from composer.spec.loading import load_spec
-from composer.spec.resolve import SOURCE, Resolved
+from composer.spec.resolve import Resolved
 
 
 def candidates(resolved: Resolved) -> tuple[int, ...]:

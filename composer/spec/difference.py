@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from blocks.part import Closed
-from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.spec.document import Spec
+from composer.spec.layer_rules import unknown
 from composer.spec.places import Path
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
@@ -75,8 +75,7 @@ def _rules(spec: Spec) -> tuple[_Rule, ...]:
         said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
         for _, name in said:
             if name not in heads:
-                known = ", ".join(heads) or "none"
-                raise GraphError(f'there is no head "{name}"; there are: {known}', ("layers", number, "use"))
+                raise unknown(name, heads, ("layers", number, "use"))
         groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
         rules.append(_Rule(at=rule.at, use=groups))
     return tuple(rules)

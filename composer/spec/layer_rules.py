@@ -15,6 +15,8 @@ from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.places import nearest
 
 TWICE = "names a head twice: give all its query heads to one group"
+SOURCE = "source"
+"""The name that layers use to keep the source's own attention: softmax, with the window and the caps of the model around it."""
 
 
 class Group(Closed):
@@ -43,9 +45,10 @@ def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec])
 
 
 def unknown(name: str, heads: Mapping[str, HeadSpec], path: Path) -> GraphError:
-    guess = nearest(name, heads)
+    own = [head for head in heads if head != SOURCE]
+    guess = nearest(name, [*own, SOURCE])
     there = f"{guess} There" if guess else "; there"
-    return GraphError(f'there is no head "{name}"{there} are: {", ".join(heads) or "none"}', path)
+    return GraphError(f'there is no head "{name}"{there} are: {", ".join([*own, f"{SOURCE} (its own attention)"])}', path)
 
 
 def named(use: str | tuple[HeadsOf, ...]) -> set[str]:

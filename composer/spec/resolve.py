@@ -28,14 +28,11 @@ from composer.graph.rules import checked_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
-from composer.spec.layer_rules import Group, layers_of, named, unused
+from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
-
-SOURCE = "source"
-"""The name that layers use to keep the source's own attention: softmax, with the window and the caps of the model around it."""
 
 NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
 """Fields left out of the hash: resolving has copied them into positions and parameter names."""

@@ -114,8 +114,8 @@ class ByHand:
         key, value = self.key_features[pair], self.value[pair]
         predicted = key @ self.H / (key @ self.s) if self.s.any() else torch.zeros_like(value)
         share = math.hypot(*value.tolist()) if self.sparse.keep.kind == "relative_recall" else 1.0
-        both = math.hypot(*value.tolist()) + math.hypot(*predicted.tolist())
-        return math.dist(predicted.tolist(), value.tolist()) / share, both / share / 1024
+        distance = math.dist(predicted.tolist(), value.tolist())
+        return distance / share, (distance + math.hypot(*value.tolist())) / share / 1024
 
     def error(self, token: int, pair: int) -> float:
         """What one query adds to the sums of Appendix D."""
@@ -150,8 +150,8 @@ class Beneath:
             rows.append(recalled(self.memory, self.form, query, self._all(query, row), None, tokens, held)[1])
         self.seen = {name: torch.cat([row[name] for row in rows]) for name in self.held}
 
-    def predict(self) -> Tensor:
-        return self.memory.predict(self.asked[0], self.seen)
+    def distances(self) -> Tensor:
+        return torch.linalg.vector_norm(self.memory.predict(self.asked[0], self.seen) - self.asked[1], dim=-1)
 
     def look(self, pairs: Pairs, keys: Tensor) -> None:
         self.asked = keys, pairs.value

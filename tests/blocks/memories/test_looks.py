@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from blocks.flow import Features
-from blocks.legend import Shape
+from blocks.legend import Shape, Tensor
 from blocks.memories.state import StateMemory
+from blocks.part import State
 from tests.blocks.support import close, counted, empty, random, recalled
 
 SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state_heads=3)
@@ -18,24 +19,39 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
 )
 @pytest.mark.parametrize("falling", [1, 4])
 def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
-    """Two sets of pairs ask, the second a matrix that the first has fallen into; some of what falls is no pair."""
+    """Two sets of pairs ask, the second a matrix that the first has fallen into; some of them are no pairs."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
     looks = memory.looks(state)
     assert looks is not None
     for _ in range(2):
-        asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.ones(2, 9, dtype=torch.bool))
+        asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
         looks.look(asked)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
-        close(looks.predict(), memory.predict(asked.key, state))
+        close(looks.distances(), distances(memory, asked, state))
         for first in range(0, 8, falling):
-            index, there = places[:, first : first + falling], torch.rand(2, falling, 3) < 0.7
-            looks.fall(index, there)
+            index = places[:, first : first + falling]
+            looks.fall(index)
+            there = asked.present.gather(1, index)
             key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in (asked.key, asked.value))
             _, state = recalled(
                 memory, "reference", torch.zeros_like(key), Features(key, value, there), None, counted(2, falling), state
             )
             if first:  # The first to fall are seen together with the second.
-                close(looks.predict(), memory.predict(asked.key, state))
+                close(looks.distances(), distances(memory, asked, state))
+
+
+@pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
+def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
+    looks = memory.looks(empty(memory, SHAPE, 2))
+    assert looks is not None
+    asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
+    looks.look(asked)
+    close(looks.distances(), asked.value.norm(dim=-1))
+
+
+def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
+    """From what the state answers to each pair's key to its value."""
+    return (memory.predict(pairs.key, state) - pairs.value).norm(dim=-1)
 
 
 def test_exponents_are_looked_at_anew() -> None:

@@ -18,7 +18,7 @@ from tests.blocks.support import random
 PAIRS = Contenders(
     torch.tensor([[[4], [7]]]),
     torch.tensor([[[[3.0, 4.0]], [[0.0, 0.0]]]]),
-    torch.tensor([[[[0.0, 4.0]], [[0.0, 2.0]]]]),
+    torch.tensor([[[3.0], [2.0]]]),
     torch.tensor([[[5.0], [0.0]]]),
     None,
     (0, 0),
@@ -59,8 +59,8 @@ def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
     score, value = SCORES[kind](), random(2, 5, 3, 4)
     assert isinstance(score, Score)
     position = torch.arange(5)[None, :, None].expand(2, -1, 3)
-    answered, norm = (random(2, 5, 3, 4), value.norm(dim=-1)) if score.reads == "state" else (None, None)
+    distance, norm = (random(2, 5, 3).abs(), value.norm(dim=-1)) if score.reads == "state" else (None, None)
     errors = random(2, 5, 3).abs() if score.reads == "window" else None
-    found = score.score(Contenders(position, value, answered, norm, errors, (1, 2)))
+    found = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
     assert found.shape == (2, 5, 3)
     assert found.isfinite().all()

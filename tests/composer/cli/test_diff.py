@@ -125,7 +125,10 @@ def test_json(compose: Compose, teacher: Path) -> None:
     [
         ("head: {memory: [windwo]}", "x.yaml:3:17  head.memory[0].kind: "),
         ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
-        ("extends: lawcat\nlayers: [{at: 0, use: other}]", 'x.yaml:4:23  layers[0].use: there is no head "other"; there are: head'),
+        (
+            "extends: lawcat\nlayers: [{at: 0, use: other}]",
+            'x.yaml:4:23  layers[0].use: there is no head "other"; there are: head, source (its own attention)',
+        ),
         ("extends: ablations/lawcat-rope", "vary: x is a sweep of 2 specs: rope, none"),
     ],
 )

@@ -196,8 +196,8 @@ def _score(
     if sparse.keep.reads == "state":
         value, recalled = one.value[pair], state.recall(pair)
         share = value.norm().item() if sparse.keep.kind == "relative_recall" else 1.0
-        error, both = (recalled - value).norm().item(), recalled.norm().item() + value.norm().item()
-        return error / share, both / share / 1024
+        error = (recalled - value).norm().item()
+        return error / share, (error + value.norm().item()) / share / 1024
     total = 0.0
     for t, pairs in enumerate(seen):
         if pair in pairs:
