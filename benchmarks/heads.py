@@ -196,7 +196,7 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
     """Everything that is written."""
     quick = tuple(name for name in CONTESTANTS if name != BY_TOKEN)
     seconds = {way: in_turn(quick, length, rounds, way) for way in WAYS}
-    seconds["token by token"] = in_turn((BY_TOKEN, "lola"), length, 2, "forward")
+    seconds["token by token"] = in_turn((BY_TOKEN, "lola"), length, rounds, "forward")
     with torch.no_grad():
         one, other = (run(*inputs(length)) for _, run in map(contestant, ("quadratic", "lolcats")))
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
