@@ -66,6 +66,9 @@ CLAIMS = (
                 for other in OTHERS
             ),
         ),
-        "Layers that are kept have the teacher's positions, which it learned up to 256 tokens; 512 shows what they do beyond.",
+        "Above chance with every seed where figures differ at all: perplexity and recall. What differs: every fourth layer ends "
+        "where the chosen ones do (layer 3, which each score chooses, is one of them), and all students answer passkeys at 256, "
+        "those without a kept layer, too. Layers that are kept have the teacher's positions, which it learned up to 256 tokens: "
+        "at 512 passkeys are better without them.",
     ),
 )
