@@ -32,6 +32,7 @@ CLAIMS = (
             at_least("LAWCAT keeps 0.9 at eight times", Place(LAWCAT, X8), 0.9),
             at_most("LoLCATs is at 0.1 or less at four times", Place(LOLCATS, X4), 0.1),
         ),
+        "What differs: at eight times the training length LAWCAT finds 36, 35 and 34 of 40 passkeys, so that one seed keeps 0.9.",
     ),
     Claim(
         "Without normalisation LAWCAT fails beyond the training length",
@@ -154,6 +155,8 @@ CLAIMS = (
             for rank in ("4", "full")
             for at in (RECALL[0], RECALL[3])
         ),
-        "Where the paper's models are 2,048 wide, ours is 128: rank 4 stands for its 16, as too small.",
+        "Where the paper's models are 2,048 wide, ours is 128: rank 4 stands for its 16, as too small. What differs: all ranks "
+        "recall 0.98 or more, and their seeds overlap. Passkeys beyond twice the training length, which were not asked for, are "
+        "lost by one seed of rank 4 (0.73 and 0.48); all others keep 0.82 or more.",
     ),
 )

@@ -42,7 +42,9 @@ CLAIMS = (
             for expected in _both(f"{lola} above a window of {size}", CACHES[lola], CACHES[f"LoLCATs, window {size}"])
         ),
         "LoLCATs as `students` trains it, window 64. A row of LoLA sees 2 × 32 pairs at most in chunks, and λ more; that"
-        " of LoLCATs before it holds as many in its window.",
+        " of LoLCATs before it holds as many in its window. What differs: a window wider than the student learned with finds fewer "
+        "passkeys, how many fewer depends on the seed, and LoLA is above it with each seed only where it is widest; and recall "
+        "gains from each wider window, which is above LoLA with every seed.",
     ),
     Claim(
         "More cache, more retrieved",

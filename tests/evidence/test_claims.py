@@ -20,9 +20,10 @@ from evidence.experiments import EXPERIMENTS, SCORED, Experiment
 from evidence.kept import all_runs
 from evidence.page import FOUR, OURS, PAGE, page
 from evidence.running import missing_runs
-from evidence.verdict import Place
+from evidence.verdict import Kept, Place, verdict
 
 EVERY = [claim for claims in CLAIMS.values() for claim in claims]
+RUNS = Kept(all_runs())
 
 
 def columns(experiment: Experiment) -> set[str]:
@@ -78,6 +79,12 @@ def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
             if isinstance(place, Place):
                 assert place.run in claim.rows.values(), one.says
                 assert set(place.columns) <= set(claim.columns), one.says
+
+
+@pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
+def test_what_is_not_reproduced_says_what_differs(claim: Claim) -> None:
+    if verdict(claim.expected, RUNS) in ("not reproduced", "not at this scale"):
+        assert "What differs" in claim.remark
 
 
 def test_the_last_table_is_of_runs_that_exist() -> None:
