@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.flow import Features, least_mass, with_ones
+from blocks.flow import Features, least_mass, may_look
 from blocks.legend import Float, Int, Tensor, torch
 
 
@@ -16,22 +16,22 @@ class Looks:
     """
 
     def __init__(self, matrix: Float[Tensor, "B H F V"], asking: Callable[[Tensor], Tensor], divisor: float | None) -> None:
-        self.matrix, self.asking, self.divisor = matrix, asking, divisor
+        columns = matrix.shape[-1] - (divisor is None)
+        # The sums of keys have no column where a divisor is given.
+        self.matrix, self.sums, self.asking, self.divisor = matrix[..., :columns], matrix[..., columns:], asking, divisor
         self.fallen: Tensor | None = None
         self.unseen: list[Tensor] = []
 
     def look(self, pairs: Features) -> None:
         """Ask for these from now on; what has fallen of others is in the matrix."""
         if self.fallen is not None:
-            value = self.value if self.divisor is not None else with_ones(self.value)
-            self.matrix = self.matrix + self.keys.mT @ (value * self.fallen)
-        value, queries = pairs.value.to(self.matrix.dtype), self.asking(pairs.key)
-        # A key of 0 enters nothing.
-        keys = pairs.there(pairs.key, 0.0)
+            self.matrix = self.matrix + self.keys.mT @ (self.value * self.fallen)
+            self.sums = self.sums + self.keys.mT @ self.fallen
+        value, queries, keys = pairs.value.to(self.matrix.dtype), self.asking(pairs.key), pairs.key
+        if pairs.present is not None and not (may_look(pairs.present) and bool(pairs.present.all())):
+            keys = pairs.there(keys, 0.0)  # a key of 0 enters nothing
         self.value, self.keys, self.queries = (of.transpose(1, 2).contiguous() for of in (value, keys, queries))
-        numerators, columns = self.queries @ self.matrix, self.value.shape[-1]
-        # Of no column where a divisor is given.
-        self.numerators, self.masses = numerators[..., :columns].contiguous(), numerators[..., columns:].contiguous()
+        self.numerators, self.masses = self.queries @ self.matrix, self.queries @ self.sums
         self.products, self.fallen, self.unseen = None, torch.zeros_like(self.keys[..., :1]), []
 
     def fall(self, index: Int[Tensor, "B M H"]) -> None:
