@@ -89,10 +89,6 @@ class Contestant:
             run()
         return recorder.replays
 
-    def forget(self) -> None:
-        """Free what has been recorded."""
-        self.model.recorder = None
-
     def ids(self, batch: int, length: int) -> Tensor:
         """Random tokens ``B T``."""
         return self._ids(batch, length)
@@ -112,9 +108,6 @@ class Teacher(Contestant):
     def record(self, cache: Any, run: Callable[[], Any]) -> bool:
         """transformers records no step with a cache that grows."""
         return False
-
-    def forget(self) -> None:
-        pass
 
     def at(self, position: int, batch: int) -> Any:
         config, cache = self.model.config, DynamicCache()

@@ -69,8 +69,6 @@ class Bench:
             self.free()
 
     def free(self) -> None:
-        for one in self.contestants:
-            one.forget()
         gc.collect()
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()

@@ -70,21 +70,15 @@ class Contestant:
     def clear(self) -> None:
         """Empty the cache for another batch."""
         self.cache, self.full = None, False
-        self.forget()
 
     def record(self, ids: Tensor) -> None:
         """Record a step of the cache, so that all later ones are replayed, where that is possible."""
         if not self.graph or not isinstance(self.cache, ComposedCache) or not may_record(self.model):
             return
-        if self.model.recorder is None or self.model.recorder.cache is not self.cache:
+        if self.cache.recorder is None:
             self.model.recording(self.cache)
         for _ in range(RECORDED):
             self.step(ids)
-
-    def forget(self) -> None:
-        """Free what has been recorded."""
-        if getattr(self.model, "recorder", None) is not None:
-            self.model.recorder = None
 
     def prefill(self, ids: Tensor) -> Any:
         """One pass over ``B T`` with an empty cache, and the logits of the last token; gives the cache."""
@@ -175,7 +169,6 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
     for one in contestants:
         if one.full:
             one.cache = None
-            one.forget()
     gc.collect()
     if trial.device.startswith("cuda"):
         torch.cuda.empty_cache()

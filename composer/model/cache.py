@@ -83,6 +83,8 @@ class ComposedCache(Cache):
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(layers)])
+        self.recorder: Any = None
+        """Runs a model's steps with this cache, see ``composer.model.cuda_graph``. A copy has none."""
 
     def state(self, layer: int) -> StateLayer:
         """The states of one layer."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from composer.graph.program import tell
@@ -42,28 +43,36 @@ def captured(step: Step) -> Step:
 
 
 class Recorder:
-    """Runs the steps of one cache. The first runs without a recording, as a warm-up; the second is recorded, and then replayed.
+    """Runs a model's steps with one cache. The first runs without a recording, as a warm-up; the second is recorded, then replayed.
 
-    model: called for each step that is not replayed. record: records a step; None: as a CUDA graph. A step that cannot be recorded
-    runs without a recording.
+    record: records a step; None: as a CUDA graph. A step that cannot be recorded runs without a recording. The recorder belongs to
+    the cache, and is freed with it.
     """
 
-    def __init__(self, model: Callable[..., Any], cache: ComposedCache, record: Recording | None = None) -> None:
-        self._model, self.cache, self._record = model, cache, record or captured
+    def __init__(self, model: nn.Module, cache: ComposedCache, record: Recording | None = None) -> None:
+        self._model, self._cache, self._record = model, ref(cache), record or captured
         self._ids: Tensor | None = None
         self._replay: Step | None = None
         self._warm = self._off = False
         self._fixed: list[dict[str, Tensor]] = []
 
     @property
+    def cache(self) -> ComposedCache:
+        """The cache, as long as somebody holds it."""
+        cache = self._cache()
+        assert cache is not None
+        return cache
+
+    @property
     def replays(self) -> bool:
         """Whether a step has been recorded."""
         return self._replay is not None and not self._off
 
-    def serves(self, options: Mapping[str, Any]) -> bool:
-        """Whether a call is a step of this cache: one token a row, no gradients, and the last logits alone or all, which is one."""
+    def serves(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
+        """Whether a call with this cache is a step of its model: one token a row, no gradients, the last logits alone or all, which
+        is one."""
         ids = options.get("input_ids")
-        if self._off or ids is None or options.get("past_key_values") is not self.cache or torch.is_grad_enabled():
+        if self._off or ids is None or model is not self._model or torch.is_grad_enabled():
             return False
         more = {name for name, said in options.items() if said is not None and said is not False} - ANSWERED - FOLLOWING
         return ids.shape[1] == 1 and self.cache.get_seq_length() > 0 and not more and _one(options.get("logits_to_keep"))
@@ -76,7 +85,7 @@ class Recorder:
         if self._ids is None:
             self._begin(ids)
         if self._off or self._ids is None or self._ids.shape != ids.shape:
-            return self._model(**{name: said for name, said in options.items() if name not in FOLLOWING})
+            return self._called(**{name: said for name, said in options.items() if name not in FOLLOWING})
         self._ids.copy_(ids)
         self._hold()
         assert self._replay is not None
@@ -86,11 +95,15 @@ class Recorder:
             self.cache.state(layer).columns += 1
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
 
+    def _called(self, **options: Any) -> Any:
+        """The model's own call, which does not ask the recorder again."""
+        return nn.Module.__call__(self._model, **options)
+
     def _first(self, options: Mapping[str, Any]) -> Any:
         """Run the first step without a recording. It shows whether all later steps have the same shapes, and can be recorded."""
         plain = self._follows(options)
         before = self._shapes()
-        answer = self._model(**options)
+        answer = self._called(**options)
         self._warm, self._off = True, not plain or self._shapes() != before
         return answer
 
@@ -136,7 +149,7 @@ class Recorder:
         """The step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
-            answer = self._model(input_ids=self._ids, past_key_values=self.cache, use_cache=True)
+            answer = self._called(input_ids=self._ids, past_key_values=self.cache, use_cache=True)
             for fixed, new in zip(self._fixed, self._states(), strict=True):
                 for name, tensor in fixed.items():
                     if new[name] is not tensor:

@@ -197,29 +197,30 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     """
 
     use_graph: bool = True
-    recorder: Recorder | None = None
-    """Runs the steps of its own cache."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """The host's forward, or a step of the recorder where that serves the call."""
-        recorder = self.recorder
-        if recorder is not None and len(arguments) < 2:
-            said = {"input_ids": arguments[0], **options} if arguments else options
-            if recorder.serves(said):
-                return recorder.step(said)
+        """The host's forward, or a step of the cache's recorder where that serves the call."""
+        recorder = getattr(options.get("past_key_values"), "recorder", None)
+        said = {"input_ids": arguments[0], **options} if len(arguments) == 1 else options
+        if recorder is not None and len(arguments) < 2 and recorder.serves(self, said):
+            return recorder.step(said)
         return super().__call__(*arguments, **options)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As transformers has it."""
+        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own."""
+        answer = None
         try:
-            return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+            answer = super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+            return answer
         finally:
-            self.recorder = None
+            for cache in (options.get("past_key_values"), getattr(answer, "past_key_values", None)):
+                if isinstance(cache, ComposedCache):
+                    cache.recorder = None
 
     def recording(self, cache: ComposedCache) -> Recorder:
-        """A recorder for this cache. It runs the model's steps until there is another one."""
-        self.recorder = Recorder(super().__call__, cache)
-        return self.recorder
+        """A recorder of this model's steps for this cache, which has it from here on."""
+        cache.recorder = Recorder(self, cache)
+        return cache.recorder
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, with_adapter: bool = True, **options: Any) -> Any:
@@ -272,7 +273,6 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = new_cache(self.config)
         cache = model_kwargs.get("past_key_values")
-        self.recorder = None
         whole = getattr(generation_config, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
         if self.use_graph and whole and isinstance(cache, ComposedCache) and may_record(self):
             self.recording(cache)

@@ -195,4 +195,3 @@ def test_students_decode_by_what_is_recorded(contestants: list[Contestant], monk
     on_a_cpu(monkeypatch, contestants_module)
     rows = list(Bench(contestants, "cpu", 600.0, most=2).table([Workload("decode", 600, 2)]))
     assert [row["replayed"] for row in rows] == [False, *[True] * len(STUDENTS)]
-    assert all(getattr(one.model, "recorder", None) is None for one in contestants)

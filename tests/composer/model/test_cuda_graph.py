@@ -5,11 +5,14 @@ shows what a CUDA graph needs, that nothing but them is in a step; on a GPU (`ma
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 from blocks.memories import ring
 from composer.graph.program import FallsBack
@@ -65,9 +68,8 @@ def test_every_spec_writes_the_same(spec: str, replays: list[Recorder]) -> None:
     assert not replays
     assert torch.equal(model.generate(ids, **GREEDY), wanted)
     (recorder,) = replays
-    grows = any("full" in name for layer in range(3) for name in recorder.cache.state(layer).tensors)
-    assert recorder.replays is not grows
-    assert model.recorder is None
+    heads = model.config.resolved().heads.values()
+    assert recorder.replays is not any(memory.kind == "full" for head in heads for memory in head.memory)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -127,7 +129,6 @@ def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
         wanted = [model(input_ids=ids[:, [column]], past_key_values=caches[0]).logits for column in range(9, 15)]
         recorder = model.recording(caches[1])
         found = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
-        model.recorder = None
     assert recorder.replays
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
@@ -138,18 +139,53 @@ def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
             assert torch.equal(tensor, theirs.tensors[name])
 
 
-def test_another_cache_and_gradients_are_not_its_own(replays: list[Recorder]) -> None:
+def test_another_model_and_gradients_are_not_its_own(replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 10)
     with torch.no_grad():
-        cache, other = (model(ids[:, :9], use_cache=True).past_key_values for _ in range(2))
+        cache = model(ids[:, :9], use_cache=True).past_key_values
     recorder, step = model.recording(cache), {"input_ids": ids[:, 9:]}
     with torch.no_grad():
-        assert recorder.serves(step | {"past_key_values": cache})
-        assert not recorder.serves(step | {"past_key_values": other})
-        assert not recorder.serves({"input_ids": ids[:, 8:], "past_key_values": cache})
-        assert not recorder.serves(step | {"past_key_values": cache, "output_attentions": True})
-    assert not recorder.serves(step | {"past_key_values": cache})
-    model.recorder = None
+        assert recorder.serves(model, step)
+        assert not recorder.serves(small("lolcats"), step)
+        assert not recorder.serves(model, {"input_ids": ids[:, 8:]})
+        assert not recorder.serves(model, step | {"output_attentions": True})
+    assert not recorder.serves(model, step)
+
+
+def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) -> None:
+    """``generate`` is called at each token of another call, as threads do; each cache keeps the recorder of its own call."""
+    model, ids = small("lolcats"), tokens(2, 9)
+    wanted = without(model, ids, **GREEDY)
+
+    def within(written: torch.Tensor, _: Any) -> torch.Tensor:
+        assert torch.equal(model.generate(ids, **GREEDY), wanted)
+        return torch.zeros(len(written), dtype=torch.bool)
+
+    outer = model.generate(ids, stopping_criteria=StoppingCriteriaList([within]), **GREEDY)
+    assert torch.equal(outer, wanted)
+    assert len(replays) == 1 + GREEDY["max_new_tokens"]
+    assert all(one.replays for one in replays)
+
+
+def test_a_cache_that_is_given_back_has_no_recorder(replays: list[Recorder]) -> None:
+    """Nor one that was given, or whose call failed; a recorder keeps no cache alive."""
+    model, ids = small("lolcats"), tokens(2, 12)
+    first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
+    alive = ref(first.past_key_values)
+    assert first.past_key_values.recorder is None
+
+    def failing(*_: Any) -> torch.Tensor:
+        assert first.past_key_values.recorder is replays[-1]
+        raise RuntimeError("enough")
+
+    longer = torch.cat((first.sequences, ids[:, 9:]), 1)
+    with pytest.raises(RuntimeError, match="enough"):
+        model.generate(longer, past_key_values=first.past_key_values, stopping_criteria=StoppingCriteriaList([failing]), **GREEDY)
+    assert first.past_key_values.recorder is None
+    first = None
+    gc.collect()
+    assert alive() is None
+    assert len(replays) == 2
 
 
 def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +204,9 @@ def test_what_waits_for_the_host_runs_as_ever(replays: list[Recorder], monkeypat
 def test_a_recorder_is_nobodys_to_keep(replays: list[Recorder]) -> None:
     model, ids = small("lolcats"), tokens(2, 9)
     with torch.no_grad():
-        recorder = model.recording(model(ids, use_cache=True).past_key_values)
-    model.recorder = None
+        cache = model(ids, use_cache=True).past_key_values
+    recorder = model.recording(cache)
+    assert copy.deepcopy(cache).recorder is None
     assert copy.deepcopy(recorder) is None
     assert pickle.loads(pickle.dumps(recorder)) is None
 
