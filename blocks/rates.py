@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from blocks import initialise
-from blocks.flow import accumulating
+from blocks.flow import accumulating, affine
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Per, State, Whole, bare, kinds
@@ -63,9 +63,7 @@ class Learned(Rate):
         return 2 * shape.hidden_size * self.heads(shape)
 
     def rate(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T n"]:
-        weight = parameters["weight"]
-        logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, parameters["bias"])
-        rate = logits.to(accumulating(hidden.dtype)).sigmoid()
+        rate = affine(hidden, parameters["weight"], parameters["bias"], accumulating(hidden.dtype)).sigmoid()
         return rate if self.largest == 1 else self.largest * rate
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.calibration import WIDEST, Attended
-from blocks.flow import accumulating
+from blocks.flow import accumulating, as_kind
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
@@ -244,8 +244,9 @@ class Memory(Part):
         """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
         kind = accumulating(inputs.dtype)
         if self.weight == "token":
-            return torch.nn.functional.linear(inputs.to(parameters["weight"].dtype), parameters["weight"]).to(kind)
+            weight = parameters["weight"]
+            return as_kind(torch.nn.functional.linear(as_kind(inputs, weight.dtype), weight), kind)
         if self.weight == "learned":
-            return parameters["weight"].to(kind)
+            return as_kind(parameters["weight"], kind)
         assert isinstance(self.weight, float), "a memory without a weight is not asked for it"
         return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=kind)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from blocks import initialise
-from blocks.flow import Tokens, accumulating
+from blocks.flow import Tokens, accumulating, as_kind
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
 from blocks.operation import Form
@@ -70,12 +70,13 @@ class RGLRU(Mixer):
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, recurrence: Recurrence
     ) -> tuple[Float[Tensor, "B T C"], State]:
         kind = accumulating(hidden.dtype)
-        rows = hidden.to(parameters["input_weight"].dtype).reshape(-1, self.blocks, hidden.shape[-1] // self.blocks).transpose(0, 1)
+        rows = hidden.reshape(-1, self.blocks, hidden.shape[-1] // self.blocks).transpose(0, 1)
+        rows = as_kind(rows, parameters["input_weight"].dtype)
         pace, gate = (_gate(parameters, name, rows, kind).view(hidden.shape) for name in ("recurrence", "input"))
-        log_decay = POWER * torch.nn.functional.logsigmoid(parameters["decay"].to(kind)) * pace
+        log_decay = POWER * torch.nn.functional.logsigmoid(as_kind(parameters["decay"], kind)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
         share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
-        inputs = share * gate * hidden.to(kind)
+        inputs = share * gate * as_kind(hidden, kind)
         if tokens.valid is not None:
             padding = ~tokens.valid[..., None]
             inputs, log_decay = inputs.masked_fill(padding, 0.0), log_decay.masked_fill(padding, 0.0)
@@ -88,7 +89,7 @@ def _gate(parameters: Parameters, name: str, rows: Float[Tensor, "blocks R in"],
     weight, bias = parameters[f"{name}_weight"], parameters[f"{name}_bias"]
     by_block = bias.view(weight.shape[0], 1, -1)
     if bias.dtype == weight.dtype:
-        logits = torch.baddbmm(by_block, rows, weight.mT).to(kind)
+        logits = as_kind(torch.baddbmm(by_block, rows, weight.mT), kind)
     else:
         logits = rows.bmm(weight.mT).to(kind).add_(by_block.to(kind))
     return logits.sigmoid().transpose(0, 1).flatten(1)
