@@ -11,6 +11,7 @@ from torch import Tensor
 from blocks.feature_maps.base import FeatureMap
 from blocks.memories.base import Memory
 from blocks.memories.delta import Delta
+from blocks.memories.latents import Latents
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
@@ -78,6 +79,8 @@ class Document:
                     for t in tokens:
                         state.take(t, falls[above][t])
                         answers[name].append(state.answer(t))
+            elif isinstance(memory, Latents):
+                answers[name] = [self._of_latents(name, head, t) for t in tokens]
             else:
                 answers[name] = [exact(one, t, together(falls[above][: t + 1])) for t in tokens]
         return torch.stack([self._read({name: answers[name][t] for name in self._memories()}, head, t) for t in tokens])
@@ -126,6 +129,23 @@ class Document:
         if isinstance(memory, Delta):
             return Corrected(one, survives, [self._rate(name, memory, head, t) for t in tokens])
         return Summed(one, survives, memory.normalise, memory.scale == "root")
+
+    @property
+    def mixed(self) -> Tensor:
+        """The hidden states as latents and the weights of tokens see them, ``T C``."""
+        mixer = self.head.mix_input
+        if mixer is None:
+            return self.hidden
+        own = {name.removeprefix("mix_input."): tensor for name, tensor in self.parameters.items()}
+        return (mixed_by_rglru if mixer.kind == "rglru" else mixed_by_taps)(self.hidden, own)
+
+    def _of_latents(self, name: str, head: int, t: int) -> Answer:
+        """Latte, eq. 8: Σ_l p(l|t) Σ_s p(s|l,t) v_s; the mass is Σ_l exp(x_t·w_l^q)."""
+        ask, take = (self.parameters[f"{name}.{side}"].chunk(self.query.shape[1])[head] for side in ("query", "key"))
+        weights = (self.mixed[: t + 1] @ take.T).exp()
+        means = (weights / weights.sum(0)).T @ self.value[: t + 1, self._shared(head, self.value.shape[1])]
+        asked = (ask @ self.mixed[t]).exp()
+        return Answer(asked / asked.sum() @ means, asked.sum())
 
     def _convolved(self, side: str, head: int, t: int) -> Tensor:
         states = self.query[:, head] if side == "q" else self.key[:, self._shared(head, self.key.shape[1])]
@@ -185,7 +205,7 @@ class Document:
         if memory.weight == "same":
             return self._weight(self._above()[name], head, t)
         if memory.weight == "token":
-            return (self.parameters[f"{name}.weight"][head] @ self.hidden[t]).sigmoid()
+            return (self.parameters[f"{name}.weight"][head] @ self.mixed[t]).sigmoid()
         if memory.weight == "learned":
             return self.parameters[f"{name}.weight"][head].sigmoid()
         return None if memory.weight is None else torch.tensor(memory.weight, dtype=torch.float64)
@@ -197,6 +217,8 @@ class Document:
         weights = {name: self._weight(name, head, t) for name in answers}
         if read.kind == "mixture":
             shares = {name: 1.0 if weight is None else weight / (1 - weight) for name, weight in weights.items()}
+            # Latte, definition 3: the latents share one softmax with the window.
+            shares |= {name: answers[name].mass for name, memory in self._memories().items() if isinstance(memory, Latents)}
             return torch.stack([shares[name] / sum(shares.values()) * answers[name].output for name in answers]).sum(0)
         maxima = [answer.largest for answer in answers.values() if answer.largest is not None]
         rescaled = read.kind == "shared" and read.scale == "row_max" and bool(maxima)
@@ -211,6 +233,29 @@ class Document:
                 factor = factor * (-torch.stack(maxima).max()).exp()
             numerator, denominator = numerator + factor * answer.mass * answer.output, denominator + factor * answer.mass
         return raw + (numerator / denominator if denominator > 0 else numerator)
+
+
+def mixed_by_rglru(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Griffin's equations 1 to 4, token by token."""
+    held, mixed = torch.zeros_like(hidden[0]), []
+    for x in hidden:
+        gates = []
+        for gate in ("recurrence", "input"):
+            weight = torch.block_diag(*parameters[f"{gate}_weight"])
+            gates.append((weight @ x + parameters[f"{gate}_bias"]).sigmoid())
+        a = parameters["decay"].sigmoid() ** (8 * gates[0])
+        held = a * held + (1 - a**2).sqrt() * gates[1] * x
+        mixed.append(held)
+    return torch.stack(mixed)
+
+
+def mixed_by_taps(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Each token's taps over it and those before it."""
+    weight = parameters["weight"]
+    taps = weight.shape[-1]
+    return torch.stack(
+        [sum(weight[..., taps - 1 - back] * hidden[t - back] for back in range(min(taps, t + 1))) for t in range(len(hidden))]
+    )
 
 
 def turned(states: Tensor, position: Rope | NoPosition | None) -> list[Tensor]:

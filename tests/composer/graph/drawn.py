@@ -30,6 +30,9 @@ STACKS = [
     ["window", "sparse", "delta"],
     ["window", "sparse", "delta", "state"],
     ["window", "sparse", "sparse", "state", "delta"],
+    ["latents"],
+    ["window", "latents"],
+    ["window", "latents"],
 ]
 MAPS = ["identity", "elu", "relu", "t2r", "exp", "hedgehog"]
 HEAD_GATES = ["none", "constant", {"kind": "head", "temperature": 0.1}, {"kind": "head", "per": "key_head"}]
@@ -39,6 +42,7 @@ GATES = [
     {"kind": "channel", "rank": "full", "per": "key_head"},
     {"kind": "from_key", "temperature": 0.5},
 ]
+MIXERS = [None, {"kind": "rglru", "blocks": 2}, {"kind": "conv", "kernel": 3}]
 RATES = ["learned", {"kind": "learned", "largest": 2, "per": "key_head"}, {"kind": "fixed", "value": 0.7}]
 
 
@@ -63,7 +67,9 @@ def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
             per = draw.choice(["query_head", "key_head"] if "k" in inputs else ["query_head"])
             share = draw.choice(["none", "qk"] if len(inputs) > 1 else ["none"])
             head["conv"] = {"kind": "causal", "kernel": draw.choice([1, 2, 4]), "inputs": inputs, "per": per, "share": share}
-    if len(kinds) > 1:
+    if "latents" in kinds:
+        head |= {"mix_input": draw.choice(MIXERS)} | ({"flow": "parallel", "read": "mixture"} if len(kinds) > 1 else {})
+    elif len(kinds) > 1:
         head["read"] = draw.choice(["shared", {"kind": "shared", "scale": "row_max"}, "mixture", "sum"])
         flow = draw.choice(["cascade", "cascade", "parallel", "graph", "graph"])
         head |= {"graph": _edges(draw, kinds)} if flow == "graph" else {"flow": flow}
@@ -72,6 +78,8 @@ def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
 
 def _memory(draw: random.Random, kind: str, name: str, mapping: str, beside: bool) -> dict[str, Any]:
     part: dict[str, Any] = {"kind": kind, "name": name}
+    if kind == "latents":
+        return part | {"size": 12}
     if draw.random() < 0.3:
         part["position"] = draw.choice(["none", "rope"])
     if beside and draw.random() < 0.6:
